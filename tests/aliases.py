@@ -1,11 +1,7 @@
 """Other ways to the tests' database: a second entry of ``DATABASES``, other options, a pool."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from typing import Any
+from contextlib import closing, contextmanager, nullcontext
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -19,19 +15,19 @@ from tests.providers import eventually
 class _Router:
     """Keeps the records of operations named ``alias.…`` in the database of this alias."""
 
-    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+    def db_for_write(self, model, **hints):
         alias = str(hints.get("operation")).partition(".")[0]
         return alias if alias in connections.settings else None
 
 
-def _ensure_connection(connection: BaseDatabaseWrapper) -> None:
+def _ensure_connection(connection):
     if connection.connection is None:
         with connection.wrap_database_errors:
             connection.connect()
 
 
 @contextmanager
-def another_alias(monkeypatch: pytest.MonkeyPatch, alias: str, url: str) -> Iterator[None]:
+def another_alias(monkeypatch, alias, url):
     """Reach the tests' database as ``alias`` at the place of ``url``, whose database and options don't count."""
     parts = urlsplit(url)
     host = parts.hostname or parse_qs(parts.query).get("host", [""])[0]  # a file of SQLite has none
@@ -56,7 +52,7 @@ def another_alias(monkeypatch: pytest.MonkeyPatch, alias: str, url: str) -> Iter
 
 
 @contextmanager
-def reconnected(**options: Any) -> Iterator[None]:
+def reconnected(**options):
     """In the block, this thread's connections are made with these options beside those of the settings."""
     connection.close()
     with pytest.MonkeyPatch.context() as patched, closing(connection):
@@ -65,7 +61,7 @@ def reconnected(**options: Any) -> Iterator[None]:
         yield
 
 
-def at_level(level: str) -> AbstractContextManager[None]:
+def at_level(level):
     """In the block, this thread's connections have this isolation level, if they are to PostgreSQL."""
     if connection.vendor != "postgresql":
         return nullcontext()
@@ -75,11 +71,11 @@ def at_level(level: str) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def pool_of_one(**options: Any) -> Iterator[Any]:
+def pool_of_one(**options):
     """In the block, one session is lent to all threads of the process, one after the other."""
     pytest.importorskip("psycopg_pool", reason="psycopg is installed without its pool")
     mine = connections["default"]
-    pooled: Any = mine.copy()
+    pooled = mine.copy()
     pooled.settings_dict["CONN_MAX_AGE"] = 0
     pooled.settings_dict["OPTIONS"]["pool"] = {"min_size": 0, "max_size": 1, **options}
     with pytest.MonkeyPatch.context() as patched:

@@ -1,14 +1,11 @@
 """Management commands, called as tests call them: what they write and how they end, in front of a terminal or not."""
 
-from __future__ import annotations
-
 import io
-from typing import Any
 
-from django.core.management import BaseCommand, call_command
+from django.core.management import call_command
 
 
-def run_command(name: str | BaseCommand, *arguments: str, **options: Any) -> tuple[int, list[str], list[str]]:
+def run_command(name, *arguments, **options):
     """Run a command: its exit code, the lines of its output, and those of its errors."""
     output, errors = io.StringIO(), io.StringIO()
     code = 0
@@ -20,5 +17,5 @@ def run_command(name: str | BaseCommand, *arguments: str, **options: Any) -> tup
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True

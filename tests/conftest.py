@@ -1,19 +1,15 @@
 """What every test may use. It needs Django, and nothing that only some environments have."""
 
-from __future__ import annotations
-
 import functools
 import os
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, cast
 
 import hypothesis
 import pytest
 from django.db import connection, connections, transaction
 from django.test import TransactionTestCase
 
-from testproject.provider import Provider, running_providers
+from testproject.provider import running_providers
 from tests.operations import forgetting_operations
 from tests.partitions import partition
 
@@ -60,7 +56,7 @@ END $$
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _tables_are_emptied_by_delete() -> Iterator[None]:
+def _tables_are_emptied_by_delete():
     """After a test that commits, delete what it wrote, and keep its connections.
 
     Django truncates all tables and then fills some of them again. On PostgreSQL that takes two hundred times as long,
@@ -74,13 +70,13 @@ def _tables_are_emptied_by_delete() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _names_of_operations_are_free_again() -> Iterator[None]:
+def _names_of_operations_are_free_again():
     """What a test declares by a name of the tests' own is gone after it, so that any test may declare it otherwise."""
     with forgetting_operations("tests."):
         yield
 
 
-def _delete_rows(case: TransactionTestCase) -> None:
+def _delete_rows(case):
     for using in case._databases_names(include_mirrors=False):
         database = connections[using]
         tables = _tables(using, database.settings_dict["NAME"])
@@ -98,7 +94,7 @@ def _delete_rows(case: TransactionTestCase) -> None:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
+def django_db_setup(django_db_setup, django_db_blocker):
     """With ``TEST_PARTITIONS``, the tests run on partitioned tables."""
     if partitions := os.environ.get("TEST_PARTITIONS"):
         with django_db_blocker.unblock():
@@ -106,33 +102,33 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
 
 
 @functools.cache
-def _tables(using: str, database: str) -> list[str]:
+def _tables(using, database):
     """The quoted names of the tables that tests write to. Migrations make them, so they stay the same for a session."""
     present = connections[using].introspection.django_table_names(only_existing=True)
     return [connections[using].ops.quote_name(table) for table in sorted(set(present) - FILLED_BY_MIGRATE)]
 
 
 @pytest.fixture(scope="session")
-def count(pytestconfig: pytest.Config) -> int | None:
+def count(pytestconfig):
     """How much a test that draws its cases is asked to try."""
-    return cast("int | None", pytestconfig.getoption("count"))
+    return pytestconfig.getoption("count")
 
 
 @pytest.fixture(scope="session")
-def seed(pytestconfig: pytest.Config) -> int:
+def seed(pytestconfig):
     """What random cases are drawn by. pytest prints it, and ``--randomly-seed=N`` draws them again."""
     return int(pytestconfig.getoption("randomly_seed", 0))
 
 
 @pytest.fixture(scope="session")
-def providers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, Provider]]:
+def providers(tmp_path_factory):
     """One that deduplicates by key (True), and one that pays for each call. A test looks at its own keys or labels."""
     with running_providers(tmp_path_factory.mktemp("providers")) as running:
         yield running
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marks
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Leave out what belongs to another database, instead of reporting it as skipped in every run.
 
     A test that may not reach the database, because it asks for no fixture that opens one, is marked ``once``.
@@ -152,7 +148,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.once)
 
 
-def _reaches_the_database(item: pytest.Item) -> bool:
+def _reaches_the_database(item):
     if item.get_closest_marker("django_db") is not None or not DATABASE_FIXTURES.isdisjoint(item.fixturenames):
         return True
     case = getattr(item, "cls", None)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
@@ -28,13 +27,13 @@ from idempotency.outbox import publish
 from idempotency.outbox.backlog import purge_sent_once
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
-from idempotency.store import Fence, store_for
+from idempotency.store import store_for
 from testproject.celery import app
 from testproject.models import UnprotectedReceipt
 from tests.contrib.consumers import send
 from tests.database.claiming import OUTCOME
 from tests.docs.pages import blocks
-from tests.harness.citus import Cluster, host_of
+from tests.harness.citus import host_of
 from tests.harness.postgres import Server
 from tests.harness.world import migrate, own_database
 from tests.outbox import SENDER, broker, make_messages
@@ -60,11 +59,11 @@ class Planned(NamedTuple):
     tasks: int
 
 
-def planned(call: Callable[[], object]) -> list[Planned]:
+def planned(call):
     """The statements of ``call`` on the package's tables, each explained just before it is executed."""
-    found: list[Planned] = []
+    found = []
 
-    def explain(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:
+    def explain(execute, statement, parameters, many, context):
         alone = statement.rpartition("END $$; ")[2]
         if re.search("idempotency_(record|step|outbox)", alone):
             with connection.cursor() as cursor:
@@ -79,10 +78,10 @@ def planned(call: Callable[[], object]) -> list[Planned]:
     return found
 
 
-def every_change_of_a_record() -> None:
+def every_change_of_a_record():
     store, scope = store_for("default"), Scope("acme", "scale.tasks", "key")
 
-    def fence() -> Fence:
+    def fence():
         row = store.read(scope)
         assert row is not None
         return row.fence
@@ -98,7 +97,7 @@ def every_change_of_a_record() -> None:
         assert not store.start_over(fence(), HASH, lease=OVER, ttl=TTL)
 
 
-def an_operation_and_its_replay() -> None:
+def an_operation_and_its_replay():
     for attempt in range(2):
         with claim(stepped.name, account_id="acme", key="steps", payload=1) as run:
             assert run.replayed == bool(attempt)
@@ -107,7 +106,7 @@ def an_operation_and_its_replay() -> None:
                 require_claim().renew()
 
 
-def a_message_and_its_relay() -> None:
+def a_message_and_its_relay():
     broker.reset()
     with claim(publishing.name, account_id="acme", key="messages", payload=1) as run:
         publish("orders.placed", 1, ordering_key="order-1", sender=SENDER)
@@ -117,7 +116,7 @@ def a_message_and_its_relay() -> None:
     assert broker.payloads == [1, 2]
 
 
-def a_message_that_is_delivered_twice() -> None:
+def a_message_that_is_delivered_twice():
     first, second = (send.apply_async(["label"], task_id="message").get() for _ in range(2))
     assert first == second
 
@@ -131,9 +130,7 @@ def a_message_that_is_delivered_twice() -> None:
         (a_message_that_is_delivered_twice, {"record"}),
     ],
 )
-def test_each_statement_of_a_request_a_relay_and_an_inbox_is_one_task(
-    call: Callable[[], object], tables: set[str], settings: Any
-) -> None:
+def test_each_statement_of_a_request_a_relay_and_an_inbox_is_one_task(call, tables, settings):
     app.set_current()
     settings.CELERY_TASK_ALWAYS_EAGER = True
     plans = planned(call)
@@ -141,7 +138,7 @@ def test_each_statement_of_a_request_a_relay_and_an_inbox_is_one_task(
     assert [plan for plan in plans if plan.tasks != 1] == []
 
 
-def test_a_sweep_locks_one_shard_at_a_time_and_changes_those_of_its_rows_only() -> None:
+def test_a_sweep_locks_one_shard_at_a_time_and_changes_those_of_its_rows_only():
     fill(40, status=Status.IN_PROGRESS, lease=-HOUR, operation=swept.name)
     plans = planned(recover_once)
     locks = [plan.tasks for plan in plans if "FOR UPDATE" in plan.statement]
@@ -150,7 +147,7 @@ def test_a_sweep_locks_one_shard_at_a_time_and_changes_those_of_its_rows_only() 
     assert {plan.tasks for plan in plans if plan.statement.startswith("SELECT")} == {1, SHARDS}
 
 
-def test_a_bounded_purge_takes_the_oldest_records_of_all_shards_and_locks_one_shard_at_a_time() -> None:
+def test_a_bounded_purge_takes_the_oldest_records_of_all_shards_and_locks_one_shard_at_a_time():
     newest = fill(20)
     fill(20, expires=-2 * HOUR)
     plans = planned(lambda: purge_once(batch_size=20))
@@ -163,11 +160,11 @@ def test_a_bounded_purge_takes_the_oldest_records_of_all_shards_and_locks_one_sh
 
 
 @contextmanager
-def messages_to_workers() -> Iterator[list[tuple[str, str]]]:
+def messages_to_workers():
     """What the coordinator sends to workers for this connection: the server, and the first word of the message."""
-    sent: list[tuple[str, str]] = []
+    sent = []
 
-    def note(diagnostic: Any) -> None:
+    def note(diagnostic):
         if issued := re.match(r"issuing (\w+)", diagnostic.message_primary or ""):
             sent.append((diagnostic.message_detail.partition("connectionId")[0], issued[1]))
 
@@ -186,8 +183,8 @@ def messages_to_workers() -> Iterator[list[tuple[str, str]]]:
 CLAIM = ["BEGIN", "INSERT", "COMMIT"]
 
 
-def test_a_request_sends_few_messages_to_one_worker() -> None:
-    def call(key: str, *, effect: bool = False) -> None:
+def test_a_request_sends_few_messages_to_one_worker():
+    def call(key, *, effect=False):
         with claim(counted.name, account_id="acme", key=key, payload=1) as run:
             if not run.replayed:
                 run.result = None
@@ -216,18 +213,18 @@ ORDER BY nodename = %s
 """
 
 
-def test_without_a_worker_the_accounts_of_the_others_work_and_their_events_are_counted_later(cluster: Cluster) -> None:
+def test_without_a_worker_the_accounts_of_the_others_work_and_their_events_are_counted_later(cluster):
     with connection.cursor() as cursor:
         cursor.execute(ACCOUNTS_BY_WORKER, [list("abcdefgh"), host_of(cluster.workers[0])])
         (served,), (refused,) = cursor.fetchall()
 
-    def call(account_id: str) -> bool:
+    def call(account_id):
         with claim(counted.name, account_id=account_id, key="key", payload=1) as run:
             if not run.replayed:
                 run.result = None
         return run.replayed
 
-    def replays() -> int:
+    def replays():
         counters.flush()
         totals = IdempotencyCounter.objects.filter(operation=counted.name, hour=0, event="replayed")
         return sum(totals.values_list("total", flat=True))
@@ -250,12 +247,12 @@ def test_without_a_worker_the_accounts_of_the_others_work_and_their_events_are_c
     assert [call(refused), call(refused)] == [False, True]
 
 
-def fill(count: int, **options: Any) -> list[int]:
+def fill(count, **options):
     """Records of many accounts, so of all shards."""
     return [make_records(1, account_id=f"account-{number}", **options)[0] for number in range(count)]
 
 
-def test_the_statistics_are_those_of_all_shards() -> None:
+def test_the_statistics_are_those_of_all_shards():
     fill(300)
     numbers = stats()
     assert numbers.records.value == 300
@@ -282,7 +279,7 @@ KNOWN = "SELECT logicalrelid::text FROM pg_dist_partition WHERE logicalrelid::te
 
 
 @pytest.fixture
-def ordinary(cluster: Cluster) -> Iterator[None]:
+def ordinary(cluster):
     """A database of the cluster with ordinary tables, as ``migrate`` makes them, until the end of the test."""
     original = connection.settings_dict["NAME"]
     with own_database(cluster.coordinator) as url:
@@ -295,26 +292,26 @@ def ordinary(cluster: Cluster) -> Iterator[None]:
         connection.settings_dict["NAME"] = original
 
 
-def execute(statements: str) -> None:
+def execute(statements):
     with connection.cursor() as cursor:
         cursor.execute(statements)
 
 
-def known_tables() -> set[str]:
+def known_tables():
     with connection.cursor() as cursor:
         cursor.execute(KNOWN)
         return {table for (table,) in cursor.fetchall()}
 
 
-def unknown_tables() -> str:
+def unknown_tables():
     """Those that the check names."""
     (message,) = check_databases(None, databases=["default"])
     return str(message.msg).partition(". ")[0]
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
-def test_the_page_distributes_ordinary_tables_and_keeps_their_rows(ordinary: None, partitioned: bool) -> None:
-    def operate(key: str) -> bool:
+def test_the_page_distributes_ordinary_tables_and_keeps_their_rows(ordinary, partitioned):
+    def operate(key):
         with claim(stepped.name, account_id="acme", key=key, payload=1) as run:
             if not run.replayed:
                 run.result = require_claim().step("one", lambda: key)
@@ -343,7 +340,7 @@ def test_the_page_distributes_ordinary_tables_and_keeps_their_rows(ordinary: Non
     assert {plan.tasks for plan in planned(partial(operate, "again"))} == {1}
 
 
-def test_a_table_that_citus_does_not_know_is_a_warning() -> None:
+def test_a_table_that_citus_does_not_know_is_a_warning():
     (message,) = check_databases(None, databases=["default"])
     assert message.id == "idempotency.W014"
     assert "django_session" in message.msg

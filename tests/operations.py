@@ -1,23 +1,17 @@
 """What tests declare, and have to leave as they found it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
-import pytest
 from django.db import connection
-from django.dispatch import Signal
 
 from idempotency import Operation
 from idempotency.operation import registry
 
 
 @contextmanager
-def forgetting_operations(prefix: str = "") -> Iterator[None]:
+def forgetting_operations(prefix=""):
     """Forget what is declared in the block, or what of it has the prefix, so that another test may use the name."""
     before = {operation.name for operation in registry}
     homes = dict(registry._homes)
@@ -30,19 +24,19 @@ def forgetting_operations(prefix: str = "") -> Iterator[None]:
         registry._homes.update(homes)
 
 
-def redeclare(monkeypatch: pytest.MonkeyPatch, name: str, **options: Any) -> None:
+def redeclare(monkeypatch, name, **options):
     """Let an operation have other options, as in a later release of its project."""
     policy_of = vars(Operation)["policy"].fget
 
     @cache
-    def policy(operation: Operation) -> Any:
+    def policy(operation):
         return replace(policy_of(operation), **(options if operation.name == name else {}))
 
     monkeypatch.setattr(Operation, "policy", property(policy))
 
 
 @contextmanager
-def free_names() -> Iterator[None]:
+def free_names():
     """Let functions in the block have the names of operations that others have, as examples do in the documentation."""
     with forgetting_operations():
         registry._homes.clear()
@@ -50,12 +44,12 @@ def free_names() -> Iterator[None]:
 
 
 @contextmanager
-def receiving(signal: Signal, then: Callable[[], object] = lambda: None) -> Iterator[list[dict[str, Any]]]:
+def receiving(signal, then=lambda: None):
     """The arguments with which the signal is sent in the block, each time outside of transactions."""
-    received: list[dict[str, Any]] = []
-    in_transaction: list[bool] = []
+    received = []
+    in_transaction = []
 
-    def receive(**arguments: Any) -> None:
+    def receive(**arguments):
         received.append(arguments)
         in_transaction.append(connection.in_atomic_block)
         then()

@@ -4,14 +4,10 @@ Real brokers are in the tests of ``contrib/celery``. What is tested with this on
 in which order, how often, and what it makes of each answer.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from idempotency.exceptions import BrokerUnavailableError
 from idempotency.outbox.models import MessageStatus, OutboxMessage
@@ -30,35 +26,35 @@ _numbers = itertools.count()
 class Broker:
     """A sender that remembers what it was given. ``answer`` is called first, and may refuse by raising."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.reset()
 
-    def reset(self) -> None:
-        self.deliveries: list[tuple[UUID, str, Any]] = []
+    def reset(self):
+        self.deliveries = []
         self.nudges = 0
-        self.answer: Callable[[OutboxMessage], object] = lambda message: None
-        self.on_nudge: Callable[[], object] = lambda: None
+        self.answer = lambda message: None
+        self.on_nudge = lambda: None
 
-    def __call__(self, message: OutboxMessage) -> None:
+    def __call__(self, message):
         self.answer(message)
         self.deliveries.append((message.message_id, message.topic, json.loads(message.payload)))
 
-    def nudge(self) -> None:
+    def nudge(self):
         self.nudges += 1
         self.on_nudge()
 
     @property
-    def payloads(self) -> list[Any]:
+    def payloads(self):
         return [payload for _, _, payload in self.deliveries]
 
     @property
-    def ids(self) -> list[UUID]:
+    def ids(self):
         return [message_id for message_id, _, _ in self.deliveries]
 
-    def refuse(self, *payloads: Any, error: BaseException) -> None:
+    def refuse(self, *payloads, error):
         """Refuse messages of these payloads, and take all others."""
 
-        def answer(message: OutboxMessage) -> None:
+        def answer(message):
             if json.loads(message.payload) in payloads:
                 raise error
 
@@ -69,23 +65,15 @@ broker = Broker()
 other_broker = Broker()
 
 
-def send_plainly(message: OutboxMessage) -> None:
+def send_plainly(message):
     """A sender that is a function, and can't be nudged."""
     broker(message)
 
 
-def make_messages(
-    count: int = 1,
-    status: MessageStatus = MessageStatus.PENDING,
-    *,
-    due: timedelta = -timedelta(seconds=1),
-    lease: timedelta | None = None,
-    sent: timedelta | None = None,
-    **fields: Any,
-) -> list[int]:
+def make_messages(count=1, status=MessageStatus.PENDING, *, due=-timedelta(seconds=1), lease=None, sent=None, **fields):
     """Insert messages and return their ids. Payloads count on; times are the database's, from now."""
     now = database_now()
-    values: Mapping[str, Any] = {
+    values = {
         "topic": "orders.placed",
         "sender": SENDER,
         "next_try_at": now + due,
@@ -103,12 +91,12 @@ def make_messages(
     return [message.pk for message in made]
 
 
-def statuses() -> list[tuple[str, int]]:
+def statuses():
     """State and attempts of every message, in the order of their ids."""
     return list(OutboxMessage.objects.order_by("pk").values_list("status", "attempts"))
 
 
-def make_due() -> None:
+def make_due():
     """Let every pending message's time come, and its lease be over."""
     waiting = OutboxMessage.objects.filter(status=MessageStatus.PENDING)
     waiting.update(next_try_at=from_now(-timedelta(seconds=1)))

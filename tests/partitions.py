@@ -1,7 +1,5 @@
 """Partitioned tables, made by the SQL of the documentation."""
 
-from __future__ import annotations
-
 from django.db import connection
 
 from tests.docs.pages import blocks
@@ -9,7 +7,7 @@ from tests.docs.pages import blocks
 PAGE = "how-to/large-installations.md"
 
 
-def partition(count: int) -> None:
+def partition(count):
     """Split the tables of records and steps into ``count`` partitions each."""
     (statements,) = blocks(PAGE, "postgresql")
     assert "integer := 16;" in statements

@@ -5,12 +5,9 @@ a MariaDB server of the session's own.
 The processes of pytest-xdist, and those that tests start, inherit it through the environment.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,7 +22,7 @@ FAILURES = Path(__file__).with_name("FAILURES.md")
 VENDORS = {"postgres": ("postgres", "postgresql", "pgsql", "psql"), "sqlite": ("sqlite",), "mariadb": ("mysql",)}
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption(
         "--database",
         choices=sorted(VENDORS),
@@ -38,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def marks() -> dict[str, str]:
+def marks():
     """The marks of the listed scenarios and failures, ``scenario_20`` or ``failure_53``, each with its text."""
     found = {}
     for part in re.split(r"^## ", FAILURES.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
@@ -47,25 +44,25 @@ def marks() -> dict[str, str]:
     return found
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     for name, text in marks().items():
         config.addinivalue_line("markers", f"{name}: {text}")
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """After the tests were put in a random order, bring the slow ones to the front."""
     items.sort(key=lambda item: SLOW.isdisjoint({item.path.parent.name, item.path.stem}))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]:
+def pytest_load_initial_conftests(early_config):
     """A wrapper runs before every other hook of this name, so also before pytest-django's."""
     _provide_database(early_config)
     return (yield)
 
 
-def _provide_database(config: pytest.Config) -> None:
+def _provide_database(config):
     asked_for = config.known_args_namespace.database
     if url := os.environ.get("DATABASE_URL"):
         scheme = url.partition(":")[0]

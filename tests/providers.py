@@ -1,10 +1,7 @@
 """What tests of the stand-in provider share: its faults by kind, calls that are held up, and a bound for waiting."""
 
-from __future__ import annotations
-
 import socket
 import time
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 #: Seconds after which the API gives up on a provider that hangs, and a bound for one that doesn't.
@@ -16,7 +13,7 @@ PAID = ["succeed_then_hang", "error_after_success", "late"]
 UNPAID = ["error_before", "hang"]
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
+def eventually(condition):
     """Whether it comes true while another process is at it."""
     deadline = time.monotonic() + PATIENCE
     while not condition() and time.monotonic() < deadline:
@@ -24,7 +21,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def begin(address: str, body: bytes, key: str) -> socket.socket:
+def begin(address, body, key):
     """Send a call and leave it under way."""
     place = urlsplit(address)
     connection = socket.create_connection((str(place.hostname), place.port or 0), timeout=PATIENCE)
@@ -34,12 +31,12 @@ def begin(address: str, body: bytes, key: str) -> socket.socket:
     return connection
 
 
-def end(connection: socket.socket) -> bytes:
+def end(connection):
     """Hang up, and hear what the call came to all the same."""
     connection.shutdown(socket.SHUT_WR)
     with connection, connection.makefile("rb") as answer:
         return answer.read()
 
 
-def raw(address: str, body: bytes, key: str) -> bytes:
+def raw(address, body, key):
     return end(begin(address, body, key))

@@ -1,10 +1,7 @@
 """Records in every state of their life, their times set by the database's clock."""
 
-from __future__ import annotations
-
 import itertools
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import DateTimeField, ExpressionWrapper, Value
@@ -20,25 +17,17 @@ HOUR = timedelta(hours=1)
 _numbers = itertools.count()
 
 
-def from_now(duration: timedelta) -> ExpressionWrapper:
+def from_now(duration):
     """The database's time, ``duration`` from now."""
     return ExpressionWrapper(Now() + Value(duration), output_field=DateTimeField())
 
 
-def database_now() -> datetime:
+def database_now():
     """The database's time, read with a row that ``migrate`` has left."""
-    moment: datetime = ContentType.objects.values_list(from_now(timedelta(0)), flat=True)[0]
-    return moment
+    return ContentType.objects.values_list(from_now(timedelta(0)), flat=True)[0]
 
 
-def make_records(
-    count: int = 1,
-    status: Status = Status.COMPLETED,
-    *,
-    expires: timedelta = -HOUR,
-    lease: timedelta | None = None,
-    **fields: Any,
-) -> list[int]:
+def make_records(count=1, status=Status.COMPLETED, *, expires=-HOUR, lease=None, **fields):
     """Insert ``count`` records and return their ids, the first to expire first.
 
     The last one's retention ends ``expires`` from now, each other's a millisecond before the next one's.
@@ -62,24 +51,24 @@ def make_records(
     return [record.pk for record in records]
 
 
-def make_bodies(count: int = 1, *, due: timedelta = HOUR, **fields: Any) -> list[int]:
+def make_bodies(count=1, *, due=HOUR, **fields):
     """Completed records whose responses have been due for a while, and which stay."""
     return make_records(count, expires=HOUR, body_expires_at=database_now() - due, **fields)
 
 
-def purge_body_of(key: str) -> None:
+def purge_body_of(key):
     """Let a purge have deleted the response of the record of ``key``, as it does after ``body_ttl``."""
     completed = RecordQuerySet(IdempotencyRecord).completed().filter(idempotency_key=key)
     assert completed.update(body_expires_at=from_now(-HOUR)) == 1
     assert sum(batch.deleted for batch in purge_body_batches()) == 1
 
 
-def expire(*ids: int) -> None:
+def expire(*ids):
     """Let the retention of records end an hour ago, and the leases of those that are claims."""
     records = IdempotencyRecord.objects.filter(pk__in=ids)
     records.update(expires_at=from_now(-HOUR))
     records.exclude(lease_expires_at=None).update(lease_expires_at=from_now(-HOUR))
 
 
-def remaining() -> set[int]:
+def remaining():
     return set(IdempotencyRecord.objects.values_list("pk", flat=True))

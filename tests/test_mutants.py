@@ -1,9 +1,6 @@
 """The list of mutants fits the code, and the tool that tries them can tell a killed one from a survivor."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,14 +11,14 @@ SOUND = Mutant("sound", "code.py", "1", "2", "It is wrong.", ("test_code.py::tes
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path):
     """A module, and the file of its test."""
     (tmp_path / "code.py").write_text("def one():\n    return 1\n\n\ndef none():\n    return None\n")
     (tmp_path / "test_code.py").write_text("def test_one(): ...\n")
     return tmp_path
 
 
-def test_each_mutant_of_the_list_can_be_applied_and_names_tests_that_exist() -> None:
+def test_each_mutant_of_the_list_can_be_applied_and_names_tests_that_exist():
     assert wrong_entries(read_list(LIST.read_text()), ROOT) == []
 
 
@@ -38,20 +35,20 @@ def test_each_mutant_of_the_list_can_be_applied_and_names_tests_that_exist() -> 
         (replace(SOUND, database="oracle"), "sound: it names the database 'oracle'"),
     ],
 )
-def test_an_entry_that_proves_nothing_is_refused(tree: Path, entry: Mutant, problem: str) -> None:
+def test_an_entry_that_proves_nothing_is_refused(tree, entry, problem):
     assert wrong_entries([SOUND], tree) == []
     assert wrong_entries([entry], tree) == [problem]
 
 
-def test_an_empty_list_is_refused(tree: Path) -> None:
+def test_an_empty_list_is_refused(tree):
     assert wrong_entries([], tree) == ["0 mutants were checked"]
 
 
-def let_tests_end(monkeypatch: pytest.MonkeyPatch, codes: dict[str, int]) -> list[str]:
+def let_tests_end(monkeypatch, codes):
     """Let each test end with its code. Returns the module as the tests see it."""
-    seen: list[str] = []
+    seen = []
 
-    def run_tests(copy: Path, tests: tuple[str, ...], database: str) -> mutants.subprocess.CompletedProcess[str]:
+    def run_tests(copy, tests, database):
         seen.append((copy / "code.py").read_text())
         return mutants.subprocess.CompletedProcess([], codes[tests[0]], "", "")
 
@@ -62,7 +59,7 @@ def let_tests_end(monkeypatch: pytest.MonkeyPatch, codes: dict[str, int]) -> lis
 @pytest.mark.parametrize(
     ("code", "killed"), [(mutants.PASSED, False), (mutants.FAILED, True), (2, None), (4, None), (5, None)]
 )
-def test_only_failing_tests_kill(tree: Path, monkeypatch: pytest.MonkeyPatch, code: int, killed: bool | None) -> None:
+def test_only_failing_tests_kill(tree, monkeypatch, code, killed):
     """Tests that can't be collected or don't exist see nothing. The tree is afterwards as it was."""
     seen = let_tests_end(monkeypatch, {SOUND.tests[0]: code})
     before = (tree / "code.py").read_text()
@@ -75,9 +72,7 @@ def test_only_failing_tests_kill(tree: Path, monkeypatch: pytest.MonkeyPatch, co
     assert (tree / "code.py").read_text() == before
 
 
-def test_the_exit_code_tells_of_survivors_and_of_mutants_that_could_not_be_tried(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_exit_code_tells_of_survivors_and_of_mutants_that_could_not_be_tried(tree, monkeypatch, capsys):
     """One that can't be tried does not keep the others from being tried."""
     codes = {"killed": mutants.FAILED, "survives": mutants.PASSED, "unknown": 5}
     entries = [replace(SOUND, name=name, tests=(name,)) for name in codes]

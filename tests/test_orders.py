@@ -1,11 +1,7 @@
 """The orders and exports of the sample project: what is committed is published, and one job is run for one key."""
 
-from __future__ import annotations
-
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from django.conf import settings
@@ -41,34 +37,34 @@ NO_BROKER = "amqp://guest:guest@127.0.0.1:1//"
 class Customer(Caller):
     """An account that orders, and wants its charges exported."""
 
-    def __init__(self, *amounts: int) -> None:
+    def __init__(self, *amounts):
         super().__init__(UserFactory())
         self.charge(*amounts)
 
-    def order(self, path: str = "/orders/", key: str = "k", **changes: Any) -> Any:
+    def order(self, path="/orders/", key="k", **changes):
         return self.post(path, {**ORDER, **changes}, key=key)
 
-    def charge(self, *amounts: int) -> None:
+    def charge(self, *amounts):
         Charge.objects.bulk_create(Charge(account=self.user, amount=amount, currency="usd") for amount in amounts)
 
-    def export(self, key: str = "k") -> Any:
+    def export(self, key="k"):
         return self.post("/exports/", {"label": "march"}, key=key)
 
 
 @pytest.fixture(autouse=True)
-def _no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_broker(monkeypatch):
     """Messages stay in the outbox, and no request tries to reach anybody."""
     monkeypatch.setenv("CELERY_BROKER_URL", NO_BROKER)
     monkeypatch.setattr(send, "_quiet_until", float("inf"))
 
 
-def published() -> list[tuple[str, Any]]:
+def published():
     assert set(OutboxMessage.objects.values_list("status", flat=True)) <= {MessageStatus.PENDING}
     messages = OutboxMessage.objects.order_by("pk").values_list("topic", "payload")
     return [(topic.rpartition(".")[2], json.loads(payload)) for topic, payload in messages]
 
 
-def test_an_order_is_charged_and_leads_to_a_message() -> None:
+def test_an_order_is_charged_and_leads_to_a_message():
     answer = Customer().order()
     charge = Charge.objects.get()
     assert (answer.status_code, answer.json()) == (201, {"id": charge.pk, **ORDER})
@@ -77,7 +73,7 @@ def test_an_order_is_charged_and_leads_to_a_message() -> None:
     assert {message.idempotency_key.partition(".")[0] for message in OutboxMessage.objects.all()} == {trace}
 
 
-def test_a_declined_order_leaves_nothing_and_is_replayed_as_that() -> None:
+def test_a_declined_order_leaves_nothing_and_is_replayed_as_that():
     buyer = Customer()
     first, second = buyer.order(source="declined"), buyer.order(source="declined")
     assert (first.status_code, second.status_code, second["Idempotency-Replayed"]) == (402, 402, "true")
@@ -88,17 +84,16 @@ def test_a_declined_order_leaves_nothing_and_is_replayed_as_that() -> None:
 # Exports: duplicates attach to the job, and only its owner sees it
 
 
-def run_job() -> dict[str, Any]:
+def run_job():
     """Run the job of the one message, in this process."""
     message = OutboxMessage.objects.get()
     assert message.topic == TASK
     headers = {"idempotency_key": message.idempotency_key, "idempotency_account": message.account_id}
     ran = run_export.apply(kwargs=json.loads(message.payload), task_id=str(message.message_id), headers=headers)
-    result: dict[str, Any] = ran.get()
-    return result
+    return ran.get()
 
 
-def test_an_export_is_accepted_at_once_with_the_address_of_its_job_to_which_duplicates_attach() -> None:
+def test_an_export_is_accepted_at_once_with_the_address_of_its_job_to_which_duplicates_attach():
     alice = Customer()
     for _ in range(3):
         answer = alice.export()
@@ -114,7 +109,7 @@ def test_an_export_is_accepted_at_once_with_the_address_of_its_job_to_which_dupl
     assert OutboxMessage.objects.count() == 1
 
 
-def test_when_the_job_has_ended_its_outcome_is_replayed() -> None:
+def test_when_the_job_has_ended_its_outcome_is_replayed():
     alice, bob = Customer(700, 42), Customer(5)
     location = alice.export()["Location"]
     assert [caller.get(location).status_code for caller in (alice, bob, Caller(None))] == [202, 404, 401]
@@ -130,7 +125,7 @@ def test_when_the_job_has_ended_its_outcome_is_replayed() -> None:
     assert OutboxMessage.objects.count() == 1
 
 
-def test_the_job_takes_effect_once_though_its_message_comes_twice() -> None:
+def test_the_job_takes_effect_once_though_its_message_comes_twice():
     alice = Customer(700, 42)
     alice.export()
     first = run_job()
@@ -150,9 +145,7 @@ SWEPT = {"receipts.send": "recoverable", "payouts.park": "parked", "charges.crea
 
 
 @pytest.mark.scenario_29
-def test_a_worker_runs_exports_for_all_duplicates_and_recovers_what_it_knows_without_a_view(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_runs_exports_for_all_duplicates_and_recovers_what_it_knows_without_a_view(tmp_path, monkeypatch):
     skip_without_redis()
     alice, _ = Customer(700, 42), Customer(5)
     # Asked for while there is no broker: its message waits in the outbox.

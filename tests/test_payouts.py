@@ -1,14 +1,11 @@
 """The payouts of the sample project: one at the provider and one row here, whatever is cut off in between."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +15,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.operate.sweep import recover_once
 from testproject import payouts
 from testproject.models import Payout
-from testproject.provider import Effect, Provider, read_ledger
+from testproject.provider import Effect, read_ledger
 from testproject.provider.client import PayoutRefusedError, ProviderFailedError, find, pay
 from testproject.provider.ledger import Ledger
 from tests.concurrency.failures import UNKNOWN, problem
@@ -43,38 +40,38 @@ RECONCILED, REEXECUTED, PARKED = "/payouts/", "/payouts/reexecute/", "/payouts/p
 class Payouts(Caller):
     """Alice, who asks for one payout under one key, and what came of it."""
 
-    def __init__(self, providers: dict[bool, Provider]) -> None:
+    def __init__(self, providers):
         super().__init__(UserFactory())
         self.label = uuid4().hex
         self.providers = providers
 
-    def pay(self, path: str, fault: str = "") -> Any:
+    def pay(self, path, fault=""):
         return self.post(path, {"amount": 1000, "label": self.label, "fault": fault}, key=self.label)
 
-    def effects(self) -> list[Effect]:
+    def effects(self):
         made = (effect for provider in self.providers.values() for effect in provider.effects())
         return [effect for effect in made if effect.label == self.label]
 
-    def counts(self) -> tuple[int, int]:
+    def counts(self):
         """Payouts made, and rows of our own that say so."""
         return len(self.effects()), Payout.objects.filter(label=self.label).count()
 
-    def end_lease(self) -> None:
+    def end_lease(self):
         end_lease(self.label)
 
-    def derived_key(self) -> str:
+    def derived_key(self):
         return str(record(self.label).derive_key(payouts.CALL))
 
 
 @pytest.fixture
-def asked(transactional_db: None, settings: Any, providers: dict[bool, Provider]) -> Payouts:
+def asked(transactional_db, settings, providers):
     settings.PROVIDER_URL, settings.DEDUPLICATING_PROVIDER_URL = providers[False].url, providers[True].url
     settings.PROVIDER_TIMEOUT = IMPATIENCE
     return Payouts(providers)
 
 
 @pytest.mark.parametrize("path", [RECONCILED, REEXECUTED, PARKED])
-def test_a_payout_is_made_under_the_derived_key_and_replayed(asked: Payouts, path: str) -> None:
+def test_a_payout_is_made_under_the_derived_key_and_replayed(asked, path):
     first, retry = asked.pay(path), asked.pay(path)
     assert (first.status_code, retry.content, retry["Idempotency-Replayed"]) == (201, first.content, "true")
     (effect,), row = asked.effects(), Payout.objects.get()
@@ -84,7 +81,7 @@ def test_a_payout_is_made_under_the_derived_key_and_replayed(asked: Payouts, pat
 
 
 @pytest.mark.parametrize("path", [RECONCILED, REEXECUTED, PARKED])
-def test_a_refused_payout_is_a_recorded_402(asked: Payouts, path: str) -> None:
+def test_a_refused_payout_is_a_recorded_402(asked, path):
     answers = [asked.pay(path, fault="refuse") for _ in range(2)]
     assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(402, "payout_refused")] * 2
     assert answers[1]["Idempotency-Replayed"] == "true"
@@ -95,14 +92,14 @@ def test_a_refused_payout_is_a_recorded_402(asked: Payouts, path: str) -> None:
 
 
 @pytest.fixture(params=["before our row", "before the outcome"])
-def killed_after_paying(request: pytest.FixtureRequest, asked: Payouts, monkeypatch: pytest.MonkeyPatch) -> Post:
+def killed_after_paying(request, asked, monkeypatch):
     """Post, and lose the process when the provider has answered. The lease is over when this returns."""
     name, rows = {"before our row": ("_keep", 0), "before the outcome": ("_created", 1)}[request.param]
 
-    def killed(*args: Any) -> None:
+    def killed(*args):
         raise Killed
 
-    def post(path: str) -> None:
+    def post(path):
         with monkeypatch.context() as patched:
             patched.setattr(payouts, name, killed)
             with pytest.raises(Killed):
@@ -115,9 +112,7 @@ def killed_after_paying(request: pytest.FixtureRequest, asked: Payouts, monkeypa
 
 @pytest.mark.scenario_3
 @pytest.mark.parametrize("path", [RECONCILED, REEXECUTED])
-def test_a_process_that_was_killed_after_it_paid_has_paid_once(
-    asked: Payouts, killed_after_paying: Post, path: str
-) -> None:
+def test_a_process_that_was_killed_after_it_paid_has_paid_once(asked, killed_after_paying, path):
     killed_after_paying(path)
     answers = [asked.pay(path) for _ in range(3)]
     assert {(answer.status_code, answer.content) for answer in answers} == {(201, answers[0].content)}
@@ -126,7 +121,7 @@ def test_a_process_that_was_killed_after_it_paid_has_paid_once(
 
 
 @pytest.mark.scenario_3
-def test_a_parked_payout_is_not_made_again(asked: Payouts, killed_after_paying: Post) -> None:
+def test_a_parked_payout_is_not_made_again(asked, killed_after_paying):
     killed_after_paying(PARKED)
     for _ in range(3):
         assert problem(asked.pay(PARKED)) == UNKNOWN
@@ -134,7 +129,7 @@ def test_a_parked_payout_is_not_made_again(asked: Payouts, killed_after_paying: 
 
 
 @pytest.mark.scenario_3
-def test_the_sweep_finds_what_nobody_retries(asked: Payouts, killed_after_paying: Post) -> None:
+def test_the_sweep_finds_what_nobody_retries(asked, killed_after_paying):
     killed_after_paying(RECONCILED)
     assert recover_once().completed == 1
     assert asked.counts() == (1, 1)
@@ -151,7 +146,7 @@ def test_the_sweep_finds_what_nobody_retries(asked: Payouts, killed_after_paying
         *(("succeed_then_hang", REEXECUTED), ("late", RECONCILED)),
     ],
 )
-def test_a_call_that_failed_after_it_paid_is_not_repeated(asked: Payouts, fault: str, path: str) -> None:
+def test_a_call_that_failed_after_it_paid_is_not_repeated(asked, fault, path):
     first = asked.pay(path, fault=fault)
     assert (first.status_code, first.json()["code"]) == (502, "provider_failed")
     assert eventually(lambda: len(asked.effects()) == 1)
@@ -168,7 +163,7 @@ def test_a_call_that_failed_after_it_paid_is_not_repeated(asked: Payouts, fault:
 @pytest.mark.parametrize(
     ("fault", "path"), [("error_before", REEXECUTED), ("error_before", RECONCILED), ("hang", RECONCILED)]
 )
-def test_a_call_that_failed_before_it_paid_is_made_again(asked: Payouts, fault: str, path: str) -> None:
+def test_a_call_that_failed_before_it_paid_is_made_again(asked, fault, path):
     assert asked.pay(path, fault=fault).status_code == 502
     if path == RECONCILED:
         asked.end_lease()
@@ -179,7 +174,7 @@ def test_a_call_that_failed_before_it_paid_is_made_again(asked: Payouts, fault: 
 # What a reconciler may conclude
 
 
-def test_a_call_that_is_still_under_way_pays_nothing_once_it_was_not_found(asked: Payouts, settings: Any) -> None:
+def test_a_call_that_is_still_under_way_pays_nothing_once_it_was_not_found(asked, settings):
     # The claim of a process that is frozen in the middle of its call, which reaches the provider ...
     settings.IDEMPOTENCY = {"LEASE": timedelta(seconds=0.2)}
     assert asked.pay(RECONCILED, fault="hang").status_code == 502
@@ -193,10 +188,10 @@ def test_a_call_that_is_still_under_way_pays_nothing_once_it_was_not_found(asked
     assert asked.counts() == (1, 1)
 
 
-def test_the_call_is_valid_for_a_part_of_the_lease_only(asked: Payouts, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[float] = []
+def test_the_call_is_valid_for_a_part_of_the_lease_only(asked, monkeypatch):
+    seen = []
 
-    def pay_late(*args: Any, valid_until: float, **options: Any) -> Effect:
+    def pay_late(*args, valid_until, **options):
         seen.append(valid_until)
         return pay(*args, valid_until=valid_until, **options)
 
@@ -206,11 +201,11 @@ def test_the_call_is_valid_for_a_part_of_the_lease_only(asked: Payouts, monkeypa
     assert before + 30 <= seen[0] <= time.time() + 30  # the lease is a minute
 
 
-def test_an_attempt_that_was_taken_over_does_not_pay(asked: Payouts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_that_was_taken_over_does_not_pay(asked, monkeypatch):
     real = payouts.current_claim
-    overtaken: list[Any] = []
+    overtaken = []
 
-    def wake_up_late() -> Any:
+    def wake_up_late():
         claim = real()
         if not overtaken:
             asked.end_lease()
@@ -229,19 +224,19 @@ def test_an_attempt_that_was_taken_over_does_not_pay(asked: Payouts, monkeypatch
 
 
 @pytest.fixture
-def provider(providers: dict[bool, Provider]) -> Provider:
+def provider(providers):
     """One that never deduplicates."""
     return providers[False]
 
 
-def paid(provider: Provider, key: str) -> int:
+def paid(provider, key):
     return [effect.key for effect in provider.effects()].count(key)
 
 
 # The ledger
 
 
-def test_an_effect_is_in_the_file_when_it_is_told(tmp_path: Path) -> None:
+def test_an_effect_is_in_the_file_when_it_is_told(tmp_path):
     path = tmp_path / "ledger"
     assert read_ledger(path) == []
     with closing(Ledger(path)) as ledger:
@@ -250,7 +245,7 @@ def test_an_effect_is_in_the_file_when_it_is_told(tmp_path: Path) -> None:
     assert read_ledger(path) == [told]
 
 
-def test_a_line_that_a_crash_cut_off_is_no_effect_and_is_not_written_into(tmp_path: Path) -> None:
+def test_a_line_that_a_crash_cut_off_is_no_effect_and_is_not_written_into(tmp_path):
     path = tmp_path / "ledger"
     with closing(Ledger(path)) as ledger:
         whole = ledger.append("k", "", 5, 0)
@@ -267,7 +262,7 @@ def test_a_line_that_a_crash_cut_off_is_no_effect_and_is_not_written_into(tmp_pa
 # The provider
 
 
-def test_each_request_pays_unless_it_deduplicates(providers: dict[bool, Provider]) -> None:
+def test_each_request_pays_unless_it_deduplicates(providers):
     key = uuid4().hex
     for deduplicate, provider in providers.items():
         effects = 1 if deduplicate else 2
@@ -277,14 +272,14 @@ def test_each_request_pays_unless_it_deduplicates(providers: dict[bool, Provider
         pay(providers[True].url, key, label="l", amount=6, timeout=PATIENCE)
 
 
-def test_simultaneous_requests_of_one_key_are_deduplicated(providers: dict[bool, Provider]) -> None:
+def test_simultaneous_requests_of_one_key_are_deduplicated(providers):
     key = uuid4().hex
     call = partial(pay, providers[True].url, key, label="l", amount=5, timeout=PATIENCE)
     assert len(set(race([call] * 8))) == 1
     assert paid(providers[True], key) == 1
 
 
-def test_it_can_be_asked_for_a_payout(provider: Provider) -> None:
+def test_it_can_be_asked_for_a_payout(provider):
     key = f"a b/{uuid4()}"
     assert find(provider.url, key, timeout=PATIENCE) is None
     made = pay(provider.url, key, label="l", amount=5, timeout=PATIENCE)
@@ -292,7 +287,7 @@ def test_it_can_be_asked_for_a_payout(provider: Provider) -> None:
 
 
 @pytest.mark.parametrize(("fault", "named"), [*((fault, True) for fault in (*PAID, *UNPAID)), ("error_before", False)])
-def test_a_fault_strikes_the_first_call_of_a_payout_only(provider: Provider, fault: str, named: bool) -> None:
+def test_a_fault_strikes_the_first_call_of_a_payout_only(provider, fault, named):
     """Of a label, or of a key if there is no label."""
     key, label, effects = uuid4().hex, uuid4().hex if named else "", int(fault in PAID)
     with pytest.raises(ProviderFailedError):
@@ -302,7 +297,7 @@ def test_a_fault_strikes_the_first_call_of_a_payout_only(provider: Provider, fau
     assert paid(provider, key) == effects + 1
 
 
-def test_a_refusal_is_final(provider: Provider) -> None:
+def test_a_refusal_is_final(provider):
     key = uuid4().hex
     for _ in range(2):
         with pytest.raises(PayoutRefusedError):

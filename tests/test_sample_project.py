@@ -12,11 +12,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.http import HttpResponse
-from django.test import Client
 from rest_framework.authtoken.models import Token
 
 from testproject.models import Charge, Notification, Payout, Transfer, UnprotectedCharge
-from testproject.provider import Provider
 
 # The sample adds its own validation, which no database has a say in.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -46,29 +44,29 @@ ENDPOINTS = [
 ORDERS = [Endpoint("/orders/", ORDER, CHARGED), Endpoint("/unprotected/orders/", ORDER, UNPROTECTED)]
 
 
-def each(endpoints: list[Endpoint]) -> pytest.MarkDecorator:
+def each(endpoints):
     return pytest.mark.parametrize("endpoint", endpoints, ids=[endpoint.path for endpoint in endpoints])
 
 
 @pytest.fixture(autouse=True)
-def _provider(providers: dict[bool, Provider], settings: Any) -> None:
+def _provider(providers, settings):
     settings.PROVIDER_URL = settings.DEDUPLICATING_PROVIDER_URL = providers[False].url
 
 
 Post = Callable[..., HttpResponse]
 
 
-def token_of(username: str) -> str:
+def token_of(username):
     user, _ = User.objects.get_or_create(username=username)
     token, _ = Token.objects.get_or_create(user=user)
     return token.key
 
 
 @pytest.fixture
-def post(client: Client) -> Post:
+def post(client):
     """Post as alice, with a new key unless one is given."""
 
-    def send(path: str, body: Any, key: str | None = None, authorization: str | None = None) -> Any:
+    def send(path, body, key=None, authorization=None):
         headers = {
             "Authorization": f"Token {token_of('alice')}" if authorization is None else authorization,
             "Idempotency-Key": key or uuid4().hex,
@@ -80,7 +78,7 @@ def post(client: Client) -> Post:
 
 
 @each(ENDPOINTS)
-def test_a_retry_replays_the_one_effect_of_a_request_unless_it_is_unprotected(post: Post, endpoint: Endpoint) -> None:
+def test_a_retry_replays_the_one_effect_of_a_request_unless_it_is_unprotected(post, endpoint):
     first, retry = (post(endpoint.path, endpoint.payload, key="k") for _ in range(2))
     assert (first.status_code, retry.status_code) == (201, 201), first.content
     assert "Idempotency-Replayed" not in first.headers
@@ -96,14 +94,12 @@ def test_a_retry_replays_the_one_effect_of_a_request_unless_it_is_unprotected(po
 
 
 @each(CHARGES)
-def test_a_charge_is_found_where_its_location_says_and_by_its_owner_only(
-    client: Client, post: Post, endpoint: Endpoint
-) -> None:
+def test_a_charge_is_found_where_its_location_says_and_by_its_owner_only(client, post, endpoint):
     created = post(endpoint.path, endpoint.payload)
     location = created.headers["Location"]
     assert location.startswith(endpoint.path)
 
-    def get(username: str, where: str) -> HttpResponse:
+    def get(username, where):
         return client.get(where, headers={"Authorization": f"Token {token_of(username)}"})
 
     assert get("alice", location).content == created.content
@@ -113,14 +109,14 @@ def test_a_charge_is_found_where_its_location_says_and_by_its_owner_only(
 
 
 @each(CHARGES)
-def test_a_declined_card_is_a_402_without_a_charge(post: Post, endpoint: Endpoint) -> None:
+def test_a_declined_card_is_a_402_without_a_charge(post, endpoint):
     response = post(endpoint.path, {**endpoint.payload, "source": "declined"})
     assert (response.status_code, json.loads(response.content)["code"]) == (402, "card_declined")
     assert endpoint.effects.count() == 0
 
 
 @each([*ENDPOINTS, *ORDERS])
-def test_what_is_no_payload_of_the_endpoint_is_a_400_without_an_effect(post: Post, endpoint: Endpoint) -> None:
+def test_what_is_no_payload_of_the_endpoint_is_a_400_without_an_effect(post, endpoint):
     wrong, broken = {"amount": 0, "recipient": ""}, {"label": "\ud800"}
     for body in (b"{", b"[]", {}, endpoint.payload | wrong, endpoint.payload | broken):
         assert post(endpoint.path, body).status_code == 400, body
@@ -128,13 +124,13 @@ def test_what_is_no_payload_of_the_endpoint_is_a_400_without_an_effect(post: Pos
 
 
 @each([*ENDPOINTS, *ORDERS])
-def test_a_caller_without_a_valid_token_is_refused(post: Post, endpoint: Endpoint) -> None:
+def test_a_caller_without_a_valid_token_is_refused(post, endpoint):
     for authorization in ("", "Token", "Token a b", "Token " + "0" * 40, "Token a\x00b", "Token é", "Basic YTpi"):
         assert post(endpoint.path, endpoint.payload, authorization=authorization).status_code == 401, authorization
     assert endpoint.effects.count() == 0
 
 
-def test_the_demo_users_are_made_once_and_their_tokens_are_printed() -> None:
+def test_the_demo_users_are_made_once_and_their_tokens_are_printed():
     output = [StringIO(), StringIO()]
     for stream in output:
         call_command("create_demo_users", stdout=stream)
@@ -144,5 +140,5 @@ def test_the_demo_users_are_made_once_and_their_tokens_are_printed() -> None:
     assert set(User.objects.values_list("username", flat=True)) == {"alice", "bob"}
 
 
-def test_the_server_answers_before_anybody_is_authenticated(client: Client) -> None:
+def test_the_server_answers_before_anybody_is_authenticated(client):
     assert json.loads(client.get("/health/").content) == {"status": "ok"}

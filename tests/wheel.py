@@ -1,7 +1,5 @@
 """``python -m tests.wheel SOURCE``: the wheel is what is installed, and holds what is in SOURCE and nothing else."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import files
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import idempotency
 
 
-def main(source: Path) -> None:
+def main(source):
     installed = Path(idempotency.__file__).parent
     if "site-packages" not in installed.parts:
         raise SystemExit(f"idempotency was imported from {installed}, not from the wheel.")

@@ -1,7 +1,5 @@
 """Settings without anything but Django, for the environment that has nothing else."""
 
-from __future__ import annotations
-
 import os
 
 SECRET_KEY = "tests"

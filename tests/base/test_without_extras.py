@@ -1,7 +1,5 @@
 """Django is the one hard dependency: the core imports, migrates and protects a view without any extra."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -66,7 +64,7 @@ for name in idempotency.__all__:
 """
 
 
-def test_the_core_imports_where_no_extra_is_installed() -> None:
+def test_the_core_imports_where_no_extra_is_installed():
     """And an integration that is imported without its extra says how to install it."""
     script = IMPORT_THE_CORE.format(extras=EXTRAS)
     completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -75,11 +73,11 @@ def test_the_core_imports_where_no_extra_is_installed() -> None:
 
 @pytest.mark.urls("tests.base.urls")
 @pytest.mark.django_db(transaction=True)
-def test_a_plain_view_has_one_effect_and_replays_where_no_extra_is_installed() -> None:
+def test_a_plain_view_has_one_effect_and_replays_where_no_extra_is_installed():
     client = Client()
     client.force_login(User.objects.create(username="alice"))
 
-    def post(key: str, prefix: str) -> tuple[int, bytes, bool]:
+    def post(key, prefix):
         response = client.post(
             "/groups/", {"prefix": prefix}, content_type="application/json", headers={"Idempotency-Key": key}
         )

@@ -1,18 +1,16 @@
 """One protected plain view: its effect is a group, for Django brings that model along."""
 
-from __future__ import annotations
-
 import json
 
 from django.contrib.auth.models import Group
-from django.http import HttpRequest, JsonResponse
+from django.http import JsonResponse
 from django.urls import path
 
 from idempotency import idempotent
 
 
 @idempotent("groups.create")
-def create_group(request: HttpRequest) -> JsonResponse:
+def create_group(request):
     prefix = json.loads(request.body)["prefix"]
     group = Group.objects.create(name=f"{prefix}-{Group.objects.count()}")
     return JsonResponse({"id": group.pk, "name": group.name}, status=201)

@@ -1,11 +1,6 @@
 """A browser of the tests' own, and the server that it visits."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +12,7 @@ FLAGS = (
 
 
 @pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def chromium(tmp_path_factory):
     """Headless Chromium, started once."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
@@ -27,7 +22,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.skip(f"{' and '.join(missing)} not found: tests/servers.sh install chromium gets them")
     options = webdriver.ChromeOptions()
     options.binary_location = programs["chromium"]
-    profile: Path = tmp_path_factory.mktemp("chromium")
+    profile = tmp_path_factory.mktemp("chromium")
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)
     service = webdriver.ChromeService(executable_path=programs["chromedriver"])

@@ -1,16 +1,11 @@
 """The admin's dashboard in a browser: under a strict policy, on a phone, in the dark; and its pictures for the docs."""
 
-from __future__ import annotations
-
 import os
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.urls import reverse
 from pytest_django.live_server_helper import LiveServer
 
@@ -45,10 +40,10 @@ class Watched:
     #: Put at the end of the page.
     planted = ""
 
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+    def __init__(self, get_response):
         self.get_response = get_response
 
-    def __call__(self, request: HttpRequest) -> HttpResponse:
+    def __call__(self, request):
         if request.path == "/watch.js":
             return HttpResponse(WATCH, content_type="text/javascript")
         request.user = User.objects.get()
@@ -61,7 +56,7 @@ class Watched:
 
 
 @pytest.fixture
-def url(transactional_db: None, settings: Any, chromium: Any) -> Iterator[str]:
+def url(transactional_db, settings, chromium):
     """The dashboard of a project in which something has happened."""
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.browser.test_dashboard.Watched"]
     User.objects.create(username="olga", is_staff=True, is_superuser=True)
@@ -90,7 +85,7 @@ def url(transactional_db: None, settings: Any, chromium: Any) -> Iterator[str]:
     server.stop()
 
 
-def show(chromium: Any, url: str, size: tuple[int, int] = (1100, 1500), *, dark: bool = False) -> str:
+def show(chromium, url, size=(1100, 1500), *, dark=False):
     """Open a page in a window of this size, and return it as it is after its scripts have run."""
     screen = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
     theme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
@@ -100,7 +95,7 @@ def show(chromium: Any, url: str, size: tuple[int, int] = (1100, 1500), *, dark:
     return str(chromium.page_source)
 
 
-def test_the_chart_is_drawn_under_a_strict_policy_and_nothing_is_wider_than_a_phone(chromium: Any, url: str) -> None:
+def test_the_chart_is_drawn_under_a_strict_policy_and_nothing_is_wider_than_a_phone(chromium, url):
     page = show(chromium, url, (390, 2400))
     assert "<canvas" in page
     assert 'class="u-legend' in page
@@ -108,7 +103,7 @@ def test_the_chart_is_drawn_under_a_strict_policy_and_nothing_is_wider_than_a_ph
     assert 'data-width="fits' in page[:2000], page[:2000]
 
 
-def test_what_the_policy_refuses_would_be_seen(chromium: Any, url: str, monkeypatch: Any) -> None:
+def test_what_the_policy_refuses_would_be_seen(chromium, url, monkeypatch):
     monkeypatch.setattr(Watched, "planted", "<script>document.body.dataset.ran = 1</script>")
     page = show(chromium, url)
     assert 'data-refused="script-src-elem' in page[:2000]
@@ -119,9 +114,7 @@ def test_what_the_policy_refuses_would_be_seen(chromium: Any, url: str, monkeypa
     ("name", "size", "dark"),
     [("light", (1100, 1560), False), ("dark", (1100, 1560), True), ("phone", (500, 2300), False)],
 )
-def test_pictures_are_taken(
-    chromium: Any, url: str, tmp_path: Path, name: str, size: tuple[int, int], dark: bool
-) -> None:
+def test_pictures_are_taken(chromium, url, tmp_path, name, size, dark):
     """With UPDATE_PICTURES=1 they replace those in the documentation."""
     target = DOCS / "pictures" if os.environ.get("UPDATE_PICTURES") else tmp_path
     show(chromium, url, size, dark=dark)

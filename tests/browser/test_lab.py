@@ -1,10 +1,5 @@
 """The retry lab in a browser: whatever a visitor does to the page, a cart is paid once."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 
 from idempotency.models import IdempotencyRecord
@@ -19,50 +14,50 @@ OFFLINE = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThrou
 
 
 class Lab:
-    def __init__(self, driver: Any, url: str) -> None:
+    def __init__(self, driver, url):
         self.driver = driver
         self.url = f"{url}/lab/"
         self.carts = 1
         self.open()
 
-    def open(self) -> None:
+    def open(self):
         self.driver.get(self.url)
 
-    def take_new_cart(self) -> None:
+    def take_new_cart(self):
         cart = "return document.body.dataset.cart"
         before = self.driver.execute_script(cart)
         self.driver.execute_script("document.forms[0].submit()")
         self.until(lambda: self.driver.execute_script(cart) not in (None, before))
         self.carts += 1
 
-    def until(self, condition: Callable[[], Any]) -> Any:
+    def until(self, condition):
         from selenium.webdriver.support.wait import WebDriverWait
 
         return WebDriverWait(self.driver, 60, poll_frequency=0.05).until(lambda _: condition())
 
-    def text(self, name: str) -> str:
+    def text(self, name):
         return str(self.driver.execute_script("return document.getElementById(arguments[0]).textContent", name))
 
-    def work_slowly(self) -> None:
+    def work_slowly(self):
         script = "const slider = document.getElementById('latency'); slider.value = arguments[0];"
         self.driver.execute_script(f"{script} slider.dispatchEvent(new Event('input'))", SLOW)
 
-    def press(self, times: int = 1) -> None:
+    def press(self, times=1):
         self.driver.execute_script(
             "for (let press = 0; press < arguments[0]; press += 1) document.getElementById('pay').click()", times
         )
 
-    def is_under_way(self) -> bool:
+    def is_under_way(self):
         return IdempotencyRecord.objects.filter(status="in_progress").exists()
 
-    def must_be_paid(self) -> None:
+    def must_be_paid(self):
         self.until(lambda: self.text("outcome") == "Paid.")
         assert Charge.objects.count() == self.carts
         self.until(lambda: self.text("protected-effects") == "1 charge")
 
 
 @pytest.fixture
-def lab(chromium: Any, live_server: Any) -> Iterator[Lab]:
+def lab(chromium, live_server):
     chromium.get(f"{live_server.url}/health/")
     chromium.delete_all_cookies()
     chromium.execute_script("localStorage.clear()")
@@ -81,7 +76,7 @@ def lab(chromium: Any, live_server: Any) -> Iterator[Lab]:
 KEY_OF = "return JSON.parse(localStorage.getItem(`pay-once:${document.body.dataset.cart}`)).key"
 
 
-def test_a_cart_is_paid_once_whatever_its_visitor_does(lab: Lab) -> None:
+def test_a_cart_is_paid_once_whatever_its_visitor_does(lab):
     lab.press(times=2)  # a double click
     lab.must_be_paid()
     lab.until(lambda: lab.text("unprotected-effects") == "2 charges")
@@ -154,7 +149,7 @@ import("/lab/static/pay-once.js").then(async ({ payOnce }) => {
 """
 
 
-def test_whatever_a_proxy_says_of_the_wait_it_is_bounded_and_a_removed_key_ends_it(lab: Lab) -> None:
+def test_whatever_a_proxy_says_of_the_wait_it_is_bounded_and_a_removed_key_ends_it(lab):
     status, waits, gone = lab.driver.execute_async_script(WAITS)
     assert gone is None, status
     waits = [wait for wait in waits if wait != 400]  # the page looks at the state so often

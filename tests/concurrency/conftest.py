@@ -1,9 +1,7 @@
 """The protected views of ``urls``, an account, and a client that several threads may use at once."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ Post = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
-def _fresh_handler(settings: Any) -> Iterator[None]:
+def _fresh_handler(settings):
     settings.ROOT_URLCONF = "tests.concurrency.urls"
     handler.reset()
     yield
@@ -26,13 +24,13 @@ def _fresh_handler(settings: Any) -> Iterator[None]:
 
 
 @pytest.fixture
-def account(transactional_db: None) -> str:
+def account(transactional_db):
     return str(get_user_model().objects.create(username="alice").pk)
 
 
 @pytest.fixture
-def post(account: str) -> Post:
-    def post(path: str = "/inside/", key: str = "k", label: str = "one", account: str = account) -> Any:
+def post(account):
+    def post(path="/inside/", key="k", label="one", account=account):
         return Client(raise_request_exception=False).post(
             path,
             {"label": label},
@@ -44,10 +42,10 @@ def post(account: str) -> Post:
 
 
 @pytest.fixture
-def cut_off(post: Post) -> Callable[[str], None]:
+def cut_off(post):
     """Leave a record as a killed process does, after its lease."""
 
-    def cut_off(path: str) -> None:
+    def cut_off(path):
         post(path)
         abandon()
         end_lease()
@@ -57,7 +55,7 @@ def cut_off(post: Post) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def renewals(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+def renewals(monkeypatch):
     """Released before each renewal by a heartbeat."""
     renewals = threading.Semaphore(0)
     monkeypatch.setitem(fault_point, "heartbeat.before", renewals.release)

@@ -1,10 +1,6 @@
 """What handlers and stores do in trouble, and how an answer names it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
@@ -12,15 +8,15 @@ from django.db import OperationalError, connection
 from tests.concurrency.racing import elsewhere
 
 
-def fail(request: Any = None) -> None:
+def fail(request=None):
     raise RuntimeError("on purpose")
 
 
-def unreachable(*args: Any, **kwargs: Any) -> Any:
+def unreachable(*args, **kwargs):
     raise OperationalError("server closed the connection unexpectedly")
 
 
-def server_error(sqlstate: str) -> Exception:
+def server_error(sqlstate):
     """What PostgreSQL says with this SQLSTATE. It says none if the connection was lost."""
     from psycopg import Error
 
@@ -31,12 +27,12 @@ def server_error(sqlstate: str) -> Exception:
     return error
 
 
-def cut_connection(request: Any = None) -> None:
+def cut_connection(request=None):
     """End this thread's session from another one, as an idle timeout, a proxy or a fail-over does."""
     connection.ensure_connection()
     pid = connection.connection.info.backend_pid
 
-    def end() -> None:
+    def end():
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
 
@@ -44,7 +40,7 @@ def cut_connection(request: Any = None) -> None:
 
 
 @contextmanager
-def failing_database(owner: Any, *names: str) -> Iterator[None]:
+def failing_database(owner, *names):
     """In the block these functions find the database out of reach."""
     with pytest.MonkeyPatch.context() as patched:
         for name in names:
@@ -53,11 +49,11 @@ def failing_database(owner: Any, *names: str) -> Iterator[None]:
 
 
 @contextmanager
-def just_before(owner: Any, name: str, happens: Callable[..., object]) -> Iterator[None]:
+def just_before(owner, name, happens):
     """In the block something happens at each call of this function, with its arguments, and then the call is made."""
     function = getattr(owner, name)
 
-    def late(*args: Any, **kwargs: Any) -> Any:
+    def late(*args, **kwargs):
         happens(*args, **kwargs)
         return function(*args, **kwargs)
 
@@ -66,7 +62,7 @@ def just_before(owner: Any, name: str, happens: Callable[..., object]) -> Iterat
         yield
 
 
-def problem(answer: Any) -> tuple[int, str]:
+def problem(answer):
     """Status and code of an answer that is a problem."""
     assert answer["Content-Type"] == "application/problem+json"
     return answer.status_code, str(answer.json()["code"])

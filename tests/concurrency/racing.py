@@ -1,10 +1,7 @@
 """Threads that start together or are held, and whose errors surface."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -18,11 +15,11 @@ T = TypeVar("T")
 PATIENCE = 60
 
 
-def race(calls: Sequence[Callable[[], T]]) -> list[T]:
+def race(calls):
     """Call all at once, each in a thread of its own with its own connections; the results in the calls' order."""
     start = threading.Barrier(len(calls))
 
-    def run(call: Callable[[], T]) -> T:
+    def run(call):
         start.wait(PATIENCE)
         return _call(call)
 
@@ -30,13 +27,13 @@ def race(calls: Sequence[Callable[[], T]]) -> list[T]:
         return [future.result(PATIENCE) for future in [pool.submit(run, call) for call in calls]]
 
 
-def elsewhere(call: Callable[[], T]) -> T:
+def elsewhere(call):
     """What it returns in another thread, and so on other connections."""
     return race([call])[0]
 
 
 @contextmanager
-def held(call: Callable[[], T], gate: Gate) -> Iterator[Future[T]]:
+def held(call, gate):
     """The call stands at its gate in the background of the block, and is done when the block has ended."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(_call, call)
@@ -48,7 +45,7 @@ def held(call: Callable[[], T], gate: Gate) -> Iterator[Future[T]]:
         future.result(PATIENCE)  # its errors are the test's
 
 
-def is_waited_for() -> bool:
+def is_waited_for():
     """Whether a statement waits for a lock of this thread's transaction, on PostgreSQL."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))")
@@ -56,11 +53,11 @@ def is_waited_for() -> bool:
 
 
 @contextmanager
-def changing_elsewhere(changes: Callable[[], object], then: Callable[[], object] = lambda: None) -> Iterator[None]:
+def changing_elsewhere(changes, then=lambda: None):
     """Another transaction has made changes, and commits them once a statement of the block waits for it."""
     changed = threading.Event()
 
-    def change_and_hold() -> None:
+    def change_and_hold():
         with transaction.atomic():
             changes()
             changed.set()
@@ -74,7 +71,7 @@ def changing_elsewhere(changes: Callable[[], object], then: Callable[[], object]
         other.result(PATIENCE)
 
 
-def _call(call: Callable[[], T]) -> T:
+def _call(call):
     try:
         return call()
     finally:
@@ -84,16 +81,16 @@ def _call(call: Callable[[], T]) -> T:
 class Gate:
     """Where a handler stops until the test lets it go on."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._reached = threading.Event()
         self._open = threading.Event()
 
-    def pass_through(self) -> None:
+    def pass_through(self):
         self._reached.set()
         assert self._open.wait(PATIENCE), "nobody opened the gate"
 
-    def wait_until_reached(self) -> None:
+    def wait_until_reached(self):
         assert self._reached.wait(PATIENCE), "nobody reached the gate"
 
-    def open(self) -> None:
+    def open(self):
         self._open.set()

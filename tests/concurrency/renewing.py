@@ -1,13 +1,9 @@
 """Work that outlives its lease, and the renewals that keep it."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime, timedelta
+from contextlib import nullcontext
+from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import pytest
 from django.db import connections
@@ -20,16 +16,16 @@ from tests.providers import eventually
 
 #: A third of it passes before the first renewal, and all of it if that never comes.
 LEASE = timedelta(seconds=6)
-OUTSIDE: dict[str, Any] = {"transaction": False, "recovery": REEXECUTE}
+OUTSIDE = {"transaction": False, "recovery": REEXECUTE}
 
 
-def lease_end(key: str) -> datetime:
+def lease_end(key):
     end = IdempotencyRecord.objects.using("default").get(idempotency_key=key).lease_expires_at
     assert end is not None
     return end
 
 
-def wait_for_a_renewal(key: str) -> None:
+def wait_for_a_renewal(key):
     """Wait until the lease has been renewed, or is lost."""
     first_end = lease_end(key)
     assert eventually(lambda: lease_end(key) > first_end or require_claim().lost)
@@ -38,12 +34,12 @@ def wait_for_a_renewal(key: str) -> None:
 class Work:
     """An operation with an effect outside, which takes longer than its lease. Meanwhile its client retries."""
 
-    def __init__(self, name: str, **policy: Any) -> None:
-        self.effects: Counter[str] = Counter()
+    def __init__(self, name, **policy):
+        self.effects = Counter()
         operation = Operation(name, lease=LEASE, heartbeat=60 * LEASE, **policy)
         self._claim = partial(claim, operation, account_id="1")
 
-    def do(self, key: str, during: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+    def do(self, key, during=nullcontext):
         with self._claim(key=key) as run:
             self.effects[key] += 1
             with during():
@@ -52,7 +48,7 @@ class Work:
                     elsewhere(partial(self._retry, key))
             run.result = 1
 
-    def _retry(self, key: str) -> None:
+    def _retry(self, key):
         if "pooled" in connections.settings:  # by another way than a pool without a free session
             connections["pooled"] = connections["default"].copy(alias="pooled")
         with self._claim(key=key) as run:

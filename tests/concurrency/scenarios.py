@@ -1,12 +1,8 @@
 """Handlers that begin, fail and end in every way, on PostgreSQL. Each is in ``SCENARIOS``."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.db import DatabaseError, connection, connections, transaction
@@ -50,11 +46,11 @@ INSERT = (
 )
 
 
-def write(label: str = "one", account: int | None = None) -> None:
+def write(label="one", account=None):
     Transfer.objects.create(account_id=account or get_user_model().objects.values_list("pk")[:1], amount=1, label=label)
 
 
-def execute(sql: Any, *parameters: Any) -> Any:
+def execute(sql, *parameters):
     """What a statement gives, without what differs from run to run."""
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters or None)
@@ -62,7 +58,7 @@ def execute(sql: Any, *parameters: Any) -> Any:
         return [found, cursor.rowcount, cursor.statusmessage, cursor.nextset()]
 
 
-def of(error: BaseException | None) -> list[list[Any]]:
+def of(error):
     """An error and its causes."""
     found = []
     while error is not None:
@@ -71,11 +67,11 @@ def of(error: BaseException | None) -> list[list[Any]]:
     return found
 
 
-def first(*statements: Any) -> Callable[[], Any]:
+def first(*statements):
     """A handler that begins with these statements and then writes. It continues after an error."""
 
-    def handler() -> Any:
-        seen: list[Any] = []
+    def handler():
+        seen = []
         for statement in statements:
             try:
                 seen.append(execute(*statement) if isinstance(statement, tuple) else execute(statement))
@@ -88,12 +84,12 @@ def first(*statements: Any) -> Callable[[], Any]:
     return handler
 
 
-def in_turn(*calls: Callable[[], Any]) -> Callable[[], Any]:
+def in_turn(*calls):
     """A handler that makes these calls and returns what the last one does."""
     return lambda: [call() for call in calls][-1]
 
 
-def swallow(call: Callable[[], Any], error: type[Exception] = DatabaseError) -> None:
+def swallow(call, error=DatabaseError):
     with suppress(error):
         call()
 
@@ -101,17 +97,17 @@ def swallow(call: Callable[[], Any], error: type[Exception] = DatabaseError) -> 
 divide_by_zero = partial(execute, "SELECT 1 / 0")
 
 
-def cut_first_attempt() -> None:
+def cut_first_attempt():
     if record().attempt == 1:
         cut_connection()
 
 
-def execute_in_a_transaction_of_the_driver() -> None:
+def execute_in_a_transaction_of_the_driver():
     with connection.connection.transaction():
         execute(INSERT)
 
 
-SCENARIOS: dict[str, Callable[[], Any]] = {
+SCENARIOS = {
     # The first statement
     "a select": first("SELECT 1"),
     "an insert": first(INSERT),
@@ -176,20 +172,20 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
 }
 
 
-def scenario(handler: Callable[[], Any]) -> Callable[[], Any]:
+def scenario(handler):
     SCENARIOS[handler.__name__] = handler
     return handler
 
 
 @scenario
-def select_for_update_by_a_cursor_of_the_server() -> list[str]:
+def select_for_update_by_a_cursor_of_the_server():
     found = [user.username for user in get_user_model().objects.select_for_update().iterator(chunk_size=1)]
     write()
     return [*found, *(row.label for row in Transfer.objects.iterator(chunk_size=1))]
 
 
 @scenario
-def copy_first() -> list[Any]:
+def copy_first():
     with connection.cursor() as cursor, cursor.copy("COPY auth_user (username) TO STDOUT") as copy:
         rows = list(copy.rows())
     write()
@@ -197,35 +193,35 @@ def copy_first() -> list[Any]:
 
 
 @scenario
-def a_procedure_first() -> Any:
+def a_procedure_first():
     with connection.cursor() as cursor:
         cursor.callproc("upper", ["a"])
         return cursor.fetchall()
 
 
 @scenario
-def many_first() -> Any:
+def many_first():
     with connection.cursor() as cursor:
         cursor.executemany("SELECT set_config('edge.' || %s, '1', true)", [["a"], ["b"]])
     return execute("SELECT current_setting('edge.b')")
 
 
 @scenario
-def a_composed_statement_first() -> Any:
+def a_composed_statement_first():
     from psycopg import sql
 
     return execute(sql.SQL("SELECT {}").format(sql.Literal(1)))
 
 
 @scenario
-def a_pipeline_first() -> Any:
+def a_pipeline_first():
     with connection.connection.pipeline():
         execute(INSERT)
     return execute("SELECT 1")
 
 
 @scenario
-def the_driver_is_told_to_read_only() -> Any:
+def the_driver_is_told_to_read_only():
     connection.connection.read_only = True
     try:
         return execute(INSERT)
@@ -235,8 +231,8 @@ def the_driver_is_told_to_read_only() -> Any:
 
 
 @scenario
-def a_wrapper_that_writes_before_each_statement() -> Any:
-    def wrapper(execute: Any, sql: str, *rest: Any) -> Any:
+def a_wrapper_that_writes_before_each_statement():
+    def wrapper(execute, sql, *rest):
         if sql != INSERT:
             with connection.cursor() as cursor:
                 cursor.execute(INSERT)
@@ -247,7 +243,7 @@ def a_wrapper_that_writes_before_each_statement() -> Any:
 
 
 @scenario
-def rows_of_a_first_statement_one_by_one() -> Any:
+def rows_of_a_first_statement_one_by_one():
     with connection.cursor() as cursor:
         cursor.execute("SELECT generate_series(1, 5) AS n")
         assert cursor.description is not None
@@ -255,13 +251,13 @@ def rows_of_a_first_statement_one_by_one() -> Any:
 
 
 @scenario
-def taken_over_while_the_update_waits() -> None:
+def taken_over_while_the_update_waits():
     """The record matches when the update begins, and does not when the update gets its lock."""
     if record().attempt > 1:
         return
     locked = threading.Event()
 
-    def take_over() -> None:
+    def take_over():
         with transaction.atomic():
             IdempotencyRecord.objects.update(attempt=2)
             locked.set()
@@ -274,8 +270,8 @@ def taken_over_while_the_update_waits() -> None:
 
 
 @scenario
-def a_write_skew() -> None:
-    def insert_as_well() -> None:
+def a_write_skew():
+    def insert_as_well():
         with transaction.atomic():
             execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
             write(f"{Transfer.objects.count()} before")

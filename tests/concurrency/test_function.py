@@ -1,10 +1,5 @@
 """``claim()``: a block of code as one logical operation, without HTTP."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 from django.db import transaction
 
@@ -27,13 +22,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def _own_operations() -> Iterator[None]:
+def _own_operations():
     with forgetting_operations("function."):
         yield
 
 
-def send(account: str, **more: Any) -> Any:
-    arguments: dict[str, Any] = {"account_id": account, "key": "k", "payload": {"to": "bob"}} | more
+def send(account, **more):
+    arguments = {"account_id": account, "key": "k", "payload": {"to": "bob"}} | more
     with claim("function.send", **arguments) as run:
         if not run.replayed:
             transfer = Transfer.objects.create(account_id=int(account), amount=1, label="one")
@@ -41,7 +36,7 @@ def send(account: str, **more: Any) -> Any:
     return run
 
 
-def test_a_block_runs_once_and_keeps_its_result(account: str) -> None:
+def test_a_block_runs_once_and_keeps_its_result(account):
     first, second = send(account), send(account)
     assert (first.replayed, second.replayed) == (False, True)
     assert first.result == second.result
@@ -49,13 +44,13 @@ def test_a_block_runs_once_and_keeps_its_result(account: str) -> None:
     assert current_claim() is None
 
 
-def spoilt(account: str, spoil: Callable[[Any], Any]) -> None:
+def spoilt(account, spoil):
     with claim("function.send", account_id=account, key="k", payload={"to": "bob"}) as run:
         Transfer.objects.create(account_id=int(account), amount=1, label="undone")
         spoil(run)
 
 
-def test_a_block_that_raises_is_undone_and_released(account: str) -> None:
+def test_a_block_that_raises_is_undone_and_released(account):
     with pytest.raises(ZeroDivisionError):
         spoilt(account, lambda run: 1 / 0)
     assert effects() == []
@@ -63,13 +58,13 @@ def test_a_block_that_raises_is_undone_and_released(account: str) -> None:
 
 
 @pytest.mark.parametrize("result", [object(), float("nan"), {1, 2}], ids=["object", "nan", "set"])
-def test_a_result_that_is_not_json_undoes_the_block(account: str, result: Any) -> None:
+def test_a_result_that_is_not_json_undoes_the_block(account, result):
     with pytest.raises(TypeError, match="must be JSON"):
         spoilt(account, lambda run: setattr(run, "result", result))
     assert effects() == []
 
 
-def test_everything_else_has_an_exception_of_its_own(account: str) -> None:
+def test_everything_else_has_an_exception_of_its_own(account):
     with pytest.raises(AccountRequiredError):
         send(account, account_id=None)
     with pytest.raises(KeyInvalidError):
@@ -87,7 +82,7 @@ def test_everything_else_has_an_exception_of_its_own(account: str) -> None:
 
 @pytest.mark.failure_51
 @pytest.mark.sqlite  # PostgreSQL's json column refuses what is not JSON
-def test_a_damaged_result_is_unreadable_and_never_run_again(account: str) -> None:
+def test_a_damaged_result_is_unreadable_and_never_run_again(account):
     send(account)
     IdempotencyRecord.objects.update(response_body="{")
     with pytest.raises(OutcomeUnreadableError):
@@ -95,15 +90,15 @@ def test_a_damaged_result_is_unreadable_and_never_run_again(account: str) -> Non
     assert effects() == ["one"]
 
 
-def test_a_block_without_a_result_replays_none(account: str) -> None:
+def test_a_block_without_a_result_replays_none(account):
     for replayed in (False, True):
         with claim("function.send", account_id=account, key="k") as run:
             assert run.replayed is replayed
         assert run.result is None
 
 
-def test_a_policy_may_be_given_with_the_name(account: str) -> None:
-    def park() -> None:
+def test_a_policy_may_be_given_with_the_name(account):
+    def park():
         with claim("function.park", account_id=account, key="k", transaction=False, recovery=PARK):
             raise RuntimeError
 
@@ -114,7 +109,7 @@ def test_a_policy_may_be_given_with_the_name(account: str) -> None:
     assert record().status == "parked"
 
 
-def test_an_inner_block_has_a_claim_of_its_own(account: str) -> None:
+def test_an_inner_block_has_a_claim_of_its_own(account):
     outer_operation = Operation("function.park", transaction=False, recovery=PARK)
     with claim(outer_operation, account_id=account, key="outer") as outer:
         assert current_claim() is outer.claim

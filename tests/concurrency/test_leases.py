@@ -1,9 +1,6 @@
 """The life of a lease: renewed by hand, by the heartbeat, lost, and what a handler may still do then."""
 
-from __future__ import annotations
-
 import threading
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,7 +11,6 @@ from idempotency import claim, require_claim
 from idempotency.exceptions import LeaseLostError, OuterTransactionError, UnavailableError
 from idempotency.models import IdempotencyRecord
 from idempotency.store import store_for
-from tests.concurrency.conftest import Post
 from tests.concurrency.failures import failing_database
 from tests.concurrency.racing import PATIENCE, Gate, elsewhere, held
 from tests.concurrency.traces import effects, end_lease, is_replay, record, rows
@@ -22,7 +18,7 @@ from tests.concurrency.urls import handler
 from tests.providers import eventually
 
 
-def lease_left() -> float:
+def lease_left():
     row = record()
     read = store_for("default").read(row.scope)
     assert read is not None
@@ -33,10 +29,10 @@ def lease_left() -> float:
 
 
 @pytest.mark.parametrize("path", ["/inside/", "/again/"])
-def test_a_renewed_lease_runs_anew_and_others_see_it_at_once(post: Post, path: str) -> None:
-    left: list[float] = []
+def test_a_renewed_lease_runs_anew_and_others_see_it_at_once(post, path):
+    left = []
 
-    def renew(request: Any) -> None:
+    def renew(request):
         if connection.vendor == "sqlite" and path == "/inside/":
             # Nobody else can write while this transaction is open, so there is nothing to prolong.
             require_claim().renew()
@@ -54,10 +50,10 @@ def test_a_renewed_lease_runs_anew_and_others_see_it_at_once(post: Post, path: s
 
 # On SQLite an open transaction keeps everybody else from taking over.
 @pytest.mark.parametrize("path", [pytest.param("/inside/", marks=pytest.mark.postgres), "/again/"])
-def test_a_lost_lease_surfaces_in_the_handler_before_its_next_effect(post: Post, path: str) -> None:
-    winner: list[Any] = []
+def test_a_lost_lease_surfaces_in_the_handler_before_its_next_effect(post, path):
+    winner = []
 
-    def overtaken(request: Any) -> None:
+    def overtaken(request):
         current = require_claim()
         if current.attempt > 1:
             return
@@ -73,8 +69,8 @@ def test_a_lost_lease_surfaces_in_the_handler_before_its_next_effect(post: Post,
     assert effects() == ["one"]
 
 
-def test_a_renewal_that_can_not_reach_the_store_says_so(post: Post) -> None:
-    def renew(request: Any) -> None:
+def test_a_renewal_that_can_not_reach_the_store_says_so(post):
+    def renew(request):
         with failing_database(type(store_for("default")), "set_lease"), pytest.raises(UnavailableError):
             require_claim().renew()
 
@@ -85,11 +81,11 @@ def test_a_renewal_that_can_not_reach_the_store_says_so(post: Post) -> None:
 # The heartbeat
 
 
-def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post: Post, renewals: threading.Semaphore) -> None:
+def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post, renewals):
     """It runs until the lease has been renewed several times over; a duplicate meets a live claim throughout."""
-    duplicates: list[Any] = []
+    duplicates = []
 
-    def wait(request: Any) -> None:
+    def wait(request):
         for _ in range(5):  # the last of which begins after the first lease
             assert renewals.acquire(timeout=PATIENCE)
         duplicates.append(elsewhere(lambda: post("/heartbeat/")))
@@ -103,11 +99,11 @@ def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post: Post, 
 
 
 @pytest.mark.failure_4
-def test_a_heartbeat_ends_at_its_cap_and_the_claim_is_then_lost(post: Post) -> None:
+def test_a_heartbeat_ends_at_its_cap_and_the_claim_is_then_lost(post):
     """The worker hangs, its heartbeat lives. The lease ends after the cap, another attempt wins, the hung one stops."""
     gate = Gate()
 
-    def hang(request: Any) -> None:
+    def hang(request):
         if require_claim().attempt == 1:
             gate.pass_through()
             require_claim().ensure_owned()
@@ -122,19 +118,17 @@ def test_a_heartbeat_ends_at_its_cap_and_the_claim_is_then_lost(post: Post) -> N
     assert (handler.attempts, effects()) == ([1, 2], ["one"])
 
 
-def heartbeats() -> list[threading.Thread]:
+def heartbeats():
     return [thread for thread in threading.enumerate() if thread.name.startswith("idempotency-renewer-")]
 
 
 @pytest.mark.failure_4
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("error", [UnavailableError, MemoryError])  # it goes on after the one, and dies of the other
-def test_a_heartbeat_that_fails_stops_the_work_before_its_next_effect(
-    error: type[BaseException], post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_heartbeat_that_fails_stops_the_work_before_its_next_effect(error, post, monkeypatch):
     monkeypatch.setattr(type(store_for("default")), "set_lease", Mock(side_effect=error))
 
-    def wait_for_the_end(request: Any) -> None:
+    def wait_for_the_end(request):
         assert eventually(lambda: require_claim().lost)
         require_claim().derive_key("provider.charge")
 
@@ -143,10 +137,10 @@ def test_a_heartbeat_that_fails_stops_the_work_before_its_next_effect(
     assert effects() == []
 
 
-def test_a_heartbeat_that_finds_the_lease_lost_marks_the_claim(post: Post) -> None:
-    winner: list[Any] = []
+def test_a_heartbeat_that_finds_the_lease_lost_marks_the_claim(post):
+    winner = []
 
-    def overtaken(request: Any) -> None:
+    def overtaken(request):
         if require_claim().attempt > 1:
             return
         IdempotencyRecord.objects.update(attempt=5, lease_expires_at="2000-01-01T00:00Z")
@@ -160,14 +154,14 @@ def test_a_heartbeat_that_finds_the_lease_lost_marks_the_claim(post: Post) -> No
     assert late.content == winner[0].content
 
 
-def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(post: Post) -> None:
+def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(post):
     """On SQLite nobody could, and a heartbeat would wait for the handler's own lock."""
-    seen: list[int] = []
+    seen = []
 
-    def expiry() -> Any:
+    def expiry():
         return elsewhere(lambda: record().lease_expires_at)
 
-    def work(request: Any) -> None:
+    def work(request):
         if connection.vendor != "sqlite":
             at_first = expiry()
             assert eventually(lambda: expiry() > at_first)  # as others see it, while this transaction is open
@@ -184,8 +178,8 @@ def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(po
 
 @pytest.mark.failure_2
 @pytest.mark.postgres
-def test_a_transaction_left_idle_is_ended_by_the_database(post: Post) -> None:
-    def freeze(request: Any) -> None:
+def test_a_transaction_left_idle_is_ended_by_the_database(post):
+    def freeze(request):
         if require_claim().attempt == 1:
             pid = connection.connection.info.backend_pid
             assert eventually(lambda: not elsewhere(lambda: rows("SELECT FROM pg_stat_activity WHERE pid = %s", pid)))
@@ -198,7 +192,7 @@ def test_a_transaction_left_idle_is_ended_by_the_database(post: Post) -> None:
 
 
 class InATestCase(TestCase):
-    def test_a_lease_is_renewed_on_the_tests_own_connection(self) -> None:
+    def test_a_lease_is_renewed_on_the_tests_own_connection(self):
         with claim("race.heartbeat", account_id="1", key="k") as run:
             require_claim().renew()
             IdempotencyRecord.objects.update(attempt=2)
@@ -210,7 +204,7 @@ class InATestCase(TestCase):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_open_transaction_around_a_claim_block_is_refused() -> None:
+def test_an_open_transaction_around_a_claim_block_is_refused():
     with (
         pytest.raises(OuterTransactionError, match="non_atomic_requests"),
         transaction.atomic(),

@@ -1,12 +1,8 @@
 """Relays at once; publishers that commit out of order. On real connections."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from functools import partial
-from typing import Any
-from uuid import UUID
 
 import pytest
 from django.db import transaction
@@ -28,11 +24,11 @@ retried = Operation("tests.outbox_races.retried", transaction=False, recovery=Re
 
 
 @pytest.fixture(autouse=True)
-def _empty_broker() -> None:
+def _empty_broker():
     broker.reset()
 
 
-def publish_one(payload: object, **options: Any) -> OutboxMessage:
+def publish_one(payload, **options):
     with transaction.atomic():
         return publish("orders.placed", payload, sender=SENDER, **options)
 
@@ -42,10 +38,10 @@ def publish_one(payload: object, **options: Any) -> OutboxMessage:
 
 @pytest.mark.failure_55
 @pytest.mark.postgres
-def test_a_lower_id_that_commits_after_a_higher_one_was_sent_is_sent() -> None:
+def test_a_lower_id_that_commits_after_a_higher_one_was_sent_is_sent():
     gate = Gate()
 
-    def publish_slowly() -> int:
+    def publish_slowly():
         with transaction.atomic():
             message = publish("orders.placed", "first written", sender=SENDER)
             gate.pass_through()
@@ -61,20 +57,20 @@ def test_a_lower_id_that_commits_after_a_higher_one_was_sent_is_sent() -> None:
 
 
 @pytest.mark.postgres
-def test_two_attempts_that_publish_at_once_publish_one_message() -> None:
+def test_two_attempts_that_publish_at_once_publish_one_message():
     """One was frozen in its transaction; the other took over, and waits for the first one's end."""
     first_gate, second_gate = Gate(), Gate()
 
-    def publish_frozen_inside() -> None:
+    def publish_frozen_inside():
         with claim(retried, account_id="alice", key="k"), transaction.atomic():
             publish("orders.placed", {"id": 1}, sender=SENDER)
             first_gate.pass_through()
 
-    def overtaken() -> None:
+    def overtaken():
         with pytest.raises(LeaseLostError):
             publish_frozen_inside()
 
-    def publish_at_last() -> UUID:
+    def publish_at_last():
         with claim(retried, account_id="alice", key="k"):
             second_gate.pass_through()
             return publish_one({"id": 1}).message_id
@@ -92,11 +88,11 @@ def test_two_attempts_that_publish_at_once_publish_one_message() -> None:
 # Relays at once
 
 
-def relay(batch_size: int = 100) -> int:
+def relay(batch_size=100):
     return sum(batch.sent for batch in relay_batches(batch_size=batch_size))
 
 
-def test_relays_at_once_send_each_message_once_and_keep_the_order_of_each_key() -> None:
+def test_relays_at_once_send_each_message_once_and_keep_the_order_of_each_key():
     for number, key in itertools.product(range(20), ("a", "b", "c", "", "", "")):
         make_messages(ordering_key=key, payload=json.dumps([key, number]))
     sent = sum(race([partial(relay, 4)] * 4))
@@ -109,15 +105,15 @@ def test_relays_at_once_send_each_message_once_and_keep_the_order_of_each_key() 
     assert sorted(broker.payloads)[:60] == sorted(["", number] for number in [*range(20)] * 3)
 
 
-def test_relays_and_publishers_at_once_lose_nothing() -> None:
-    def publish_some(start: int) -> int:
+def test_relays_and_publishers_at_once_lose_nothing():
+    def publish_some(start):
         for number in range(start, start + 25):
             with transaction.atomic():
                 publish("orders.placed", number, sender=SENDER)
                 transaction.set_rollback(number % 5 == 0)  # FM 54, under load
         return 0
 
-    def relay_often() -> int:
+    def relay_often():
         return sum(relay(5) for _ in range(10))
 
     sent = sum(race([partial(publish_some, 0), partial(publish_some, 25), relay_often, relay_often]))
@@ -131,7 +127,7 @@ def test_relays_and_publishers_at_once_lose_nothing() -> None:
 @pytest.mark.except_sqlite
 @pytest.mark.failure_9
 @pytest.mark.parametrize("batch_size", [2, 100])
-def test_a_relay_frozen_while_it_takes_a_batch_holds_up_nobody(batch_size: int) -> None:
+def test_a_relay_frozen_while_it_takes_a_batch_holds_up_nobody(batch_size):
     """What it has locked is passed over, even a whole batch, and free again when the database ends its session."""
     held = make_messages(2)
     make_messages(3)
@@ -143,7 +139,7 @@ def test_a_relay_frozen_while_it_takes_a_batch_holds_up_nobody(batch_size: int) 
 
 
 @pytest.mark.except_sqlite
-def test_a_locked_message_ends_its_order_for_now_and_keeps_no_relay_waiting() -> None:
+def test_a_locked_message_ends_its_order_for_now_and_keeps_no_relay_waiting():
     _, second, _ = make_messages(3, ordering_key="a")
     with transaction.atomic():
         OutboxMessage.objects.select_for_update().get(pk=second)

@@ -1,20 +1,15 @@
 """Duplicates that arrive together. Effects are counted in the database, never from responses."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from functools import partial
-from typing import Any
 
 import pytest
 from django.db import connection
 
 from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol.execution import Running
 from tests.aliases import at_level
-from tests.concurrency.conftest import Post
 from tests.concurrency.failures import IN_PROGRESS, fail, just_before, problem
 from tests.concurrency.racing import PATIENCE, Gate, held, race
 from tests.concurrency.traces import abandon, effects, end_lease, end_retention, is_replay, record
@@ -23,7 +18,7 @@ from tests.concurrency.urls import handler
 
 @pytest.mark.scenario_1
 @pytest.mark.parametrize("count", [2, 200])
-def test_simultaneous_requests_with_one_key_have_one_effect(post: Post, count: int) -> None:
+def test_simultaneous_requests_with_one_key_have_one_effect(post, count):
     answers = race([post] * count)
 
     assert effects() == ["one"]
@@ -43,7 +38,7 @@ def test_simultaneous_requests_with_one_key_have_one_effect(post: Post, count: i
     "all_inside",
     [False, pytest.param(True, marks=pytest.mark.postgres)],  # SQLite has one writer at a time, whoever asks
 )
-def test_forty_keys_at_once_all_take_effect_and_block_nobody(post: Post, all_inside: bool) -> None:
+def test_forty_keys_at_once_all_take_effect_and_block_nobody(post, all_inside):
     everybody = threading.Barrier(40)
     if all_inside:
         handler.after = lambda request: everybody.wait(PATIENCE) and None
@@ -54,7 +49,7 @@ def test_forty_keys_at_once_all_take_effect_and_block_nobody(post: Post, all_ins
 
 
 @pytest.mark.parametrize("before", ["released", "abandoned", "past retention"])
-def test_of_many_that_find_a_claimable_record_one_wins(post: Post, before: str) -> None:
+def test_of_many_that_find_a_claimable_record_one_wins(post, before):
     handler.before = fail if before == "released" else lambda request: None
     post()
     handler.reset()
@@ -81,12 +76,10 @@ def test_of_many_that_find_a_claimable_record_one_wins(post: Post, before: str) 
         pytest.param("before its transaction", [2, 1], marks=pytest.mark.failure_1),
     ],
 )
-def test_a_worker_that_outlived_its_lease_leaves_nothing_and_answers_as_the_winner(
-    post: Post, stalls: str, attempts: list[int]
-) -> None:
+def test_a_worker_that_outlived_its_lease_leaves_nothing_and_answers_as_the_winner(post, stalls, attempts):
     gate = Gate()
 
-    def stall_before(run: Running, *rest: object) -> None:
+    def stall_before(run, *rest):
         if run.claim.attempt == 1 and stalls == "before its transaction":
             gate.pass_through()
 
@@ -107,10 +100,10 @@ def test_a_worker_that_outlived_its_lease_leaves_nothing_and_answers_as_the_winn
 
 @pytest.mark.scenario_24
 @pytest.mark.postgres
-def test_a_stale_owner_that_fails_does_not_free_the_live_claim(post: Post) -> None:
+def test_a_stale_owner_that_fails_does_not_free_the_live_claim(post):
     stale, live = Gate(), Gate()
 
-    def after(request: Any) -> None:
+    def after(request):
         if handler.attempts == [1]:
             stale.pass_through()
             fail()
@@ -130,7 +123,7 @@ def test_a_stale_owner_that_fails_does_not_free_the_live_claim(post: Post) -> No
 
 
 @pytest.mark.scenario_12
-def test_a_lost_lease_without_an_outcome_yet_is_in_progress(post: Post) -> None:
+def test_a_lost_lease_without_an_outcome_yet_is_in_progress(post):
     """The stalled worker finds its record claimed by another that has not finished."""
     with just_before(exchange, "running", lambda *rest: IdempotencyRecord.objects.update(attempt=2)):
         late = post()
@@ -152,13 +145,13 @@ FROZEN = {
         pytest.param("in its claim", marks=pytest.mark.failure_15),
     ],
 )
-def test_a_worker_that_is_frozen_and_holds_a_lock_is_not_waited_for(post: Post, cut_off: Any, frozen: str) -> None:
+def test_a_worker_that_is_frozen_and_holds_a_lock_is_not_waited_for(post, cut_off, frozen):
     """It never answers. Where it is frozen in its commit its lease is over."""
     if frozen == "in its commit":
         cut_off("/inside/")
     gate = Gate()
 
-    def freeze() -> None:
+    def freeze():
         with connection.cursor() as cursor:
             cursor.execute("BEGIN")
             cursor.execute(FROZEN[frozen])
@@ -175,7 +168,7 @@ def test_a_worker_that_is_frozen_and_holds_a_lock_is_not_waited_for(post: Post, 
 @pytest.mark.failure_16
 @pytest.mark.postgres
 @pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
-def test_a_stricter_isolation_level_changes_nothing(post: Post, level: str) -> None:
+def test_a_stricter_isolation_level_changes_nothing(post, level):
     with at_level(level):
         for round_number in range(5):
             answers = race([partial(post, key=f"k{round_number}", label=str(round_number))] * 20)

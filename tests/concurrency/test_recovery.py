@@ -1,10 +1,5 @@
 """What becomes of a claim whose process disappeared, by declaration: inline at a retry, and by the sweep."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
@@ -17,7 +12,6 @@ from idempotency.operate.sweep import recover_once
 from idempotency.operation import registry
 from idempotency.options.values import MAX_WAIT
 from idempotency.protocol import acquisition, ownership
-from tests.concurrency.conftest import Post
 from tests.concurrency.failures import IN_PROGRESS, UNKNOWN, failing_database, just_before, problem
 from tests.concurrency.racing import PATIENCE, Gate, held
 from tests.concurrency.traces import effects, end_lease, is_replay, record, state
@@ -25,12 +19,12 @@ from tests.concurrency.urls import handler
 from tests.operations import redeclare
 
 
-def found_completed(row: IdempotencyRecord) -> Completed:
+def found_completed(row):
     return Completed(JsonResponse({"id": 7, "found": True}, status=201))
 
 
 @pytest.fixture
-def abandoned_one(cut_off: Callable[[str], None]) -> None:
+def abandoned_one(cut_off):
     """A process was killed in an operation that declares a reconciler, and its lease is over."""
     cut_off("/reconciled/")
 
@@ -39,8 +33,8 @@ def abandoned_one(cut_off: Callable[[str], None]) -> None:
 
 
 @pytest.mark.scenario_3
-def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post: Post, abandoned_one: None) -> None:
-    seen: list[IdempotencyRecord] = []
+def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post, abandoned_one):
+    seen = []
     handler.find_out = lambda row: seen.append(row) or found_completed(row)
     answers = [post("/reconciled/") for _ in range(3)]
 
@@ -50,14 +44,14 @@ def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post: Post, 
     assert (handler.attempts, effects(), record().status) == ([], [], "completed")
 
 
-def test_what_was_not_executed_runs_under_the_reconcilers_own_attempt(post: Post, abandoned_one: None) -> None:
+def test_what_was_not_executed_runs_under_the_reconcilers_own_attempt(post, abandoned_one):
     handler.find_out = lambda row: NotExecuted()
     assert post("/reconciled/").json()["attempt"] == 2
     assert (handler.attempts, effects()) == ([2], ["one"])
 
 
-def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post: Post, abandoned_one: None) -> None:
-    asked: list[int] = []
+def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post, abandoned_one):
+    asked = []
     handler.find_out = lambda row: asked.append(row.attempt) or Unknown()
     for attempt in (2, 3):
         answer = post("/reconciled/")
@@ -79,22 +73,22 @@ def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post
         lambda row: Completed(object()),
     ],
 )
-def test_a_reconciler_that_fails_has_said_nothing(post: Post, abandoned_one: None, broken: Any, caplog: Any) -> None:
+def test_a_reconciler_that_fails_has_said_nothing(post, abandoned_one, broken, caplog):
     handler.find_out = broken
     assert post("/reconciled/").status_code == 409
     assert (record().status, effects()) == ("in_progress", [])
     assert "race.reconciled" in caplog.text
 
 
-def test_another_payload_never_reaches_the_reconciler(post: Post, abandoned_one: None) -> None:
+def test_another_payload_never_reaches_the_reconciler(post, abandoned_one):
     handler.find_out = lambda row: pytest.fail("asked for somebody else's request")
     assert post("/reconciled/", label="other").status_code == 422
 
 
-def test_only_one_reconciler_works_on_a_record(post: Post, abandoned_one: None) -> None:
+def test_only_one_reconciler_works_on_a_record(post, abandoned_one):
     gate, asked = Gate(), []
 
-    def slowly(row: IdempotencyRecord) -> Completed:
+    def slowly(row):
         asked.append(row.attempt)
         gate.pass_through()
         return found_completed(row)
@@ -110,12 +104,12 @@ def test_only_one_reconciler_works_on_a_record(post: Post, abandoned_one: None) 
 @pytest.mark.parametrize("by", ["a retry", "the sweep"])
 @pytest.mark.parametrize("finding", [Completed(HttpResponse("stale")), NotExecuted()])
 def test_what_a_reconciler_found_while_another_took_over_is_not_recorded_and_lets_nothing_run(
-    post: Post, abandoned_one: None, finding: Any, by: str
-) -> None:
+    post, abandoned_one, finding, by
+):
     """It slept past its lease. The other one asked as well, and found that nothing had been executed."""
-    winner: list[Any] = []
+    winner = []
 
-    def overtaken(row: IdempotencyRecord) -> Any:
+    def overtaken(row):
         if row.attempt > 2:
             return NotExecuted()
         end_lease()
@@ -131,7 +125,7 @@ def test_what_a_reconciler_found_while_another_took_over_is_not_recorded_and_let
     assert is_replay(post("/reconciled/"), winner[0])
 
 
-def test_a_sweep_that_lost_its_claim_before_the_release_counts_nothing(post: Post, abandoned_one: None) -> None:
+def test_a_sweep_that_lost_its_claim_before_the_release_counts_nothing(post, abandoned_one):
     handler.find_out = lambda row: NotExecuted()
     with just_before(ownership, "release", lambda held: IdempotencyRecord.objects.update(attempt=9)):
         assert recover_once().touched == 0
@@ -139,9 +133,7 @@ def test_a_sweep_that_lost_its_claim_before_the_release_counts_nothing(post: Pos
 
 
 @pytest.mark.parametrize(("finding", "statement"), [(Completed({}), "complete"), (Unknown(), "postpone")])
-def test_a_finding_that_can_not_be_recorded_is_asked_for_again(
-    post: Post, abandoned_one: None, finding: Any, statement: str
-) -> None:
+def test_a_finding_that_can_not_be_recorded_is_asked_for_again(post, abandoned_one, finding, statement):
     handler.find_out = lambda row: finding
     with failing_database(ownership, statement):
         assert post("/reconciled/").status_code == 503
@@ -154,8 +146,8 @@ def test_a_finding_that_can_not_be_recorded_is_asked_for_again(
     assert post("/reconciled/").status_code == 201
 
 
-def test_a_claim_that_was_renewed_since_the_sweep_saw_it_is_left_alone(abandoned_one: None) -> None:
-    def renew(*args: Any) -> None:
+def test_a_claim_that_was_renewed_since_the_sweep_saw_it_is_left_alone(abandoned_one):
+    def renew(*args):
         IdempotencyRecord.objects.update(lease_expires_at="2100-01-01T00:00Z")
 
     with just_before(acquisition, "take_over_abandoned", renew):
@@ -166,7 +158,7 @@ def test_a_claim_that_was_renewed_since_the_sweep_saw_it_is_left_alone(abandoned
 # Declarations
 
 
-def test_a_reconciler_is_declared_with_a_function_and_a_bound() -> None:
+def test_a_reconciler_is_declared_with_a_function_and_a_bound():
     for wrong in ({"find_out": 7}, {"find_out": print, "max_attempts": 0}, {"find_out": print, "max_attempts": True}):
         with pytest.raises(ImproperlyConfigured, match="Reconcile"):
             Reconcile(**wrong)
@@ -176,14 +168,14 @@ def test_a_reconciler_is_declared_with_a_function_and_a_bound() -> None:
         _ = operation.reconcile
 
 
-def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(post, monkeypatch):
     """It finds the claim live at least once, for the claimant stops before its transaction."""
     redeclare(monkeypatch, "race.inside", in_progress=Wait(MAX_WAIT.total_seconds()))
     gate, looked = Gate(), Gate()
     looked.open()
     acquire = acquisition.acquire
 
-    def look(*args: Any, **options: Any) -> Any:
+    def look(*args, **options):
         try:
             return acquire(*args, **options)
         except InProgressError:

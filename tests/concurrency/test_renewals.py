@@ -1,14 +1,9 @@
 """Renewals while the server of one database is silent, and where no connection of a pool is free."""
 
-from __future__ import annotations
-
 import os
-import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -28,14 +23,14 @@ BRIEF = timedelta(seconds=0.9)
 
 
 @pytest.fixture
-def silent(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+def silent(transactional_db, monkeypatch):
     """Records of operations named ``silent.…`` are reached over this proxy."""
     with Proxy(os.environ["DATABASE_URL"]) as proxy, another_alias(monkeypatch, "silent", proxy.url):
         yield proxy
 
 
 @contextmanager
-def silence(proxy: Proxy) -> Iterator[None]:
+def silence(proxy):
     """In the block, clients hear nothing from the server."""
     proxy.holding = True
     try:
@@ -45,7 +40,7 @@ def silence(proxy: Proxy) -> Iterator[None]:
 
 
 @pytest.mark.failure_78
-def test_a_silent_database_takes_no_lease_in_another_one(silent: Proxy) -> None:
+def test_a_silent_database_takes_no_lease_in_another_one(silent):
     work = Work("tests.beside_silence", **OUTSIDE)
     with claim("silent.one", account_id="1", key="k", lease=BRIEF, heartbeat=timedelta(minutes=5)) as run:
         wait_for_a_renewal("k")
@@ -57,9 +52,7 @@ def test_a_silent_database_takes_no_lease_in_another_one(silent: Proxy) -> None:
 
 @pytest.mark.failure_78
 @pytest.mark.parametrize("since", ["before the connection", "before the statement"])
-def test_leases_are_renewed_again_once_a_silent_server_answers(
-    silent: Proxy, since: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leases_are_renewed_again_once_a_silent_server_answers(silent, since, monkeypatch):
     """What the server had not answered by then it never answers."""
     monkeypatch.setattr(own_connection, "LIMIT", 1)
     # The heartbeat keeps the renewer and its session.
@@ -77,7 +70,7 @@ def test_leases_are_renewed_again_once_a_silent_server_answers(
 
 
 @pytest.fixture
-def full_pool() -> Iterator[None]:
+def full_pool():
     """Threads wait in vain for as long as a handler has the session."""
     with pool_of_one(timeout=0.2):
         yield
@@ -86,7 +79,7 @@ def full_pool() -> Iterator[None]:
 @pytest.mark.postgres
 @pytest.mark.failure_75
 @pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["True", "False"])
-def test_a_handler_renews_though_the_pool_has_no_connection_left(full_pool: None, policy: dict[str, Any]) -> None:
+def test_a_handler_renews_though_the_pool_has_no_connection_left(full_pool, policy):
     with claim(f"tests.pool.{bool(policy)}", account_id="1", key="k", **policy) as run:
         held = require_claim()
         if policy:
@@ -98,9 +91,7 @@ def test_a_handler_renews_though_the_pool_has_no_connection_left(full_pool: None
 
 @pytest.mark.postgres
 @pytest.mark.failure_75
-def test_a_heartbeat_beats_though_the_pool_has_no_connection_left(
-    full_pool: None, renewals: threading.Semaphore
-) -> None:
+def test_a_heartbeat_beats_though_the_pool_has_no_connection_left(full_pool, renewals):
     with claim("tests.pool.beating", account_id="1", key="k", lease=BRIEF, heartbeat=10 * BRIEF) as run:
         connection.ensure_connection()
         for _ in range(5):  # longer than the lease

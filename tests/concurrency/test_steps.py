@@ -1,7 +1,5 @@
 """Steps: phases whose results outlive the attempt that ran them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
@@ -16,7 +14,6 @@ from idempotency import require_claim
 from idempotency.exceptions import LeaseLostError
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.protocol import acquisition, steps
-from tests.concurrency.conftest import Post
 from tests.concurrency.failures import fail, unreachable
 from tests.concurrency.traces import effects, end_retention
 from tests.concurrency.urls import handler
@@ -26,22 +23,22 @@ Attempt = Callable[..., int]
 
 
 @pytest.fixture
-def attempt(post: Post) -> Attempt:
-    def attempt(work: Callable[[], object], path: str = "/again/") -> int:
+def attempt(post):
+    def attempt(work, path="/again/"):
         handler.before = lambda request: work()
         return int(post(path).status_code)
 
     return attempt
 
 
-def step(name: Any, call: Callable[[], object]) -> Any:
+def step(name, call):
     return require_claim().step(name, call)
 
 
-def test_a_step_that_finished_is_not_run_again(attempt: Attempt) -> None:
-    calls: list[str] = []
+def test_a_step_that_finished_is_not_run_again(attempt):
+    calls = []
 
-    def phases() -> None:
+    def phases():
         first = step("first", lambda: calls.append("first") or {"id": (1, 2)})
         assert first == {"id": [1, 2]}  # as JSON gives it back, the first time too
         if len(calls) < 2:
@@ -55,10 +52,10 @@ def test_a_step_that_finished_is_not_run_again(attempt: Attempt) -> None:
     assert sorted(IdempotencyStep.objects.values_list("name", flat=True)) == ["first", "second"]
 
 
-def test_a_step_that_was_cut_off_gets_the_same_derived_key_again(attempt: Attempt) -> None:
-    derived: list[Any] = []
+def test_a_step_that_was_cut_off_gets_the_same_derived_key_again(attempt):
+    derived = []
 
-    def call() -> None:
+    def call():
         claim = require_claim()
         derived.append((claim.attempt, claim.derive_key("provider.charge"), claim.derive_text("other", 16)))
         if len(derived) == 1:
@@ -69,15 +66,15 @@ def test_a_step_that_was_cut_off_gets_the_same_derived_key_again(attempt: Attemp
     assert derived[0][1:] == derived[1][1:]
 
 
-def test_a_lost_lease_stops_a_step_before_it_runs_and_keeps_nothing_of_one_that_ran(attempt: Attempt) -> None:
-    ran: list[str] = []
+def test_a_lost_lease_stops_a_step_before_it_runs_and_keeps_nothing_of_one_that_ran(attempt):
+    ran = []
 
-    def overtaken_inside() -> str:
+    def overtaken_inside():
         ran.append("inside")
         IdempotencyRecord.objects.update(attempt=2)
         return "stale"
 
-    def lose() -> None:
+    def lose():
         with pytest.raises(LeaseLostError):
             step("inside", overtaken_inside)
         require_claim().ownership.lost = False  # as it would be in a process that has not noticed
@@ -90,8 +87,8 @@ def test_a_lost_lease_stops_a_step_before_it_runs_and_keeps_nothing_of_one_that_
     assert IdempotencyStep.objects.count() == 0
 
 
-def test_a_step_in_the_transaction_of_its_operation_is_refused_with_the_remedy(attempt: Attempt) -> None:
-    def refused() -> None:
+def test_a_step_in_the_transaction_of_its_operation_is_refused_with_the_remedy(attempt):
+    def refused():
         with pytest.raises(ImproperlyConfigured, match="transaction=False"):
             step("x", lambda: None)
 
@@ -99,13 +96,13 @@ def test_a_step_in_the_transaction_of_its_operation_is_refused_with_the_remedy(a
 
 
 class Sized(Protocol):
-    def __len__(self) -> int: ...
+    def __len__(self): ...
 
 
-def declaring(returns: Any, result: Any = None) -> Callable[[], Any]:
+def declaring(returns, result=None):
     """A function that says that it returns this."""
 
-    def call() -> Any:
+    def call():
         assert result != "refused", "it must not be run"
         return result
 
@@ -122,10 +119,8 @@ def declaring(returns: Any, result: Any = None) -> Callable[[], Any]:
         ("declared", declaring(datetime | None, "refused"), TypeError, "'declared'.*datetime.*not run"),
     ],
 )
-def test_a_step_with_a_wrong_name_or_result_is_refused_and_the_handler_goes_on(
-    attempt: Attempt, name: Any, call: Callable[[], object], error: type[Exception], said: str
-) -> None:
-    def refused() -> None:
+def test_a_step_with_a_wrong_name_or_result_is_refused_and_the_handler_goes_on(attempt, name, call, error, said):
+    def refused():
         with pytest.raises(error, match=said):
             step(name, call)
 
@@ -145,18 +140,18 @@ def test_a_step_with_a_wrong_name_or_result_is_refused_and_the_handler_goes_on(
         partial(declaring(object)),
     ],
 )
-def test_a_step_that_may_return_json_is_run(attempt: Attempt, call: Any) -> None:
+def test_a_step_that_may_return_json_is_run(attempt, call):
     assert attempt(lambda: step("declared", call)) == 201
     assert IdempotencyStep.objects.count() == 1
 
 
-def test_calls_are_named_alike_by_each_attempt_and_those_of_a_step_by_themselves(attempt: Attempt) -> None:
-    names: list[list[str]] = []
+def test_calls_are_named_alike_by_each_attempt_and_those_of_a_step_by_themselves(attempt):
+    names = []
 
-    def mail() -> str:
+    def mail():
         return require_claim().name_call("mail")
 
-    def calls() -> None:
+    def calls():
         here = [mail(), mail()]
         step("first", lambda: here.append(mail()))
         step("second", lambda: step("inner", lambda: here.append(mail())))
@@ -172,17 +167,15 @@ def test_calls_are_named_alike_by_each_attempt_and_those_of_a_step_by_themselves
 
 
 @pytest.mark.parametrize("reached", [0, 1], ids=["before it runs", "after it ran"])
-def test_a_step_whose_store_is_out_of_reach_stops_the_work(
-    attempt: Attempt, reached: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_whose_store_is_out_of_reach_stops_the_work(attempt, reached, monkeypatch):
     proofs = chain([steps.prove_ownership] * reached, repeat(unreachable))
     monkeypatch.setattr(steps, "prove_ownership", lambda owned: next(proofs)(owned))
     assert attempt(lambda: step("x", lambda: 1)) == 503
     assert effects() == []
 
 
-def test_the_steps_of_an_old_request_are_not_those_of_a_new_one_with_its_key(post: Post, attempt: Attempt) -> None:
-    results: list[int] = []
+def test_the_steps_of_an_old_request_are_not_those_of_a_new_one_with_its_key(post, attempt):
+    results = []
     attempt(lambda: results.append(step("x", lambda: len(results))))
     end_retention()
     post("/again/", label="two")
@@ -190,9 +183,7 @@ def test_the_steps_of_an_old_request_are_not_those_of_a_new_one_with_its_key(pos
     assert effects() == ["one", "two"]
 
 
-def test_a_new_request_that_lost_its_claim_leaves_the_steps_alone(
-    post: Post, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_request_that_lost_its_claim_leaves_the_steps_alone(post, attempt, monkeypatch):
     attempt(lambda: step("x", lambda: 1))
     end_retention()
     monkeypatch.setattr(acquisition.store_for("default"), "start_over", lambda *args, **kwargs: False)
@@ -200,18 +191,16 @@ def test_a_new_request_that_lost_its_claim_leaves_the_steps_alone(
     assert IdempotencyStep.objects.count() == 1
 
 
-def test_steps_say_what_they_are_of() -> None:
+def test_steps_say_what_they_are_of():
     assert str(IdempotencyStep(record_id=7, name="charge")) == "charge of record 7"
 
 
 @pytest.mark.parametrize("cut_offs", [(False,), (True, False)], ids=["by this attempt", "by the one before"])
-def test_a_step_name_is_used_once_in_an_attempt_whoever_has_run_the_step(
-    attempt: Attempt, cut_offs: tuple[bool, ...]
-) -> None:
+def test_a_step_name_is_used_once_in_an_attempt_whoever_has_run_the_step(attempt, cut_offs):
     """The second one would be skipped without a word."""
-    ran: list[str] = []
+    ran = []
 
-    def twice(*, cut_off: bool) -> None:
+    def twice(*, cut_off):
         step("mail", lambda: ran.append("first"))
         if cut_off:
             fail()
@@ -222,8 +211,8 @@ def test_a_step_name_is_used_once_in_an_attempt_whoever_has_run_the_step(
     assert ran == ["first"]
 
 
-def test_a_step_that_failed_may_be_tried_again_in_the_same_attempt(attempt: Attempt) -> None:
-    def try_again() -> None:
+def test_a_step_that_failed_may_be_tried_again_in_the_same_attempt(attempt):
+    def try_again():
         with pytest.raises(ZeroDivisionError):
             step("mail", lambda: 1 // 0)
         assert step("mail", lambda: 2) == 2
@@ -231,12 +220,10 @@ def test_a_step_that_failed_may_be_tried_again_in_the_same_attempt(attempt: Atte
     assert attempt(try_again) == 201
 
 
-def test_a_step_inside_an_open_transaction_is_refused_because_its_result_would_not_be_kept(
-    post: Post, attempt: Attempt
-) -> None:
-    ran: list[int] = []
+def test_a_step_inside_an_open_transaction_is_refused_because_its_result_would_not_be_kept(post, attempt):
+    ran = []
 
-    def inside() -> None:
+    def inside():
         with transaction.atomic():
             step("mail", lambda: ran.append(1))
 

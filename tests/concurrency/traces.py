@@ -1,9 +1,5 @@
 """What a test reads and moves at the database: the record, the effects, and the clock by back-dating the record."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from django.db import connection
 
 from idempotency.models import IdempotencyRecord
@@ -12,46 +8,46 @@ from tests.http.callers import claim_anew
 from tests.records import HOUR, from_now
 
 
-def record(key: str = "k") -> IdempotencyRecord:
+def record(key="k"):
     return IdempotencyRecord.objects.get(idempotency_key=key)
 
 
-def state() -> tuple[str, list[str]]:
+def state():
     """The one record's status, and the effects."""
     return record().status, effects()
 
 
-def rows(statement: str, *parameters: Any) -> list[Any]:
+def rows(statement, *parameters):
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
         return cursor.fetchall()
 
 
-def session_settings(*names: str) -> list[str]:
+def session_settings(*names):
     """What PostgreSQL has these set to, for this thread's connection."""
     return [rows(f"SHOW {name}")[0][0] for name in names]
 
 
-def is_replay(answer: Any, of: Any) -> bool:
+def is_replay(answer, of):
     """Whether an answer is the recorded one of another answer."""
     return (answer.status_code, answer.content, answer.get("Idempotency-Replayed")) == (201, of.content, "true")
 
 
-def effects() -> list[str]:
+def effects():
     return sorted(Transfer.objects.values_list("label", flat=True))
 
 
-def end_lease(key: str = "k") -> None:
+def end_lease(key="k"):
     """Move the database's clock past the lease, by back-dating the record."""
     claims = IdempotencyRecord.objects.filter(idempotency_key=key)
     assert claims.update(lease_expires_at=from_now(-HOUR)) == 1
 
 
-def end_retention() -> None:
+def end_retention():
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
 
 
-def abandon() -> None:
+def abandon():
     """Leave the record and the effects as a kill between the claim's commit and the business commit does."""
     Transfer.objects.all().delete()
     claim_anew(lease=HOUR)

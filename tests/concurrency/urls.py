@@ -1,17 +1,12 @@
 """Protected views whose handlers do what the test at hand wants; an effect is a row of ``Transfer``."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import JsonResponse
 from django.urls import path
 
 from idempotency import PARK, REEXECUTE, Reconcile, Unknown, current_claim, idempotent
-from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
 
 #: A lease that a test can wait out.
@@ -21,24 +16,24 @@ BRIEF = timedelta(seconds=0.6)
 class Handler:
     """What the views call before and after their effect, what their reconciler finds, and how often they ran."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.reset()
 
-    def reset(self) -> None:
-        self.before: Callable[[HttpRequest], Any] = lambda request: None
-        self.after: Callable[[HttpRequest], Any] = lambda request: None
-        self.find_out: Callable[[IdempotencyRecord], Any] = lambda row: Unknown()
-        self.attempts: list[int] = []
+    def reset(self):
+        self.before = lambda request: None
+        self.after = lambda request: None
+        self.find_out = lambda row: Unknown()
+        self.attempts = []
 
 
 handler = Handler()
 
 
-def account_of(request: HttpRequest) -> str | None:
+def account_of(request):
     return request.headers.get("X-Account")
 
 
-def effect(request: HttpRequest) -> HttpResponse:
+def effect(request):
     claim = current_claim()
     attempt = claim.attempt if claim else 0
     handler.attempts.append(attempt)
@@ -49,15 +44,15 @@ def effect(request: HttpRequest) -> HttpResponse:
     return answer or JsonResponse({"id": transfer.pk, "attempt": attempt}, status=201)
 
 
-def declared(route: str, name: str, **policy: Any) -> Any:
+def declared(route, name, **policy):
     return path(route, idempotent(f"race.{name}", account=account_of, **policy)(effect))
 
 
-def find_out(row: IdempotencyRecord) -> Any:
+def find_out(row):
     return handler.find_out(row)
 
 
-OUTSIDE: dict[str, Any] = {"transaction": False, "recovery": REEXECUTE}
+OUTSIDE = {"transaction": False, "recovery": REEXECUTE}
 urlpatterns = [
     declared("inside/", "inside"),
     declared("park/", "park", transaction=False, recovery=PARK),

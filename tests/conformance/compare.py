@@ -16,15 +16,15 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from idempotency.conformance.cases import plain_cases
 from idempotency.conformance.crashes import crash_cases
-from idempotency.conformance.judging import Result, Trial, Verdict, judge
-from idempotency.conformance.profiles import PROFILES, Profile, declare
+from idempotency.conformance.judging import Trial, Verdict, judge
+from idempotency.conformance.profiles import PROFILES, declare
 from idempotency.conformance.target import Target
 from testproject.harness.processes import answers, free_port, wait_until
 
@@ -45,7 +45,7 @@ class Row:
     declared: Sequence[str] = ()
 
     @property
-    def name(self) -> str:
+    def name(self):
         return f"{self.package} ({self.store})"
 
 
@@ -82,7 +82,7 @@ COLUMNS = {
 MARKS = {Verdict.FAILED: "**no**", Verdict.DEVIATES: "deviates", Verdict.NOT_JUDGED: "–", Verdict.PASSED: "yes"}
 
 
-def install(row: Row, directory: Path) -> list[str]:
+def install(row, directory):
     """:returns: how to start the server, without its port."""
     place = directory / f"{row.package.replace('/', '-')}-{row.version.replace(' ', '-')}"
     if not row.requirements:
@@ -104,7 +104,7 @@ def install(row: Row, directory: Path) -> list[str]:
 
 
 @contextmanager
-def serving(row: Row, directory: Path) -> Iterator[Target]:
+def serving(row, directory):
     port, log = free_port(), directory / "server.log"
     effects, group = directory / "effects", directory / "group"
     effects.touch()
@@ -140,8 +140,8 @@ def serving(row: Row, directory: Path) -> Iterator[Target]:
             os.killpg(int(group.read_text()), signal.SIGKILL)
 
 
-def judge_row(row: Row) -> dict[str, Result]:
-    profile: Profile = PROFILES[row.profile]
+def judge_row(row):
+    profile = PROFILES[row.profile]
     for declaration in row.declared:
         profile = declare(profile, declaration)
     with tempfile.TemporaryDirectory(prefix="comparison-") as directory, serving(row, Path(directory)) as target:
@@ -151,13 +151,13 @@ def judge_row(row: Row) -> dict[str, Result]:
         return {case.name: judge(case, trial) for case in (*plain_cases(trial), *crash_cases())}
 
 
-def as_row(row: Row, results: dict[str, Result]) -> str:
+def as_row(row, results):
     order = list(MARKS)
     cells = [MARKS[min((results[case].verdict for case in cases), key=order.index)] for cases in COLUMNS.values()]
     return f"| {row.package} {row.version} | {row.store} | {' | '.join(cells)} |"
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.compare")
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"one of: {', '.join(row.name for row in ROWS)}")
     parser.add_argument("--directory", default=".tox/comparison", help="where packages are installed")

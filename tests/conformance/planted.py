@@ -17,7 +17,6 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -55,9 +54,7 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 512
     daemon_threads = True
 
-    def __init__(
-        self, directory: Path, profile: str, faults: set[str], *, ttl: float = 3600, takes: float = 0.3, port: int = 0
-    ) -> None:
+    def __init__(self, directory, profile, faults, *, ttl=3600, takes=0.3, port=0):
         """:param takes: how many seconds the operation takes."""
         super().__init__(("127.0.0.1", port), Handler)
         self.directory, self.profile, self.faults = directory, profile, faults
@@ -67,11 +64,11 @@ class Server(ThreadingHTTPServer):
             database.executescript(SCHEMA)
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self):
         store = sqlite3.connect(self.directory / "store", timeout=20, isolation_level=None)
         with contextlib.closing(store) as database:
             database.execute("BEGIN IMMEDIATE")
@@ -79,14 +76,14 @@ class Server(ThreadingHTTPServer):
             with contextlib.suppress(sqlite3.OperationalError):  # executescript has committed
                 database.execute("COMMIT")
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request, client_address):
         """Requests claim in the order in which they arrive, so that the fault strikes the one that is cut."""
         self.begun.clear()
         super().process_request(request, client_address)
         if "forgets-on-cut" in self.faults:
             self.begun.wait(5)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request, client_address):
         """A client that cuts is no error of the server."""
 
 
@@ -94,21 +91,21 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
 
-    def finish(self) -> None:
+    def finish(self):
         self.server.begun.set()
         super().finish()
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, *args):
         pass
 
-    def has(self, fault: str) -> bool:
+    def has(self, fault):
         return fault in self.server.faults
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         with self.server.transaction() as database:
             self._send({"status": 200, "body": str(database.execute("SELECT count(*) FROM effects").fetchone()[0])})
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         length = int(self.headers["Content-Length"])
         if self.has("answers-early") or (self.has("one-account") and self.headers["Authorization"] == "bob"):
             self.close_connection = True
@@ -130,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._protect(key, body)
 
-    def _key(self) -> str | None:
+    def _key(self):
         """The key, if it is sent once and well-formed."""
         values = self.headers.get_all("Idempotency-Key") or []
         if self.has("takes-any-key"):
@@ -142,7 +139,7 @@ class Handler(BaseHTTPRequestHandler):
             return match[1] if match else None
         return values[0] if re.fullmatch(r"[\x21-\x7e]{1,255}", values[0]) else None
 
-    def _protect(self, key: str, body: bytes) -> None:
+    def _protect(self, key, body):
         account = "" if self.has("key-alone") else self.headers.get("Authorization", "")
         path = "" if self.has("path-blind") or self.server.profile == "stripe" else self.path
         payload = body.decode() if self.has("order-matters") else json.dumps(_parsed(body), sort_keys=True)
@@ -157,7 +154,7 @@ class Handler(BaseHTTPRequestHandler):
             answer = self._run(body, scope, attempt)
         self._send({**answer, "key": key})
 
-    def _claim(self, scope: str, payload: str) -> tuple[str, int, Response]:
+    def _claim(self, scope, payload):
         """:returns: whether to run, replay or refuse; the attempt; and the answer, unless it is to run."""
         now = time.time()
         with self.server.transaction() as database:
@@ -188,11 +185,11 @@ class Handler(BaseHTTPRequestHandler):
                 return "run", row[2] + 1, {}
         return "run", 0, {}  # of the fault "races": the record is written after the operation
 
-    def _insert(self, database: sqlite3.Connection, scope: str, payload: str, now: float) -> None:
+    def _insert(self, database, scope, payload, now):
         statement = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, 1, ?, NULL, ?)"
         database.execute(statement, (scope, payload, self.path, now + LEASE, now + self.server.ttl))
 
-    def _run(self, body: bytes, scope: str | None, attempt: int) -> Response:
+    def _run(self, body, scope, attempt):
         """The operation. Without a scope it runs without protection."""
         working = self.server.directory / "working"
         working.write_text(str(os.getpid()))
@@ -202,7 +199,7 @@ class Handler(BaseHTTPRequestHandler):
                 database.execute(effect, (scope,))
         time.sleep(self.server.takes)  # the operation itself, during which duplicates arrive
         outcome = _parsed(body).get("outcome", 201)
-        answer: Response = {"status": outcome, "body": json.dumps({"run": uuid4().hex}), "location": f"/{uuid4().hex}"}
+        answer = {"status": outcome, "body": json.dumps({"run": uuid4().hex}), "location": f"/{uuid4().hex}"}
         with self.server.transaction() as database:
             if self.has("races") and scope is not None:
                 self._insert(database, scope, json.dumps(_parsed(body), sort_keys=True), time.time())
@@ -224,7 +221,7 @@ class Handler(BaseHTTPRequestHandler):
                 database.execute("DELETE FROM records WHERE scope = ?", (scope,))
         return answer
 
-    def _distorted(self, answer: Response) -> Response:
+    def _distorted(self, answer):
         """A replay, with the fault that it may have."""
         return {
             "body": answer["body"] + (" " if self.has("changes-body") else ""),
@@ -233,9 +230,9 @@ class Handler(BaseHTTPRequestHandler):
             "replayed": not self.has("unmarked"),
         }
 
-    def _refusal(self, kind: str) -> Response:
+    def _refusal(self, kind):
         status, code = FORMS[self.server.profile][kind]
-        forms: dict[str, dict[str, Any]] = {
+        forms = {
             "ietf": {"title": code, "status": status},
             "stripe": {"error": {"type": "invalid_request_error", "code": code, "message": code}},
             "acp": {"type": "invalid_request", "code": code, "message": code},
@@ -244,7 +241,7 @@ class Handler(BaseHTTPRequestHandler):
         status = 418 if self.has("odd-statuses") else 200 if self.has("refuses-nothing") else status
         return {"status": status, "body": body, "wait": kind == "in_progress"}
 
-    def _is_gone(self, *errors: type[OSError]) -> bool:
+    def _is_gone(self, *errors):
         """Whether the client has closed the connection, or its direction of it."""
         self.connection.setblocking(False)
         try:
@@ -256,7 +253,7 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             self.connection.setblocking(True)
 
-    def _send(self, answer: Response) -> None:
+    def _send(self, answer):
         if self.has("half-closed-is-gone") and self._is_gone():
             self.close_connection = True
             return
@@ -277,14 +274,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
+def _parsed(body):
     try:
         return dict(json.loads(body))
     except ValueError:
         return {}
 
 
-def main(directory: str, port: str, profile: str, *faults: str) -> None:
+def main(directory, port, profile, *faults):
     os.setpgrp()  # so that both are killed as one
     server = Server(Path(directory), profile, set(faults), takes=0.5, port=int(port))
     if "loses-on-restart" in faults:

@@ -1,24 +1,18 @@
 """The command line, its reports and its exit codes; what it says of a server that can't be judged."""
 
-from __future__ import annotations
-
 import http.server
 import socket
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from idempotency.conformance import __main__ as command
 from idempotency.conformance.judging import Verdict
 from idempotency.conformance.profiles import ACP, IETF, STRIPE, Expected, Refusal, declare
-from idempotency.conformance.target import Target
 from idempotency.conformance.wire import Answer, Connection, build, exchange_together
 from tests.conformance.test_suite import BODY, run, serving, target_at
 from tests.harness.servers import in_thread
@@ -41,11 +35,11 @@ runpy.run_module("idempotency.conformance", run_name="__main__")
 """
 
 
-def arguments(target: Target, *more: str) -> list[str]:
+def arguments(target, *more):
     return ["--url", target.url, "--profile", "stripe", "--body", BODY, "--count-url", str(target.count_url), *more]
 
 
-def test_it_runs_where_nothing_is_installed(tmp_path: Path) -> None:
+def test_it_runs_where_nothing_is_installed(tmp_path):
     with serving(tmp_path, "stripe") as target:
         done = subprocess.run(
             [sys.executable, "-S", "-c", BARE, *arguments(target, "--only", "sequential")],
@@ -56,7 +50,7 @@ def test_it_runs_where_nothing_is_installed(tmp_path: Path) -> None:
     assert "checked 1: 1 passed, 0 deviates, 0 failed, 0 not judged" in done.stdout
 
 
-def test_the_reports_say_what_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reports_say_what_was_seen(tmp_path, capsys):
     junit, page = tmp_path / "report.xml", tmp_path / "report.html"
     with serving(tmp_path, "acp", "unmarked", "changes-body") as target:
         only = [argument for name in ("sequential", "replay", "expiry") for argument in ("--only", name)]
@@ -81,7 +75,7 @@ def test_the_reports_say_what_was_seen(tmp_path: Path, capsys: pytest.CaptureFix
     assert "src=" not in html
 
 
-def test_a_run_that_judges_nothing_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_judges_nothing_is_a_failure(capsys):
     nowhere = target_at("http://127.0.0.1:1")
     assert command.main(arguments(nowhere, "--only", "sequential")) == 2
     assert "checked 0" in capsys.readouterr().out
@@ -91,13 +85,13 @@ def test_a_run_that_judges_nothing_is_a_failure(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     "more", [["--declare", "nonsense=1"], ["--declare", "other-path=maybe"], ["--duplicates", "many"]]
 )
-def test_a_wrong_argument_is_a_usage_error(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_argument_is_a_usage_error(more, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main(arguments(target_at("http://127.0.0.1:1"), *more))
     assert "usage:" in capsys.readouterr().err
 
 
-def test_a_server_may_declare_what_it_does_otherwise() -> None:
+def test_a_server_may_declare_what_it_does_otherwise():
     assert declare(IETF, "header=X-Key").header == "X-Key"
     assert declare(IETF, "marker=Replayed").marker == ("Replayed", "true")
     assert declare(IETF, "quoted=no").quoted is False
@@ -109,7 +103,7 @@ def test_a_server_may_declare_what_it_does_otherwise() -> None:
     assert declare(IETF, "errors=any").complaint(refusal, Refusal(409)) is None
 
 
-def answer(status: int, body: str, **fields: str) -> Answer:
+def answer(status, body, **fields):
     return Answer(
         status, tuple((name.lower().replace("_", "-"), value) for name, value in fields.items()), body.encode()
     )
@@ -132,7 +126,7 @@ PROBLEM = {"Content_Type": "application/problem+json; charset=utf-8"}
         (ACP, answer(409, '{"type": "invalid_request", "message": "", "code": "c"}'), None),
     ],
 )
-def test_the_form_of_a_refusal_is_judged(profile: Any, given: Answer, complaint: str | None) -> None:
+def test_the_form_of_a_refusal_is_judged(profile, given, complaint):
     found = profile.complaint(given, Refusal(409, "c"))
     assert found is None if complaint is None else complaint in found
 
@@ -140,7 +134,7 @@ def test_the_form_of_a_refusal_is_judged(profile: Any, given: Answer, complaint:
 class Canned(http.server.BaseHTTPRequestHandler):
     """Answers each POST with the status that its path names, or not at all."""
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         status = int(self.path.rpartition("/")[2])
         if status:
@@ -150,12 +144,12 @@ class Canned(http.server.BaseHTTPRequestHandler):
                 self.send_header("Retry-After", "Mon, 23 Nov 2026 10:00:00 GMT")
             self.end_headers()
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, *args):
         pass
 
 
 @contextmanager
-def canned(status: int) -> Iterator[Target]:
+def canned(status):
     """A server that answers so, beside a counter that stands at 7."""
     with in_thread(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Canned)) as server:
         url, counter = f"http://127.0.0.1:{server.server_port}/{status}", f"{sys.executable} -S -c print(7)"
@@ -163,7 +157,7 @@ def canned(status: int) -> Iterator[Target]:
 
 
 #: What the server answers, the profile, the case, options that differ, the verdict, and what it says.
-CANNED: list[tuple[int, str, str, dict[str, Any], Verdict, str]] = [
+CANNED = [
     (0, "stripe", "concurrent-2", {}, Verdict.FAILED, "2 of 2 requests got no answer"),
     (500, "stripe", "sequential", {}, Verdict.NOT_JUDGED, "the operation itself answered 500"),
     (200, "stripe", "sequential", {}, Verdict.FAILED, "0 effects instead of 1"),
@@ -190,9 +184,7 @@ CANNED: list[tuple[int, str, str, dict[str, Any], Verdict, str]] = [
 
 
 @pytest.mark.parametrize(("status", "profile", "case", "options", "verdict", "detail"), CANNED)
-def test_what_can_not_be_judged_says_why(
-    status: int, profile: str, case: str, options: dict[str, Any], verdict: Verdict, detail: str
-) -> None:
+def test_what_can_not_be_judged_says_why(status, profile, case, options, verdict, detail):
     with canned(status) as target:
         place = target.url.partition("//")[2]
         target = replace(target, **{name: value and value.replace("SERVER", place) for name, value in options.items()})
@@ -210,9 +202,7 @@ def test_what_can_not_be_judged_says_why(
         (False, "retry-after", "duplicates wait for the result"),
     ],
 )
-def test_duplicates_and_strikes_must_meet_a_running_request(
-    answered: bool, case: str, detail: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_duplicates_and_strikes_must_meet_a_running_request(answered, case, detail, monkeypatch):
     monkeypatch.setattr(Connection, "is_answered", lambda self, within=0: answered)
     with canned(200) as target:
         result = run(target, "stripe", case)[case]
@@ -220,7 +210,7 @@ def test_duplicates_and_strikes_must_meet_a_running_request(
 
 
 @pytest.mark.parametrize("strike", ["kill", "freeze"])
-def test_a_strike_that_misses_is_void(strike: str, tmp_path: Path) -> None:
+def test_a_strike_that_misses_is_void(strike, tmp_path):
     case = {"kill": "killed-while-it-runs", "freeze": "frozen-while-it-runs"}[strike]
     with serving(tmp_path, "stripe", takes=0.5) as target:
         target = replace(target, commands=dict.fromkeys(("kill", "restart", "freeze", "thaw"), "true"))
@@ -228,7 +218,7 @@ def test_a_strike_that_misses_is_void(strike: str, tmp_path: Path) -> None:
     assert (result.verdict, f"{strike} came too late" in result.detail) == (Verdict.NOT_JUDGED, True), result
 
 
-def test_a_server_that_says_nothing_is_given_up() -> None:
+def test_a_server_that_says_nothing_is_given_up():
     with socket.create_server(("127.0.0.1", 0)) as mute:
         request = build("POST", f"http://127.0.0.1:{mute.getsockname()[1]}", (), b"x")
         answers, overlapped = exchange_together([request] * 2, timeout=0.1)

@@ -6,9 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -40,13 +38,13 @@ class Prepared(NamedTuple):
     tokens: dict[str, str]
 
 
-def environment(url: str, profile: str) -> dict[str, str]:
+def environment(url, profile):
     settings = {"DJANGO_SETTINGS_MODULE": "tests.conformance.settings", "CONFORMANCE_PROFILE": profile}
     return {**os.environ, **settings, "DATABASE_URL": url, "LOG_LEVEL": "CRITICAL"}
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
+def prepared(tmp_path_factory):
     with ExitStack() as stack:
         if os.environ["DATABASE_URL"].startswith("sqlite"):
             url = f"sqlite:///{tmp_path_factory.mktemp('conformance') / 'db.sqlite3'}"
@@ -62,7 +60,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
 
 
 @contextmanager
-def serving(profile: str, prepared: Prepared, directory: Path) -> Iterator[str]:
+def serving(profile, prepared, directory):
     """:returns: the address."""
     port = free_port()
     server = [sys.executable, "-m", "gunicorn", "testproject.wsgi", "--chdir", str(ROOT), "--bind", f"127.0.0.1:{port}"]
@@ -73,7 +71,7 @@ def serving(profile: str, prepared: Prepared, directory: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
-def test_the_sample_project_keeps_the_profile(profile: str, prepared: Prepared, tmp_path: Path) -> None:
+def test_the_sample_project_keeps_the_profile(profile, prepared, tmp_path):
     body = '{"amount": %s, "currency": "usd", "label": "%s", "source": "%s"}'
     with serving(profile, prepared, tmp_path) as server:
         target = target_at(

@@ -1,21 +1,16 @@
 """The suite finds each planted fault by the case that is named for it, and none in a server without one."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from idempotency.conformance.cases import plain_cases
 from idempotency.conformance.crashes import crash_cases
-from idempotency.conformance.judging import Result, Trial, Verdict, judge
+from idempotency.conformance.judging import Trial, Verdict, judge
 from idempotency.conformance.profiles import PROFILES, Level, declare
 from idempotency.conformance.target import Target
 from testproject.harness.processes import answers, free_port, wait_until
@@ -28,12 +23,12 @@ BODY = '{"amount": 1, "order": "{unique}"}'
 
 
 @contextmanager
-def serving(directory: Path, profile: str, *faults: str, **options: Any) -> Iterator[Target]:
+def serving(directory, profile, *faults, **options):
     with in_thread(Server(directory, profile, set(faults), **options)) as server:
         yield target_at(server.url)
 
 
-def target_at(server: str, **options: Any) -> Target:
+def target_at(server, **options):
     target = Target(
         url=f"{server}/charges",
         body=BODY,
@@ -51,7 +46,7 @@ def target_at(server: str, **options: Any) -> Target:
     return replace(target, **options)
 
 
-def run(target: Target, profile: str, only: str = "", *declarations: str) -> dict[str, Result]:
+def run(target, profile, only="", *declarations):
     chosen = PROFILES[profile]
     for declaration in declarations:
         chosen = declare(chosen, declaration)
@@ -70,7 +65,7 @@ UNSPECIFIED = {
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
-def test_a_server_that_keeps_the_profile_passes(profile: str, tmp_path: Path) -> None:
+def test_a_server_that_keeps_the_profile_passes(profile, tmp_path):
     with serving(tmp_path, profile) as target:
         results = run(target, profile)
     seen = {name: (result.verdict.value, result.detail) for name, result in results.items()}
@@ -124,7 +119,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "profile", "case", "message"), FAULTS, ids=[f"{f[1]}-{f[0]}-{f[2]}" for f in FAULTS])
-def test_each_fault_is_found(fault: str, profile: str, case: str, message: str, tmp_path: Path) -> None:
+def test_each_fault_is_found(fault, profile, case, message, tmp_path):
     with serving(tmp_path, profile, fault) as target:
         result = run(target, profile, case)[case]
     binds = result.rule.level is Level.MUST or "2 effects" in message
@@ -132,13 +127,13 @@ def test_each_fault_is_found(fault: str, profile: str, case: str, message: str, 
     assert message in result.detail
 
 
-def test_a_server_may_give_up_a_half_closed_connection(tmp_path: Path) -> None:
+def test_a_server_may_give_up_a_half_closed_connection(tmp_path):
     with serving(tmp_path, "stripe", "half-closed-is-gone") as target:
         result = run(target, "stripe", "half-closed")["half-closed"]
     assert (result.verdict, "gave up the connection" in result.detail) == (Verdict.PASSED, True), result
 
 
-def test_an_expired_key_is_new_and_one_that_never_expires_is_found(tmp_path: Path) -> None:
+def test_an_expired_key_is_new_and_one_that_never_expires_is_found(tmp_path):
     faults = {"": Verdict.PASSED, "never-expires": Verdict.FAILED, "refuses-expired": Verdict.FAILED}
     for fault, verdict in faults.items():
         with serving(tmp_path, "stripe", fault, ttl=0.1) as target:
@@ -146,12 +141,12 @@ def test_an_expired_key_is_new_and_one_that_never_expires_is_found(tmp_path: Pat
 
 
 @contextmanager
-def struck(directory: Path, *faults: str) -> Iterator[Target]:
+def struck(directory, *faults):
     """Two processes on one port that can be killed, restarted, frozen and thawed."""
     port, group, frozen = free_port(), directory / "group", directory / "frozen"
     serve = [sys.executable, "-m", "tests.conformance.planted", str(directory), str(port), "stripe", *faults]
     kill, start = f"kill -KILL -$(cat {group})", f"{shlex.join(serve)} >/dev/null 2>&1 & echo $! > {group}"
-    shell: Callable[[str], str] = lambda command: shlex.join(["sh", "-c", command])  # noqa: E731
+    shell = lambda command: shlex.join(["sh", "-c", command])  # noqa: E731
     subprocess.run(shlex.split(shell(start)), check=True)
     try:
         wait_until(lambda: answers(("127.0.0.1", port)), "the planted server listens", 30)
@@ -175,7 +170,7 @@ def struck(directory: Path, *faults: str) -> Iterator[Target]:
         ("unfenced", "frozen-while-it-runs", "2 effects"),
     ],
 )
-def test_each_fault_of_a_crash_is_found(fault: str, case: str, message: str, tmp_path: Path) -> None:
+def test_each_fault_of_a_crash_is_found(fault, case, message, tmp_path):
     (tmp_path / "right").mkdir()
     with struck(tmp_path / "right") as target:
         right = run(target, "stripe", case)[case]

@@ -1,14 +1,11 @@
 """The sample project's charges, and what the suite needs: slow ones, failing ones, a second path, a counter."""
 
-from __future__ import annotations
-
 import time
-from typing import Any
 from uuid import uuid4
 
 from django.db.models.signals import post_save
 from django.dispatch import receiver
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpResponse, JsonResponse
 from django.urls import include, path
 
 from testproject.models import Charge
@@ -19,17 +16,17 @@ TAKES = 0.3
 
 
 @receiver(post_save, sender=Charge)
-def work(instance: Charge, **_: Any) -> None:
+def work(instance, **_):
     time.sleep(TAKES)  # the operation itself, during which duplicates arrive
     if instance.label == "broken":
         raise RuntimeError("This charge fails, as its client has asked for.")
 
 
-def count(request: HttpRequest) -> HttpResponse:
+def count(request):
     return HttpResponse(str(Charge.objects.count()))
 
 
-def handler500(request: HttpRequest) -> HttpResponse:
+def handler500(request):
     """No two answers are equal, so that a recorded one is known."""
     return JsonResponse({"error": uuid4().hex}, status=500)
 

@@ -1,14 +1,9 @@
 """Brokers for the tests that deliver messages, and a server for those that call one."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from django.dispatch import Signal
 
-from idempotency import Operation, signals
+from idempotency import signals
 from idempotency.contrib.celery import send
 from idempotency.contrib.dashboard.counters import counters
 from idempotency.contrib.prometheus import exporter
@@ -17,15 +12,15 @@ from idempotency.outbox.publishing import header_sources
 from idempotency.outbox.relay import sending_contexts
 from idempotency.protocol import faults
 from testproject.celery import app
-from testproject.harness.redis import Redis, running_redis
+from testproject.harness.redis import running_redis
 from tests.contrib.deliveries import Inbox, acts
-from tests.contrib.senders import SENDERS, Sender
-from tests.contrib.servers import Server, serving
+from tests.contrib.senders import SENDERS
+from tests.contrib.servers import serving
 from tests.harness.servers import skip_without_redis
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_behind() -> Iterator[None]:
+def _nothing_is_left_behind():
     """A test begins with the sample project's Celery, and leaves no act and no fault."""
     app.set_current()
     yield
@@ -34,7 +29,7 @@ def _nothing_is_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[Redis]:
+def redis_server():
     """A Redis of the session's own."""
     skip_without_redis()
     with running_redis("everysec") as server:
@@ -42,7 +37,7 @@ def redis_server() -> Iterator[Redis]:
 
 
 @pytest.fixture
-def inbox(redis_server: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inbox]:
+def inbox(redis_server, monkeypatch):
     """The queues of one test, and Celery connected to their broker."""
     monkeypatch.setenv("CELERY_BROKER_URL", redis_server.url)
     monkeypatch.setattr(app, "_pool", None)  # connected elsewhere, if a test before this one has published anything
@@ -55,11 +50,11 @@ def inbox(redis_server: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inbo
 
 
 SIGNALS = [signal for signal in vars(signals).values() if isinstance(signal, Signal)]
-LISTS: list[list[Any]] = [header_sources, sending_contexts, exporter._connected]
+LISTS = [header_sources, sending_contexts, exporter._connected]
 
 
 @pytest.fixture
-def _as_if_off() -> Iterator[None]:
+def _as_if_off():
     """The metrics and spans that a test switches on are off again afterwards, and it begins with nothing counted."""
     lists = [list(one) for one in LISTS]
     receivers = [list(signal.receivers) for signal in SIGNALS]
@@ -73,29 +68,29 @@ def _as_if_off() -> Iterator[None]:
     counters.reset()
 
 
-def happen(event: Signal, operation: Operation, times: int = 1) -> None:
+def happen(event, operation, times=1):
     for _ in range(times):
         signals.send(event, operation, Scope("private-account", operation.name, "private-key"), 1)
 
 
 @pytest.fixture
-def eager(settings: Any) -> None:
+def eager(settings):
     """Tasks run where they are published."""
     settings.CELERY_TASK_ALWAYS_EAGER = True
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server():
     with serving() as running:
         yield running
 
 
 @pytest.fixture(params=SENDERS)
-def sender(request: pytest.FixtureRequest) -> Sender:
+def sender(request):
     return SENDERS[request.param]()
 
 
 @pytest.fixture
-def waits() -> list[float]:
+def waits():
     """What a client would have slept."""
     return []

@@ -23,7 +23,7 @@ from tests.records import HOUR, from_now
 LATE = {"acks_late": True, "reject_on_worker_lost": True}
 
 
-def effect(label: str, amount: int = 1) -> int:
+def effect(label, amount=1):
     return Receipt.objects.create(label=label, amount=amount).pk
 
 
@@ -40,7 +40,7 @@ def act(self: Any, label: str) -> Any:
     return acts[label](self)
 
 
-def acting_task(name: str, celery: dict[str, Any] | None = None, **policy: Any) -> Any:
+def acting_task(name, celery=None, **policy):
     @shared_task(name=name, **LATE, **(celery or {}))
     @idempotent_task(name, **policy)
     def run(label: str) -> Any:
@@ -74,23 +74,23 @@ def plain(*args: Any) -> Any:
     return acts[args[0]](args)
 
 
-def effects() -> dict[str, int]:
+def effects():
     return dict(Counter(Receipt.objects.values_list("label", flat=True)))
 
 
-def record() -> IdempotencyRecord:
+def record():
     return IdempotencyRecord.objects.get()
 
 
-def end_leases() -> None:
+def end_leases():
     IdempotencyRecord.objects.filter(status="in_progress").update(lease_expires_at=from_now(-HOUR))
 
 
-def hold(task: Any, message_id: str, **arguments: Any) -> None:
+def hold(task, message_id, **arguments):
     """Let another worker have claimed a message, and be at it still."""
     operation = policy_of(task).operation
     acquire(ClaimRequest(operation.policy, Scope("celery", operation.name, message_id), Payload(arguments)))
 
 
-def gone() -> None:
+def gone():
     raise OperationalError("the database has gone")

@@ -10,21 +10,18 @@ import ast
 import base64
 import json
 import uuid
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from celery import Celery
 from celery.app.trace import trace_task_ret
 from celery.exceptions import Reject
 from celery.worker.request import Request
-from kombu import Connection
 
 QUEUE, DEAD = "celery", "tests.dead"
 #: The headers of a message that say what it is.
 KEY, ACCOUNT = "idempotency_key", "idempotency_account"
 
 #: What the next run of a task is to do after its effect, by the task's first argument.
-acts: dict[str, Callable[[Any], Any]] = {}
+acts = {}
 
 
 class Killed(BaseException):
@@ -35,19 +32,19 @@ class FailureError(Exception):
     """What a task fails with."""
 
 
-def fail(task: Any) -> None:
+def fail(task):
     raise FailureError
 
 
-def succeed(task: Any) -> str:
+def succeed(task):
     return "done"
 
 
-def dies(task: Any) -> None:
+def dies(task):
     raise Killed
 
 
-def acting(label: str, *each: Callable[[Any], Any]) -> None:
+def acting(label, *each):
     """One after the other, and the last one from then on."""
     left = list(each)
     acts[label] = lambda task: (left.pop(0) if len(left) > 1 else left[0])(task)
@@ -63,32 +60,32 @@ class Delivered(NamedTuple):
 class Inbox:
     """The queues of one test, at a Redis of the tests'."""
 
-    def __init__(self, app: Celery, connection: Connection) -> None:
+    def __init__(self, app, connection):
         self.app = app
         self.channel = connection.default_channel
         self.redis = getattr(self.channel, "client", None)
 
-    def publish(self, task: Any, *args: Any, task_id: str | None = None, **options: Any) -> str:
+    def publish(self, task, *args, task_id=None, **options):
         """As a producer elsewhere does, that knows the task by its name and nothing of its policy."""
         task_id = task_id or str(uuid.uuid4())
         self.app.send_task(task.name, args, options.pop("kwargs", {}), task_id=task_id, **options)
         return task_id
 
-    def twice(self) -> None:
+    def twice(self):
         """Let the broker deliver its next message a second time, after the others."""
         self.redis.lpush(QUEUE, self.redis.lindex(QUEUE, -1))
 
-    def deliver(self) -> Delivered:
+    def deliver(self):
         """Take the next message, run its task, and answer the broker as a worker does."""
         message = self.channel.basic_get(QUEUE)
         assert message is not None, "nothing is in the queue"
-        answers: list[str] = []
+        answers = []
 
-        def acknowledge(*_: Any) -> None:
+        def acknowledge(*_):
             answers.append("acknowledged")
             message.ack()
 
-        def reject(log: Any, errors: Any, requeue: bool) -> None:
+        def reject(log, errors, requeue):
             answers.append("requeued" if requeue else "rejected")
             message.reject(requeue=requeue)
 
@@ -111,13 +108,13 @@ class Inbox:
         assert not isinstance(error, Reject) or isinstance(error.requeue, bool)
         return Delivered(answer, error)
 
-    def drain(self) -> list[Delivered]:
+    def drain(self):
         found = []
         while self.redis.llen(QUEUE):
             found.append(self.deliver())
         return found
 
-    def messages(self, queue: str = QUEUE) -> list[dict[str, Any]]:
+    def messages(self, queue=QUEUE):
         """The headers of what lies in a queue, and its arguments, in the order of delivery. It stays there."""
         raw = [json.loads(text) for text in reversed(self.redis.lrange(queue, 0, -1))]
         return [one["headers"] | {"body": json.loads(base64.b64decode(one["body"]))} for one in raw]

@@ -15,7 +15,7 @@ from requests.adapters import HTTPAdapter
 
 from idempotency.contrib import httpx as with_httpx
 from idempotency.contrib import requests as with_requests
-from idempotency.contrib.retrying import KeyStatus, RetryPolicy
+from idempotency.contrib.retrying import RetryPolicy
 
 #: Nothing here speaks TLS, and to read the certificates for each request takes longer than to send it.
 NO_TLS = False
@@ -54,28 +54,26 @@ class Sender:
     #: Errors that no retry can cure.
     hopeless: Sequence[Exception] = field(init=False)
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.waits.append(seconds)
         self.meanwhile()
 
-    def attempt(self, timeout: float) -> None:
+    def attempt(self, timeout):
         self.allowed.append(timeout)
         if self.errors:
             raise self.errors.pop(0)
 
-    def send(
-        self, url: str, content: Any = b"{}", *, method: str = "POST", name: str = "", headers: Any = None
-    ) -> Answer:
+    def send(self, url, content=b"{}", *, method="POST", name="", headers=None):
         response = self.request(method, url, content, name, dict(headers or {}))
         return Answer(response.status_code, response.content, response.headers, response.request.headers.get(KEY))
 
-    def request(self, method: str, url: str, content: Any, name: str, headers: dict[str, str]) -> Any:
+    def request(self, method, url, content, name, headers):
         raise NotImplementedError
 
-    def fetch_status(self, url: str, key: str) -> KeyStatus:
+    def fetch_status(self, url, key):
         raise NotImplementedError
 
-    def give_up(self, url: str, **options: Any) -> Any:
+    def give_up(self, url, **options):
         """Send in vain, and return what is raised at last."""
         with pytest.raises(self.unresolved) as raised:
             self.send(url, **options)
@@ -85,7 +83,7 @@ class Sender:
 class RecordingTransport(httpx.HTTPTransport):
     sender: Sender
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_request(self, request):
         self.sender.attempt(request.extensions["timeout"]["read"])
         return super().handle_request(request)
 
@@ -93,7 +91,7 @@ class RecordingTransport(httpx.HTTPTransport):
 class AsyncRecordingTransport(httpx.AsyncHTTPTransport):
     sender: Sender
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request):
         self.sender.attempt(request.extensions["timeout"]["read"])
         return await super().handle_async_request(request)
 
@@ -103,7 +101,7 @@ class RecordingAdapter(HTTPAdapter):
 
     sender: Sender
 
-    def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
+    def send(self, request, *args, **options):
         self.sender.attempt(options["timeout"])
         return super().send(request, *args, **options)
 
@@ -124,31 +122,31 @@ class Httpx(Sender):
         RuntimeError("a fault of ours"),
     )
 
-    def request(self, method: str, url: str, content: Any, name: str, headers: dict[str, str]) -> Any:
+    def request(self, method, url, content, name, headers):
         inner = RecordingTransport(verify=NO_TLS)
         inner.sender = self
         transport = with_httpx.IdempotentTransport(inner, policy=self.policy, sleep=self.sleep)
         with httpx.Client(transport=transport, timeout=self.timeout) as client:
             return client.request(method, url, content=content, headers=headers, extensions=named(name))
 
-    def fetch_status(self, url: str, key: str) -> KeyStatus:
+    def fetch_status(self, url, key):
         with httpx.Client(transport=with_httpx.IdempotentTransport(), base_url=url) as client:
             return with_httpx.fetch_key_status(client, "/keys/charges/", key)
 
 
-def named(call: str) -> dict[str, str]:
+def named(call):
     return {"idempotency_name": call} if call else {}
 
 
-async def no_sleep(seconds: float) -> None: ...
+async def no_sleep(seconds): ...
 
 
 class AsyncHttpx(Httpx):
-    def request(self, method: str, url: str, content: Any, name: str, headers: dict[str, str]) -> Any:
-        async def sleep(seconds: float) -> None:
+    def request(self, method, url, content, name, headers):
+        async def sleep(seconds):
             self.sleep(seconds)
 
-        async def send() -> httpx.Response:
+        async def send():
             inner = AsyncRecordingTransport(verify=NO_TLS)
             inner.sender = self
             transport = with_httpx.AsyncIdempotentTransport(inner, policy=self.policy, sleep=sleep)
@@ -157,15 +155,15 @@ class AsyncHttpx(Httpx):
 
         return asyncio.run(send())
 
-    def fetch_status(self, url: str, key: str) -> KeyStatus:
-        async def fetch() -> KeyStatus:
+    def fetch_status(self, url, key):
+        async def fetch():
             async with httpx.AsyncClient() as client:
                 return await with_httpx.afetch_key_status(client, f"{url}/keys/charges/", key)
 
         return asyncio.run(fetch())
 
 
-def session_with(adapter: HTTPAdapter) -> Any:
+def session_with(adapter):
     session = requests.Session()
     session.trust_env = False
     session.mount("http://", adapter)
@@ -186,7 +184,7 @@ class Requests(Sender):
     )
     hopeless[2].__context__ = ssl.SSLCertVerificationError("hostname mismatch")
 
-    def request(self, method: str, url: str, content: Any, name: str, headers: dict[str, str]) -> Any:
+    def request(self, method, url, content, name, headers):
         adapter = IdempotentRecordingAdapter(policy=self.policy, sleep=self.sleep)
         adapter.sender = self
         if name:
@@ -194,9 +192,9 @@ class Requests(Sender):
         with session_with(adapter) as session:
             return session.request(method, url, data=content, headers=headers, timeout=self.timeout)
 
-    def fetch_status(self, url: str, key: str) -> KeyStatus:
+    def fetch_status(self, url, key):
         with session_with(with_requests.IdempotentAdapter()) as session:
             return with_requests.fetch_key_status(session, f"{url}/keys/charges/", key)
 
 
-SENDERS: dict[str, type[Sender]] = {"httpx": Httpx, "async": AsyncHttpx, "requests": Requests}
+SENDERS = {"httpx": Httpx, "async": AsyncHttpx, "requests": Requests}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import http.client
 import socket
-import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,7 +30,7 @@ class Request:
     body: bytes
 
     @property
-    def key(self) -> str | None:
+    def key(self):
         return self.headers.get("idempotency-key")
 
 
@@ -49,7 +48,7 @@ class Server:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def keys(self) -> list[str | None]:
+    def keys(self):
         return [request.key for request in self.requests]
 
 
@@ -59,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     script: Server
 
-    def answer_by_script(self) -> None:
+    def answer_by_script(self):
         encoding = self.headers.get("Transfer-Encoding")
         body = self.read_chunks() if encoding else self.rfile.read(int(self.headers.get("Content-Length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
@@ -70,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PATCH = do_PUT = answer_by_script  # noqa: N815 - the names of http.server
 
-    def read_chunks(self) -> bytes:
+    def read_chunks(self):
         parts = []
         while size := int(self.rfile.readline(), 16):
             parts.append(self.rfile.read(size))
@@ -78,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    def write(self, status: int, headers: dict[str, str], body: bytes, length: int | None = None) -> None:
+    def write(self, status, headers, body, length=None):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -86,47 +85,47 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def date_time_string(self, timestamp: float | None = None) -> str:
+    def date_time_string(self, timestamp=None):
         return "Wed, 21 Oct 2026 07:28:00 GMT"  # the server's clock, for whoever compares
 
-    def log_message(self, *args: object) -> None:
+    def log_message(self, *args):
         """Say nothing."""
 
 
-def answer(status: int, body: bytes = b'{"id": 1}', **headers: str) -> Fault:
+def answer(status, body=b'{"id": 1}', **headers):
     """Answer, with headers named like ``retry_after``."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda handler: handler.write(status, {"Content-Type": "application/json", **named}, body)
 
 
-def problem(status: int, code: str, **headers: str) -> Fault:
+def problem(status, code, **headers):
     """Answer as a protected view refuses."""
     return answer(status, f'{{"code": "{code}"}}'.encode(), content_type=PROBLEM, **headers)
 
 
-def cut(handler: Handler) -> None:
+def cut(handler):
     """Reset the connection before the answer."""
     handler.close_connection = True
     handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
 
 
-def cut_in_the_middle(handler: Handler) -> None:
+def cut_in_the_middle(handler):
     """Say that all went well, and end in the middle of the body."""
     handler.write(201, {"Content-Type": "application/json"}, b'{"id"', length=100)
     handler.wfile.flush()
     handler.close_connection = True
 
 
-def hang(handler: Handler) -> None:
+def hang(handler):
     """Answer nothing for as long as the test runs."""
     handler.script.released.wait(60)
     cut(handler)
 
 
-def pass_on(upstream: str, *, lose_answer: bool = False) -> Fault:
+def pass_on(upstream, *, lose_answer=False):
     """Let another server answer, and lose what it said."""
 
-    def fault(handler: Handler) -> None:
+    def fault(handler):
         request = handler.script.requests[-1]
         headers = {name: value for name, value in request.headers.items() if name not in ("host", "connection")}
         with closing(http.client.HTTPConnection(urlsplit(upstream).netloc, timeout=60)) as connection:
@@ -143,12 +142,12 @@ def pass_on(upstream: str, *, lose_answer: bool = False) -> Fault:
 
 
 @contextmanager
-def serving(*script: Fault, tls: ssl.SSLContext | None = None) -> Iterator[Server]:
+def serving(*script, tls=None):
     server = Server(list(script))
     handler = type("ScriptedHandler", (Handler,), {"script": server})
     listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     listener.daemon_threads = True
-    listener.handle_error = lambda *args: None  # type: ignore[method-assign]  # a client that has gone
+    listener.handle_error = lambda *args: None  # a client that has gone
     if tls is not None:
         listener.socket = tls.wrap_socket(listener.socket, server_side=True)
     server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.server_port}"

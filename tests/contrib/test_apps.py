@@ -1,12 +1,9 @@
 """Each part of the package is an app. What is not in ``INSTALLED_APPS`` has no table, runs nothing, and says so."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -138,7 +135,7 @@ ALONE = {
     "missing": ["idempotency.W017"],
     "refused": [OUTBOX, OUTBOX, CELERY, DASHBOARD],
 }
-WITH: dict[tuple[str, ...], dict[str, Any]] = {
+WITH = {
     (): {},
     (OUTBOX,): {
         "tables": ["idempotency_outbox_message", *RECORDS],
@@ -163,7 +160,7 @@ WITH: dict[tuple[str, ...], dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("apps", "more"), WITH.items(), ids=str)
-def test_each_app_brings_its_own_and_works_without_the_others(apps: tuple[str, ...], more: dict[str, Any]) -> None:
+def test_each_app_brings_its_own_and_works_without_the_others(apps, more):
     for framework in {"rest_framework", "ninja"} & set(apps):
         pytest.importorskip(framework)
     done = subprocess.run(
@@ -188,16 +185,14 @@ def test_each_app_brings_its_own_and_works_without_the_others(apps: tuple[str, .
         ("idempotency.contrib.opentelemetry", "opentelemetry.trace", "opentelemetry"),
     ],
 )
-def test_without_its_libraries_the_error_names_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, module: str, missing: str, extra: str
-) -> None:
+def test_without_its_libraries_the_error_names_what_to_install(monkeypatch, module, missing, extra):
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.delitem(sys.modules, module)
     with pytest.raises(ImportError, match=rf"pip install 'django-idempotency\[{extra}\]'"):
         importlib.import_module(module)
 
 
-def test_a_release_of_ninja_without_what_is_private_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_of_ninja_without_what_is_private_is_refused(monkeypatch):
     monkeypatch.delattr("ninja.operation.Operation._result_to_response")
     monkeypatch.delitem(sys.modules, "idempotency.contrib.ninja")
     with pytest.raises(ImportError, match=r"a release of Django Ninja that it was tested with\. .*"):
@@ -246,5 +241,5 @@ assert check_tasks in registry.registered_checks
 
 
 @pytest.mark.parametrize("script", [CLIENT, LATE_CELERY], ids=["a client", "a project that imports celery late"])
-def test_in_a_process_of_its_own_nothing_else_is_needed_for(script: str) -> None:
+def test_in_a_process_of_its_own_nothing_else_is_needed_for(script):
     subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": ":".join(sys.path)}, check=True)

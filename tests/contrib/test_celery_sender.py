@@ -1,11 +1,8 @@
 """The outbox's way to Celery: what it publishes, to a real broker, and what it does when there is none."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time
-from typing import Any
 
 import pytest
 from amqp.exceptions import AccessRefused, NotAllowed
@@ -23,7 +20,6 @@ from testproject.celery import app
 from testproject.harness.processes import free_port
 from testproject.models import Receipt
 from tests.contrib.consumers import effects, send
-from tests.contrib.deliveries import Inbox
 
 # It sends to a broker. The outbox that it sends from is tested on each database in ``tests/database``.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -33,14 +29,14 @@ SOON = 5.0
 
 
 @pytest.fixture(autouse=True)
-def fresh_sender(monkeypatch: pytest.MonkeyPatch) -> CelerySender:
+def fresh_sender(monkeypatch):
     """One that has not been told of a broker that is gone."""
     sender = CelerySender()
     monkeypatch.setattr(contrib, "send", sender)
     return sender
 
 
-def message(payload: str = '{"label": "a"}', **fields: Any) -> OutboxMessage:
+def message(payload='{"label": "a"}', **fields):
     with transaction.atomic():
         written = publish(send.name, None)
     for name, value in {"payload": payload, **fields}.items():
@@ -52,7 +48,7 @@ def message(payload: str = '{"label": "a"}', **fields: Any) -> OutboxMessage:
     ("payload", "body"),
     [('{"label": "a"}', [[], {"label": "a"}]), ('["a", 2]', [["a", 2], {}]), ("[]", None), ("null", None)],
 )
-def test_a_message_is_the_task_of_its_topic_with_its_own_id_and_key(inbox: Inbox, payload: str, body: Any) -> None:
+def test_a_message_is_the_task_of_its_topic_with_its_own_id_and_key(inbox, payload, body):
     one = message(payload, topic="elsewhere.task" if body is None else send.name, account_id="7", headers={"of": "us"})
     inbox.redis.flushall()  # of the nudge
     contrib.send(one)
@@ -73,17 +69,13 @@ def test_a_message_is_the_task_of_its_topic_with_its_own_id_and_key(inbox: Inbox
         ('{"amount": 1}', "label"),  # the task takes no such arguments
     ],
 )
-def test_a_payload_that_is_no_arguments_of_the_task_is_the_messages_own_fault(
-    inbox: Inbox, payload: str, said: str
-) -> None:
+def test_a_payload_that_is_no_arguments_of_the_task_is_the_messages_own_fault(inbox, payload, said):
     with pytest.raises(TypeError, match=said):
         contrib.send(message(payload))
 
 
 @pytest.mark.parametrize("scheme", ["redis", "amqp"])
-def test_a_broker_that_cannot_be_reached_is_nobodys_fault_and_soon_given_up(
-    monkeypatch: pytest.MonkeyPatch, scheme: str
-) -> None:
+def test_a_broker_that_cannot_be_reached_is_nobodys_fault_and_soon_given_up(monkeypatch, scheme):
     monkeypatch.setenv("CELERY_BROKER_URL", f"{scheme}://127.0.0.1:{free_port()}//")
     begun = time.monotonic()
     with pytest.raises(BrokerUnavailableError, match="can't be reached"):
@@ -91,9 +83,7 @@ def test_a_broker_that_cannot_be_reached_is_nobodys_fault_and_soon_given_up(
     assert time.monotonic() - begun < SOON
 
 
-def test_rabbitmq_is_asked_for_confirms_and_redis_is_not_waited_for_without_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rabbitmq_is_asked_for_confirms_and_redis_is_not_waited_for_without_bound(monkeypatch):
     options = {}
     for scheme in ("redis", "amqp", "memory"):
         monkeypatch.setenv("CELERY_BROKER_URL", f"{scheme}://127.0.0.1:{free_port()}//")
@@ -105,9 +95,7 @@ def test_rabbitmq_is_asked_for_confirms_and_redis_is_not_waited_for_without_boun
     assert all(each["max_retries"] == 1 for each in options.values())
 
 
-def test_a_process_keeps_its_connections_and_a_forked_one_leaves_them_alone(
-    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_keeps_its_connections_and_a_forked_one_leaves_them_alone(inbox, monkeypatch):
     found = []
     for pid in (1, 1, 2):
         with monkeypatch.context() as forked:
@@ -121,7 +109,7 @@ def test_a_process_keeps_its_connections_and_a_forked_one_leaves_them_alone(
 # The nudge
 
 
-def test_a_commit_asks_a_worker_to_relay_and_a_rollback_does_not(inbox: Inbox) -> None:
+def test_a_commit_asks_a_worker_to_relay_and_a_rollback_does_not(inbox):
     with transaction.atomic():
         publish(send.name, ["a"])
         transaction.set_rollback(True)
@@ -134,8 +122,8 @@ def test_a_commit_asks_a_worker_to_relay_and_a_rollback_does_not(inbox: Inbox) -
 
 
 def test_a_broker_that_is_gone_costs_the_first_commit_a_warning_and_the_next_ones_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fresh_sender: CelerySender
-) -> None:
+    monkeypatch, caplog, fresh_sender
+):
     monkeypatch.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{free_port()}/0")
     for label in "ab":
         with transaction.atomic():
@@ -152,7 +140,7 @@ def test_a_broker_that_is_gone_costs_the_first_commit_a_warning_and_the_next_one
 # From the producer's transaction to the consumer's
 
 
-def test_a_message_goes_from_the_commit_through_the_relay_to_its_one_effect(inbox: Inbox) -> None:
+def test_a_message_goes_from_the_commit_through_the_relay_to_its_one_effect(inbox):
     with claim("tests.outer", account_id="7", key="key") as run:
         publish(send.name, {"label": "a"})
         run.result = run.claim and run.claim.trace
@@ -165,7 +153,7 @@ def test_a_message_goes_from_the_commit_through_the_relay_to_its_one_effect(inbo
 
 
 @pytest.mark.usefixtures("eager")
-def test_where_tasks_are_eager_the_commit_is_followed_by_the_effect() -> None:
+def test_where_tasks_are_eager_the_commit_is_followed_by_the_effect():
     with transaction.atomic():
         publish(send.name, ["a"])
         assert not Receipt.objects.exists()
@@ -173,13 +161,13 @@ def test_where_tasks_are_eager_the_commit_is_followed_by_the_effect() -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_an_eager_task_is_imported_as_a_worker_imports_it() -> None:
+def test_an_eager_task_is_imported_as_a_worker_imports_it():
     ran = []
 
-    def note(label: str) -> None:
+    def note(label):
         ran.append(label)
 
-    def discover(**kwargs: object) -> None:
+    def discover(**kwargs):
         app.task(note, name="tests.discovered")
 
     import_modules.connect(discover)
@@ -193,7 +181,7 @@ def test_an_eager_task_is_imported_as_a_worker_imports_it() -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_message_to_an_eager_task_that_nobody_declares_is_not_taken_for_sent() -> None:
+def test_a_message_to_an_eager_task_that_nobody_declares_is_not_taken_for_sent():
     with transaction.atomic():
         written = publish("tests.undeclared", ["a"])
     written.refresh_from_db()
@@ -202,6 +190,6 @@ def test_a_message_to_an_eager_task_that_nobody_declares_is_not_taken_for_sent()
 
 
 @pytest.mark.parametrize("refusal", [AccessRefused, NotAllowed])
-def test_a_broker_that_refuses_this_user_is_no_fault_of_the_message(inbox: Inbox, refusal: type[Exception]) -> None:
+def test_a_broker_that_refuses_this_user_is_no_fault_of_the_message(inbox, refusal):
     with pytest.raises(BrokerUnavailableError, match="can't be reached"), publishing.confirming_producer(inbox.app):
         raise refusal("ACCESS_REFUSED - Login was refused")

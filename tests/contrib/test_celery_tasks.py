@@ -1,11 +1,7 @@
 """The Celery tasks: bounded, and found by their names. A worker runs one in ``tests/test_orders.py``."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from celery import current_app
@@ -25,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 again = Operation("tests.tasks.reexecute")
 
 
-def abandon(count: int = 1, operation: str = again.name, **fields: Any) -> list[int]:
+def abandon(count=1, operation=again.name, **fields):
     return make_records(count, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation=operation, **fields)
 
 
@@ -66,9 +62,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize(("make", "task", "done", "stopped"), RUNS.values(), ids=RUNS)
-def test_a_run_takes_batch_after_batch_up_to_a_bound_and_returns_plain_data(
-    make: Callable[[], object], task: Callable[..., Any], done: dict[str, Any], stopped: dict[str, Any]
-) -> None:
+def test_a_run_takes_batch_after_batch_up_to_a_bound_and_returns_plain_data(make, task, done, stopped):
     broker.reset()
     make()
     counts = task(batch_size=3)
@@ -78,7 +72,7 @@ def test_a_run_takes_batch_after_batch_up_to_a_bound_and_returns_plain_data(
     assert tasks.MAX_BATCHES > 1
 
 
-def test_a_relay_ends_by_itself_before_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relay_ends_by_itself_before_its_time_limit(monkeypatch):
     """What the limit cuts off is sent again, so no batch may begin that it could cut off."""
     broker.reset()
     make_messages(7)
@@ -87,7 +81,7 @@ def test_a_relay_ends_by_itself_before_its_time_limit(monkeypatch: pytest.Monkey
     assert (counts["sent"], counts["exhausted"]) == (3, False)
 
 
-def test_the_tasks_bear_the_names_that_a_schedule_names() -> None:
+def test_the_tasks_bear_the_names_that_a_schedule_names():
     for name in ("recover_expired_leases", "purge_expired_records", "relay_outbox"):
         task = getattr(tasks, name)
         assert task.name == f"idempotency.contrib.celery.tasks.{name}"
@@ -121,7 +115,7 @@ print(json.dumps(code))
 """
 
 
-def run(script: str, *arguments: str, **env: str) -> tuple[list[str], str]:
+def run(script, *arguments, **env):
     """The lines that a process printed, and what it said besides."""
     process = processes.start(OUTSIDE + script, *arguments, env=env)
     printed, said = process.communicate(timeout=120)
@@ -130,16 +124,16 @@ def run(script: str, *arguments: str, **env: str) -> tuple[list[str], str]:
 
 
 @pytest.mark.once
-def test_the_sweep_of_the_command_line_settles_the_claims_of_tasks() -> None:
+def test_the_sweep_of_the_command_line_settles_the_claims_of_tasks():
     make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation="receipts.send")
     assert run(COMMAND, "1")[0] == ["1 claim abandoned.", "  receipts.send: 1 (reexecute)", "0"]
     assert run(COMMAND, "0") == (["0"], "")
     assert IdempotencyRecord.objects.get().status == Status.RECOVERABLE
 
 
-def test_a_worker_does_not_import_its_tasks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_does_not_import_its_tasks_again(monkeypatch):
     """Celery would set Django up again, and with it the logging that the worker has set up."""
-    imported: list[bool] = []
+    imported = []
     loader = current_app.loader
     monkeypatch.setattr(loader, "import_default_modules", lambda: imported.append(True))
     for is_worker, count in ((True, 0), (False, 1)):
@@ -149,7 +143,7 @@ def test_a_worker_does_not_import_its_tasks_again(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.once
-def test_tasks_that_can_not_be_imported_are_reported_and_leave_the_rest() -> None:
+def test_tasks_that_can_not_be_imported_are_reported_and_leave_the_rest():
     make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation="tests.elsewhere")
     make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation="charges.create")
     printed, said = run('current_app.conf.imports = ["tests.no_such_module"]' + COMMAND, "0")

@@ -1,25 +1,21 @@
 """What every client does, against a server that fails in every way: one key, the same bytes, the waits asked for."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 from uuid import RFC_4122, UUID
 
 import pytest
 
 from idempotency.contrib.retrying import KeyStatus, RetryPolicy
-from tests.contrib.senders import SENDERS, Sender
-from tests.contrib.servers import Fault, Server, answer, cut, cut_in_the_middle, hang, problem, serving
+from tests.contrib.senders import SENDERS
+from tests.contrib.servers import answer, cut, cut_in_the_middle, hang, problem, serving
 
 # The key
 
 
-def test_a_request_is_given_a_key_of_its_time_and_74_random_bits(sender: Sender, server: Server) -> None:
+def test_a_request_is_given_a_key_of_its_time_and_74_random_bits(sender, server):
     before = time.time_ns() // 1_000_000
     answers = [sender.send(server.url) for _ in range(2)]
     made = [UUID(str(key)) for key in server.keys]
@@ -30,14 +26,14 @@ def test_a_request_is_given_a_key_of_its_time_and_74_random_bits(sender: Sender,
 
 
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
-def test_a_key_of_the_callers_own_is_kept(sender: Sender, server: Server, method: str) -> None:
+def test_a_key_of_the_callers_own_is_kept(sender, server, method):
     server.script = [cut]
     answer = sender.send(server.url, method=method, headers={"idempotency-key": '"order-71"'})
     assert (answer.status, server.keys) == (201, ['"order-71"', '"order-71"'])
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
-def test_other_methods_pass_through_untouched(sender: Sender, server: Server, method: str) -> None:
+def test_other_methods_pass_through_untouched(sender, server, method):
     server.script = [answer(503, retry_after="1")]
     assert sender.send(server.url, method=method).status == 503
     assert (server.keys, sender.waits) == ([None], [])
@@ -48,7 +44,7 @@ def test_other_methods_pass_through_untouched(sender: Sender, server: Server, me
     assert server.keys == [None, None]
 
 
-def test_the_methods_are_configurable(sender: Sender, server: Server) -> None:
+def test_the_methods_are_configurable(sender, server):
     sender.policy = RetryPolicy(methods=("PUT",))
     server.script = [cut]
     sender.send(server.url, method="PUT")
@@ -79,9 +75,7 @@ RETURNED = {
 
 
 @pytest.mark.parametrize("fault", RETRIED.values(), ids=RETRIED)
-def test_what_settles_nothing_is_retried_with_the_same_key_and_bytes(
-    sender: Sender, server: Server, fault: Fault
-) -> None:
+def test_what_settles_nothing_is_retried_with_the_same_key_and_bytes(sender, server, fault):
     server.script = [fault, fault]
     got = sender.send(server.url + "/charges/?a=b", b'{"amount":  1}', headers={"X-Trace": "t"})
     assert (got.status, got.body) == (201, b'{"id": 1}')
@@ -91,14 +85,14 @@ def test_what_settles_nothing_is_retried_with_the_same_key_and_bytes(
 
 
 @pytest.mark.parametrize("fault", RETURNED.values(), ids=RETURNED)
-def test_every_other_answer_is_returned_as_it_is(sender: Sender, server: Server, fault: Fault) -> None:
+def test_every_other_answer_is_returned_as_it_is(sender, server, fault):
     server.script = [fault]
     got = sender.send(server.url)
     assert (len(server.requests), sender.waits) == (1, [])
     assert got.status != 201 or got.body == b'{"id": 1}'
 
 
-def test_a_request_that_times_out_is_retried(sender: Sender, server: Server) -> None:
+def test_a_request_that_times_out_is_retried(sender, server):
     server.script = [hang]
     sender.timeout = 1.0
     assert sender.send(server.url).status == 201
@@ -106,7 +100,7 @@ def test_a_request_that_times_out_is_retried(sender: Sender, server: Server) -> 
     assert len(server.requests) >= 2
 
 
-def test_a_server_that_is_down_is_tried_again(sender: Sender) -> None:
+def test_a_server_that_is_down_is_tried_again(sender):
     with serving() as gone:
         pass
     sender.policy = RetryPolicy(attempts=3)
@@ -114,7 +108,7 @@ def test_a_server_that_is_down_is_tried_again(sender: Sender) -> None:
     assert (error.response, error.attempts, len(sender.waits)) == (None, 3, 2)
 
 
-def test_the_statuses_are_configurable(sender: Sender, server: Server) -> None:
+def test_the_statuses_are_configurable(sender, server):
     sender.policy = RetryPolicy(statuses={500})
     server.script = [answer(500), answer(503)]
     assert sender.send(server.url).status == 503
@@ -124,7 +118,7 @@ def test_the_statuses_are_configurable(sender: Sender, server: Server) -> None:
 # When
 
 
-def test_waits_are_drawn_from_a_range_that_doubles_up_to_a_bound(sender: Sender, server: Server) -> None:
+def test_waits_are_drawn_from_a_range_that_doubles_up_to_a_bound(sender, server):
     sender.policy = RetryPolicy(attempts=40, total=10_000, first_wait=1.0, longest_wait=4.0)
     server.script = [cut] * 39
     assert sender.send(server.url).status == 201
@@ -133,7 +127,7 @@ def test_waits_are_drawn_from_a_range_that_doubles_up_to_a_bound(sender: Sender,
     assert len(set(sender.waits)) > 30
 
 
-def test_a_retry_after_is_waited_for_and_a_little_longer(sender: Sender, server: Server) -> None:
+def test_a_retry_after_is_waited_for_and_a_little_longer(sender, server):
     server.script = [
         answer(429, retry_after="7"),
         problem(409, "idempotency_in_progress", retry_after="3"),
@@ -149,14 +143,14 @@ def test_a_retry_after_is_waited_for_and_a_little_longer(sender: Sender, server:
     assert all(least < wait <= most for wait, (least, most) in zip(sender.waits, asked, strict=True)), sender.waits
 
 
-def test_a_retry_after_that_does_not_fit_ends_it_at_once(sender: Sender, server: Server) -> None:
+def test_a_retry_after_that_does_not_fit_ends_it_at_once(sender, server):
     sender.policy = RetryPolicy(total=60)
     server.script = [answer(503, retry_after="3600")]
     error = sender.give_up(server.url)
     assert (error.attempts, sender.waits, error.response.headers["Retry-After"]) == (1, [], "3600")
 
 
-def test_the_total_time_is_bounded(sender: Sender, server: Server) -> None:
+def test_the_total_time_is_bounded(sender, server):
     sender.policy = RetryPolicy(total=35, attempts=100, longest_wait=1.0)
     server.script = [answer(503, retry_after="10")] * 100
     sender.give_up(server.url)
@@ -164,7 +158,7 @@ def test_the_total_time_is_bounded(sender: Sender, server: Server) -> None:
     assert sum(sender.waits) < 35
 
 
-def test_no_attempt_waits_for_longer_than_what_is_left(sender: Sender, server: Server) -> None:
+def test_no_attempt_waits_for_longer_than_what_is_left(sender, server):
     sender.policy = RetryPolicy(total=1000, longest_wait=1.0)
     sender.timeout = 5000.0
     server.script = [answer(503, retry_after="400"), answer(503, retry_after="400")]
@@ -172,7 +166,7 @@ def test_no_attempt_waits_for_longer_than_what_is_left(sender: Sender, server: S
     assert all(allowed <= left for allowed, left in zip(sender.allowed, [1000, 600, 200], strict=True)), sender.allowed
 
 
-def test_a_shorter_timeout_of_the_callers_own_is_kept(sender: Sender, server: Server) -> None:
+def test_a_shorter_timeout_of_the_callers_own_is_kept(sender, server):
     server.script = [answer(503)]
     sender.send(server.url)
     assert sender.allowed == [sender.timeout] * 2
@@ -182,21 +176,21 @@ def test_a_shorter_timeout_of_the_callers_own_is_kept(sender: Sender, server: Se
 
 
 @pytest.mark.parametrize(("kind", "error"), [(kind, error) for kind in SENDERS for error in SENDERS[kind].hopeless])
-def test_an_error_that_no_retry_can_cure_is_raised_unchanged(server: Server, kind: str, error: Exception) -> None:
+def test_an_error_that_no_retry_can_cure_is_raised_unchanged(server, kind, error):
     sender = SENDERS[kind](errors=[error])
     with pytest.raises(type(error)) as raised:
         sender.send(server.url)
     assert (raised.value, sender.waits, server.requests) == (error, [], [])
 
 
-def test_such_an_error_leaves_the_outcome_of_the_attempt_before_unknown(sender: Sender, server: Server) -> None:
+def test_such_an_error_leaves_the_outcome_of_the_attempt_before_unknown(sender, server):
     for error in sender.hopeless[:2]:
         sender.errors, sender.waits = [sender.cut, error], []
         unresolved = sender.give_up(server.url)
         assert (unresolved.__cause__, unresolved.attempts, len(sender.waits)) == (error, 2, 1)
 
 
-def test_who_gives_up_says_with_which_key_to_resume(sender: Sender, server: Server) -> None:
+def test_who_gives_up_says_with_which_key_to_resume(sender, server):
     sender.policy = RetryPolicy(attempts=3)
     server.script = [answer(503, b'{"busy": true}'), cut, cut]
     error = sender.give_up(server.url + "/charges/?token=secret")
@@ -213,7 +207,7 @@ def test_who_gives_up_says_with_which_key_to_resume(sender: Sender, server: Serv
     assert error.key not in message
 
 
-def test_an_answer_that_can_not_be_decoded_says_what_its_status_says(sender: Sender, server: Server) -> None:
+def test_an_answer_that_can_not_be_decoded_says_what_its_status_says(sender, server):
     sender.policy = RetryPolicy(attempts=2)
     broken = {"body": b"not gzip", "content_encoding": "gzip"}
     server.script = [answer(503, **broken), answer(503, **broken)]
@@ -225,7 +219,7 @@ def test_an_answer_that_can_not_be_decoded_says_what_its_status_says(sender: Sen
     assert len(server.requests) == 4
 
 
-def test_the_error_survives_being_sent_to_another_process(sender: Sender, server: Server) -> None:
+def test_the_error_survives_being_sent_to_another_process(sender, server):
     sender.policy = RetryPolicy(attempts=2)
     server.script = [answer(503), cut]
     error = sender.give_up(server.url)
@@ -233,14 +227,14 @@ def test_the_error_survives_being_sent_to_another_process(sender: Sender, server
     assert (str(copy), copy.key, copy.attempts) == (str(error), error.key, 2)
 
 
-def test_a_body_that_can_be_read_only_once_is_sent_again(sender: Sender, server: Server) -> None:
+def test_a_body_that_can_be_read_only_once_is_sent_again(sender, server):
     server.script = [cut, answer(503)]
 
-    def parts() -> Iterator[bytes]:
+    def parts():
         yield b"one "
         yield b"two"
 
-    async def async_parts() -> Any:
+    async def async_parts():
         for part in parts():
             yield part
 
@@ -250,7 +244,7 @@ def test_a_body_that_can_be_read_only_once_is_sent_again(sender: Sender, server:
 
 
 @pytest.mark.parametrize("bounds", [{"attempts": 0}, {"total": 0}, {"first_wait": -1}, {"longest_wait": 0}])
-def test_a_bound_that_bounds_nothing_is_refused(bounds: dict[str, Any]) -> None:
+def test_a_bound_that_bounds_nothing_is_refused(bounds):
     with pytest.raises(ValueError, match=f"RetryPolicy.{next(iter(bounds))} must be above 0"):
         RetryPolicy(**bounds)
 
@@ -264,7 +258,7 @@ DONE = (
 )
 
 
-def test_a_client_learns_what_has_become_of_its_key(server: Server, sender: Sender) -> None:
+def test_a_client_learns_what_has_become_of_its_key(server, sender):
     server.script = [
         answer(200, DONE),
         answer(200, b'{"status": "completed", "created_at": "2026-11-22T11:00:00+01:00"}'),

@@ -1,21 +1,17 @@
 """Clients against the sample project, effects counted in the database; and as part of a protected operation."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 
 import httpx
 import pytest
 from asgiref.sync import async_to_sync
 from django.db.models import F
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import JsonResponse
 from django.test import RequestFactory
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
@@ -29,8 +25,8 @@ from idempotency.models import IdempotencyRecord
 from idempotency.protocol.acquisition import retry_after
 from testproject.models import Charge
 from tests.concurrency.racing import elsewhere
-from tests.contrib.senders import Sender, no_sleep
-from tests.contrib.servers import Server, answer, cut, pass_on, problem
+from tests.contrib.senders import no_sleep
+from tests.contrib.servers import answer, cut, pass_on, problem
 from tests.factories import ChargeFactory, TokenFactory, UserFactory
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -42,10 +38,10 @@ CHARGE = json.dumps({"amount": 1000, "currency": "usd"}).encode()
 
 
 @pytest.fixture
-def charge(sender: Sender, server: Server) -> Callable[..., Any]:
+def charge(sender, server):
     token = TokenFactory().key
 
-    def charge(key: str | None = None) -> Any:
+    def charge(key=None):
         headers = {"Authorization": f"Token {token}", "Content-Type": "application/json"}
         return sender.send(
             server.url + "/charges/", CHARGE, headers={**headers, **({"Idempotency-Key": key} if key else {})}
@@ -54,9 +50,7 @@ def charge(sender: Sender, server: Server) -> Callable[..., Any]:
     return charge
 
 
-def test_a_lost_answer_is_fetched_again_and_the_charge_made_once(
-    charge: Callable[..., Any], server: Server, live_server: Any
-) -> None:
+def test_a_lost_answer_is_fetched_again_and_the_charge_made_once(charge, server, live_server):
     lose = pass_on(live_server.url, lose_answer=True)
     server.script = [cut, answer(503), lose, problem(409, "idempotency_in_progress"), lose, pass_on(live_server.url)]
     got = charge()
@@ -66,9 +60,7 @@ def test_a_lost_answer_is_fetched_again_and_the_charge_made_once(
 
 
 @pytest.mark.parametrize("arrived", [True, False], ids=["had arrived", "had not arrived"])
-def test_who_gave_up_resumes_with_the_saved_key_and_gets_the_same_outcome(
-    sender: Sender, charge: Callable[..., Any], server: Server, live_server: Any, arrived: bool
-) -> None:
+def test_who_gave_up_resumes_with_the_saved_key_and_gets_the_same_outcome(sender, charge, server, live_server, arrived):
     saved = new_key()
     sender.policy = RetryPolicy(attempts=2)
     server.script = [pass_on(live_server.url, lose_answer=True) if arrived else cut, cut]
@@ -91,7 +83,7 @@ class CutOffError(Exception):
     """Ends an attempt, as a crash would."""
 
 
-def attempt(work: Callable[[], object], *, ends: bool = True, **policy: Any) -> None:
+def attempt(work, *, ends=True, **policy):
     """One attempt at an operation, which does its work and is then cut off unless it ``ends``."""
     policy |= {"transaction": False, "recovery": REEXECUTE}
     with suppress(CutOffError), claim("tests.client", account_id="1", key="k", **policy):
@@ -100,8 +92,8 @@ def attempt(work: Callable[[], object], *, ends: bool = True, **policy: Any) -> 
             raise CutOffError
 
 
-def test_every_attempt_at_an_operation_sends_the_same_keys(sender: Sender, server: Server) -> None:
-    def work() -> None:
+def test_every_attempt_at_an_operation_sends_the_same_keys(sender, server):
+    def work():
         sender.send(server.url + "/payouts?a=b", name="provider.payout")
         sender.send(server.url + "/mails")
         sender.send(server.url + "/mails?to=bob")
@@ -120,18 +112,16 @@ def test_every_attempt_at_an_operation_sends_the_same_keys(sender: Sender, serve
     assert first == [str(record.derive_key(name)) for name in names]
 
 
-def test_a_service_that_demands_timed_keys_runs_a_derived_key_once(
-    sender: Sender, server: Server, live_server: Any, settings: Any
-) -> None:
+def test_a_service_that_demands_timed_keys_runs_a_derived_key_once(sender, server, live_server, settings):
     @csrf_exempt
     @idempotent("tests.service", timed_keys=True, account=Fixed("caller"))
-    def pay(request: HttpRequest) -> HttpResponse:
+    def pay(request):
         return JsonResponse({"id": ChargeFactory().pk}, status=201)
 
     settings.ROOT_URLCONF = (path("", pay),)
     answers = []
 
-    def work() -> None:
+    def work():
         answers.append(sender.send(server.url + "/", name="provider.payout"))
 
     service = pass_on(live_server.url)
@@ -143,8 +133,8 @@ def test_a_service_that_demands_timed_keys_runs_a_derived_key_once(
     assert json.loads(answers[1].body)["id"] == Charge.objects.get().pk
 
 
-def test_calls_within_steps_keep_their_keys_though_a_step_is_skipped(sender: Sender, server: Server) -> None:
-    def work() -> None:
+def test_calls_within_steps_keep_their_keys_though_a_step_is_skipped(sender, server):
+    def work():
         running = require_claim()
         running.step("pay", lambda: sender.send(server.url).status)
         running.step("ship", lambda: sender.send(server.url).status)
@@ -157,16 +147,16 @@ def test_calls_within_steps_keep_their_keys_though_a_step_is_skipped(sender: Sen
     assert again == call
 
 
-def test_a_key_of_the_callers_own_is_kept_within_an_operation(sender: Sender, server: Server) -> None:
+def test_a_key_of_the_callers_own_is_kept_within_an_operation(sender, server):
     attempt(lambda: sender.send(server.url, headers={"Idempotency-Key": "mine"}, name="provider.payout"))
     assert server.keys == ["mine"]
 
 
-def take_over() -> Callable[[], object]:
+def take_over():
     """Let another attempt own the record, and this one notice: what its heartbeat does, in a thread of its own."""
     running = require_claim()
 
-    def notice() -> None:
+    def notice():
         IdempotencyRecord.objects.update(attempt=F("attempt") + 1)
         with suppress(LeaseLostError):
             running.renew()
@@ -175,8 +165,8 @@ def take_over() -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "mine"}], ids=["derived key", "own key"])
-def test_a_lost_lease_stops_the_call_before_it_is_made(sender: Sender, server: Server, headers: dict[str, str]) -> None:
-    def work() -> None:
+def test_a_lost_lease_stops_the_call_before_it_is_made(sender, server, headers):
+    def work():
         take_over()()
         sender.send(server.url, headers=headers)
 
@@ -185,8 +175,8 @@ def test_a_lost_lease_stops_the_call_before_it_is_made(sender: Sender, server: S
     assert server.requests == []
 
 
-def test_a_lost_lease_stops_the_retries(sender: Sender, server: Server) -> None:
-    def work() -> None:
+def test_a_lost_lease_stops_the_retries(sender, server):
+    def work():
         sender.meanwhile = take_over()
         sender.send(server.url)
 
@@ -197,12 +187,10 @@ def test_a_lost_lease_stops_the_retries(sender: Sender, server: Server) -> None:
 
 
 @pytest.mark.parametrize(("policy", "fits"), [({}, False), ({"heartbeat": timedelta(minutes=5)}, True)])
-def test_a_call_gives_up_before_the_lease_does(
-    sender: Sender, server: Server, policy: dict[str, Any], fits: bool
-) -> None:
+def test_a_call_gives_up_before_the_lease_does(sender, server, policy, fits):
     server.script = [answer(503, retry_after="40")]
 
-    def work() -> None:
+    def work():
         if fits:
             assert sender.send(server.url).status == 201
         else:
@@ -212,12 +200,12 @@ def test_a_call_gives_up_before_the_lease_does(
     assert len(sender.waits) == int(fits)
 
 
-def test_an_async_view_sends_the_keys_of_its_claim(server: Server) -> None:
-    async def call(client: httpx.AsyncClient, name: str) -> None:
+def test_an_async_view_sends_the_keys_of_its_claim(server):
+    async def call(client, name):
         await client.post(server.url, extensions={"idempotency_name": name})
 
     @idempotent("tests.client.async", transaction=False, recovery=REEXECUTE)
-    async def view(request: Any) -> HttpResponse:
+    async def view(request):
         async with httpx.AsyncClient(transport=AsyncIdempotentTransport(sleep=no_sleep), timeout=30) as client:
             await asyncio.gather(call(client, "one"), call(client, "two"))
             status = (await client.post(server.url + "/unnamed")).status_code
@@ -225,11 +213,10 @@ def test_an_async_view_sends_the_keys_of_its_claim(server: Server) -> None:
 
     user = UserFactory()
 
-    def post() -> int:
+    def post():
         request = RequestFactory().post("/", {}, headers={"Idempotency-Key": "k"}, content_type="application/json")
         request.user = user
-        status: int = async_to_sync(view)(request).status_code
-        return status
+        return async_to_sync(view)(request).status_code
 
     server.script = [cut, cut, cut, answer(201), answer(201), answer(500)]
     assert [post(), post(), post()] == [500, 201, 201]
@@ -239,8 +226,8 @@ def test_an_async_view_sends_the_keys_of_its_claim(server: Server) -> None:
     assert len(server.requests) == 3 + 3 + 3
 
 
-def test_a_thread_that_is_given_the_context_sends_the_keys_of_the_claim(sender: Sender, server: Server) -> None:
-    def work() -> None:
+def test_a_thread_that_is_given_the_context_sends_the_keys_of_the_claim(sender, server):
+    def work():
         context = contextvars.copy_context()
         with ThreadPoolExecutor(1) as pool:
             pool.submit(context.run, sender.send, server.url, name="provider.payout").result()
@@ -249,13 +236,13 @@ def test_a_thread_that_is_given_the_context_sends_the_keys_of_the_claim(sender: 
     assert server.keys == [str(IdempotencyRecord.objects.get().derive_key("provider.payout"))]
 
 
-def test_the_default_bounds_outlive_the_default_lease_of_a_killed_worker() -> None:
+def test_the_default_bounds_outlive_the_default_lease_of_a_killed_worker():
     """By the waits that the server asks for; nothing is slept."""
     operation = Operation("tests.client.killed")
     lease = operation.policy.lease.total_seconds()
     seconds = 0.0
 
-    def serve(request: httpx.Request) -> httpx.Response:
+    def serve(request):
         if seconds == 0:
             raise httpx.ReadError("The worker is killed.", request=request)
         if seconds >= lease:
@@ -265,7 +252,7 @@ def test_the_default_bounds_outlive_the_default_lease_of_a_killed_worker() -> No
             409, json=refusal, headers={"Retry-After": str(retry_after(lease - seconds, operation.policy))}
         )
 
-    def sleep(wait: float) -> None:
+    def sleep(wait):
         nonlocal seconds
         seconds += wait
 

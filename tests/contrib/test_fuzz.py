@@ -9,7 +9,6 @@ import io
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -68,7 +67,7 @@ answers = st.lists(st.tuples(statuses, headers, bodies), min_size=1, max_size=3)
 Answers = list[tuple[int, dict[str, str], bytes]]
 
 
-def options(count: int | None, default: int = 150) -> Any:
+def options(count, default=150):
     suppressed = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     return hypothesis_settings(max_examples=count or default, deadline=None, suppress_health_check=suppressed)
 
@@ -76,14 +75,14 @@ def options(count: int | None, default: int = 150) -> Any:
 POLICY = RetryPolicy(attempts=3)
 
 
-def sleep(seconds: float) -> None:
+def sleep(seconds):
     assert 0 <= seconds < POLICY.total
 
 
-def by_httpx(script: Answers, *, protected: bool) -> httpx.Client:
+def by_httpx(script, *, protected):
     play = itertools.cycle(script)
 
-    def handle(request: httpx.Request) -> httpx.Response:
+    def handle(request):
         status, sent, body = next(play)
         encoded = [(name.encode(), value.encode("latin-1")) for name, value in sent.items()]
         return httpx.Response(status, headers=encoded, stream=httpx.ByteStream(body))
@@ -96,7 +95,7 @@ def by_httpx(script: Answers, *, protected: bool) -> httpx.Client:
 class Played(HTTPAdapter):
     play: Any
 
-    def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
+    def send(self, request, *args, **options):
         status, sent, body = next(self.play)
         raw = urllib3.HTTPResponse(io.BytesIO(body), sent, status, preload_content=False)
         return self.build_response(request, raw)
@@ -105,7 +104,7 @@ class Played(HTTPAdapter):
 class IdempotentPlayed(with_requests.IdempotentAdapter, Played): ...
 
 
-def by_requests(script: Answers, *, protected: bool) -> requests.Session:
+def by_requests(script, *, protected):
     adapter = IdempotentPlayed(policy=POLICY, sleep=sleep) if protected else Played()
     adapter.play = itertools.cycle(script)
     session = requests.Session()
@@ -114,7 +113,7 @@ def by_requests(script: Answers, *, protected: bool) -> requests.Session:
     return session
 
 
-def outcome(act: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def outcome(act, *arguments, **options):
     try:
         answer = act(*arguments, **options)
     except Exception as error:  # noqa: BLE001 - it is compared with the twin's
@@ -122,17 +121,17 @@ def outcome(act: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     return answer if isinstance(answer, KeyStatus) else (answer.status_code, answer.content)
 
 
-CLIENTS: dict[str, Any] = {"httpx": (by_httpx, with_httpx), "requests": (by_requests, with_requests)}
+CLIENTS = {"httpx": (by_httpx, with_httpx), "requests": (by_requests, with_requests)}
 URL = "http://server/"
 
 
-def compare(client: Any, module: Any, count: int | None) -> Counter[str]:
+def compare(client, module, count):
     """What became of the requests. Either the outcome is open, or it is the twin's with one of the answers."""
     became = Counter[str]()
 
     @options(count)
     @given(script=answers)
-    def try_one(script: Answers) -> None:
+    def try_one(script):
         twins = [outcome(client([each], protected=False).post, URL, data={"a": "1"}) for each in script]
         got = outcome(client(script, protected=True).post, URL, data={"a": "1"})
         assert got in [*twins, module.UnresolvedRequestError], (got, twins)
@@ -147,13 +146,13 @@ def compare(client: Any, module: Any, count: int | None) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_no_answer_gives_an_error_that_the_bare_client_does_not_give(name: str, count: int | None) -> None:
+def test_no_answer_gives_an_error_that_the_bare_client_does_not_give(name, count):
     became = compare(*CLIENTS[name], count)
     assert {"answered", "UnresolvedRequestError"} <= became.keys()
     note("fuzz: answers", handler=name, requests=became.total(), answers=dict(became), violations=0)
 
 
-def test_a_client_that_trusts_the_server_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_trusts_the_server_is_found(monkeypatch):
     monkeypatch.setattr(retrying, "retry_after", lambda headers: float(headers.get("Retry-After", 0)))
     with pytest.raises(BaseException):  # noqa: B017, PT011 - hypothesis may have found several
         compare(*CLIENTS["httpx"], None)
@@ -165,7 +164,7 @@ names = st.sampled_from(
 odd_headers = st.dictionaries(names, json_values | st.sampled_from(["k", "1", 10**400, -1, True, "\0", "\ud800"]))
 
 
-def consume(monkeypatch: pytest.MonkeyPatch, count: int | None) -> Counter[str]:
+def consume(monkeypatch, count):
     """What became of messages with odd headers: consumed, waiting, dead or refused, and of the twins."""
     became = Counter[str]()
     monkeypatch.setenv("CELERY_BROKER_URL", "memory://")
@@ -178,7 +177,7 @@ def consume(monkeypatch: pytest.MonkeyPatch, count: int | None) -> Counter[str]:
 
         @options(count, 100)
         @given(odd=odd_headers)
-        def try_one(odd: dict[str, Any]) -> None:
+        def try_one(odd):
             acting("twin", lambda task: None)
             inbox.publish(consumers.plain, "twin", headers=dict(odd))
             twin = inbox.deliver()
@@ -193,16 +192,14 @@ def consume(monkeypatch: pytest.MonkeyPatch, count: int | None) -> Counter[str]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_no_header_of_a_message_gives_an_error_that_a_plain_task_does_not_have(
-    monkeypatch: pytest.MonkeyPatch, count: int | None
-) -> None:
+def test_no_header_of_a_message_gives_an_error_that_a_plain_task_does_not_have(monkeypatch, count):
     became = consume(monkeypatch, count)
     assert {"dict", "Ignore"} <= became.keys()
     note("fuzz: messages", requests=became.total(), answers=dict(became), violations=0)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_header_that_is_trusted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_that_is_trusted_is_found(monkeypatch):
     monkeypatch.setattr(deliveries, "count_of", lambda headers, name: int(headers.get(name, 0)))
     with pytest.raises(AssertionError):
         consume(monkeypatch, None)

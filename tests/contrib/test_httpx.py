@@ -1,25 +1,21 @@
 """What is httpx's own: streams, redirects, challenges, certificates, and other transports under ours."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from unittest.mock import MagicMock, Mock
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
 
 from idempotency.contrib.httpx import AsyncIdempotentTransport, IdempotentTransport, RetryPolicy, UnresolvedRequestError
 from tests.contrib.senders import no_sleep
-from tests.contrib.servers import Server, answer, cut, cut_in_the_middle, serving
+from tests.contrib.servers import answer, cut, cut_in_the_middle, serving
 
 
 @pytest.fixture
-def client(waits: list[float]) -> Iterator[Any]:
+def client(waits):
     with httpx.Client(transport=IdempotentTransport(sleep=waits.append), timeout=30) as client:
         yield client
 
@@ -27,7 +23,7 @@ def client(waits: list[float]) -> Iterator[Any]:
 BIG = b"x" * 300_000
 
 
-def test_an_answer_can_be_streamed_though_it_was_read_within_the_attempt(client: Any, server: Server) -> None:
+def test_an_answer_can_be_streamed_though_it_was_read_within_the_attempt(client, server):
     server.script = [answer(503, BIG), answer(200, BIG)]
     with client.stream("POST", server.url) as response:
         assert b"".join(response.iter_raw(1000)) == BIG
@@ -37,7 +33,7 @@ def test_an_answer_can_be_streamed_though_it_was_read_within_the_attempt(client:
         assert b"".join(response.iter_bytes(1000)) == BIG
 
 
-def test_an_answer_that_is_to_be_streamed_is_handed_over_unread(client: Any, server: Server) -> None:
+def test_an_answer_that_is_to_be_streamed_is_handed_over_unread(client, server):
     server.script = [answer(503), answer(409, b'{"code": "idempotency_in_progress"}'), cut, cut_in_the_middle]
     with client.stream("POST", server.url, extensions={"idempotency_stream": True}) as response:
         assert response.status_code == 201
@@ -48,8 +44,8 @@ def test_an_answer_that_is_to_be_streamed_is_handed_over_unread(client: Any, ser
     assert len(server.requests) == 4
 
 
-def test_an_answer_is_handed_over_unread_to_a_coroutine_too(server: Server) -> None:
-    async def run() -> None:
+def test_an_answer_is_handed_over_unread_to_a_coroutine_too(server):
+    async def run():
         async with (
             httpx.AsyncClient(transport=AsyncIdempotentTransport(sleep=no_sleep), timeout=30) as client,
             client.stream("POST", server.url, extensions={"idempotency_stream": True}) as response,
@@ -64,7 +60,7 @@ def test_an_answer_is_handed_over_unread_to_a_coroutine_too(server: Server) -> N
     assert len(server.requests) == 2
 
 
-def test_the_connection_of_a_retried_answer_is_used_again(waits: list[float], server: Server) -> None:
+def test_the_connection_of_a_retried_answer_is_used_again(waits, server):
     server.script = [answer(503, BIG), answer(429, BIG), answer(201)]
     limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
     inner = httpx.HTTPTransport(limits=limits)
@@ -74,33 +70,33 @@ def test_the_connection_of_a_retried_answer_is_used_again(waits: list[float], se
 
 
 @pytest.mark.parametrize("status", [307, 308])
-def test_a_redirected_request_is_the_same_operation(client: Any, server: Server, status: int) -> None:
+def test_a_redirected_request_is_the_same_operation(client, server, status):
     server.script = [answer(status, location="/elsewhere"), cut]
     assert client.post(server.url, content=b"{}", follow_redirects=True).status_code == 201
     assert [request.path for request in server.requests] == ["/", "/elsewhere", "/elsewhere"]
     assert len(set(server.keys)) == 1
 
 
-def test_a_challenged_request_is_the_same_operation(client: Any, server: Server) -> None:
+def test_a_challenged_request_is_the_same_operation(client, server):
     server.script = [cut, answer(401, www_authenticate='Digest realm="r", nonce="n", qop="auth"')]
     assert client.post(server.url, content=iter([b"{}"]), auth=httpx.DigestAuth("a", "b")).status_code == 201
     assert [request.body for request in server.requests] == [b"{}"] * 3
     assert len(set(server.keys)) == 1
 
 
-def test_the_timeouts_of_the_caller_are_left_as_they_were(client: Any, server: Server) -> None:
+def test_the_timeouts_of_the_caller_are_left_as_they_were(client, server):
     response = client.post(server.url, timeout=httpx.Timeout(1000, read=None))
     assert response.request.extensions["timeout"] == {"connect": 1000, "read": None, "write": 1000, "pool": 1000}
 
 
-def transport_of(*answers: httpx.Response | Exception) -> Mock:
+def transport_of(*answers):
     """Another transport, which gives these answers one after the other."""
     transport = MagicMock(spec=httpx.BaseTransport)
     transport.handle_request.side_effect = answers
     return transport
 
 
-def test_it_wraps_any_transport_and_closes_it(waits: list[float]) -> None:
+def test_it_wraps_any_transport_and_closes_it(waits):
     """Also one that has read the answer, as a transport does that logs it."""
     busy = httpx.Response(503, content=b"busy")
     inner = transport_of(httpx.ReadTimeout("late"), httpx.Response(200, json={"id": 1}), busy)
@@ -117,7 +113,7 @@ def test_it_wraps_any_transport_and_closes_it(waits: list[float]) -> None:
     assert all(100 < seconds <= 120 for seconds in first.extensions["timeout"].values())
 
 
-def test_one_transport_within_another_gives_up_once(waits: list[float]) -> None:
+def test_one_transport_within_another_gives_up_once(waits):
     inner = transport_of(*[httpx.ReadError("cut")] * 3)
     transport = IdempotentTransport(inner, policy=RetryPolicy(attempts=3), sleep=waits.append)
     with (
@@ -128,7 +124,7 @@ def test_one_transport_within_another_gives_up_once(waits: list[float]) -> None:
     assert inner.handle_request.call_count == 3
 
 
-def test_a_certificate_that_is_not_trusted_is_no_reason_to_try_again(waits: list[float]) -> None:
+def test_a_certificate_that_is_not_trusted_is_no_reason_to_try_again(waits):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(Path(__file__).with_name("certificate.pem"))  # with its key: it protects nothing
     with serving(tls=context) as server:
@@ -139,8 +135,8 @@ def test_a_certificate_that_is_not_trusted_is_no_reason_to_try_again(waits: list
     assert (waits, server.requests) == ([], [])
 
 
-def test_a_body_that_fails_to_be_read_is_never_sent(client: Any, server: Server) -> None:
-    def parts() -> Iterator[bytes]:
+def test_a_body_that_fails_to_be_read_is_never_sent(client, server):
+    def parts():
         yield b"one"
         raise OSError("the file is gone")
 
@@ -149,14 +145,14 @@ def test_a_body_that_fails_to_be_read_is_never_sent(client: Any, server: Server)
     assert server.requests == []
 
 
-def test_a_cancelled_request_ends_at_once(server: Server) -> None:
+def test_a_cancelled_request_ends_at_once(server):
     waiting = asyncio.Event()
 
-    async def sleep(seconds: float) -> None:
+    async def sleep(seconds):
         waiting.set()
         await asyncio.Event().wait()
 
-    async def run() -> None:
+    async def run():
         async with httpx.AsyncClient(transport=AsyncIdempotentTransport(sleep=sleep), timeout=30) as client:
             request = asyncio.ensure_future(client.post(server.url))
             await waiting.wait()
@@ -169,10 +165,10 @@ def test_a_cancelled_request_ends_at_once(server: Server) -> None:
     assert len(server.requests) == 1
 
 
-def test_requests_that_run_at_once_do_not_disturb_each_other(server: Server) -> None:
+def test_requests_that_run_at_once_do_not_disturb_each_other(server):
     """They share a transport, each with a policy's state of its own."""
 
-    async def run() -> list[Any]:
+    async def run():
         policy = RetryPolicy(attempts=30, total=10_000)
         transport = AsyncIdempotentTransport(policy=policy, sleep=lambda seconds: asyncio.sleep(0))
         async with httpx.AsyncClient(transport=transport, timeout=30) as client:
@@ -185,12 +181,11 @@ def test_requests_that_run_at_once_do_not_disturb_each_other(server: Server) -> 
     assert sent.total() == 30
 
 
-def test_the_default_waits_are_those_of_the_running_event_loop(server: Server) -> None:
-    async def run() -> int:
+def test_the_default_waits_are_those_of_the_running_event_loop(server):
+    async def run():
         policy = RetryPolicy(first_wait=0.001, longest_wait=0.001)
         async with httpx.AsyncClient(transport=AsyncIdempotentTransport(policy=policy), timeout=30) as client:
-            status: int = (await client.post(server.url)).status_code
-            return status
+            return (await client.post(server.url)).status_code
 
     server.script = [cut]
     assert asyncio.run(run()) == 201

@@ -1,9 +1,6 @@
 """One message, one effect: deliveries one by one from a real broker, with what goes wrong in between."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from celery.exceptions import Ignore, Reject
@@ -18,7 +15,7 @@ from idempotency.protocol import faults
 from testproject.harness.processes import free_port
 from testproject.models import Receipt
 from tests.contrib.consumers import act, auto, bare, effects, end_leases, gone, hold, outside, parked, record, send
-from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, Inbox, acting, acts, dies, succeed
+from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, acting, acts, dies, succeed
 from tests.records import HOUR, purge_body_of
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
@@ -28,7 +25,7 @@ pytestmark = [pytest.mark.django_db(transaction=True)]
 
 
 @pytest.mark.scenario_7
-def test_a_message_that_is_delivered_twice_has_one_effect_and_one_result(inbox: Inbox) -> None:
+def test_a_message_that_is_delivered_twice_has_one_effect_and_one_result(inbox):
     inbox.publish(send, "a")
     inbox.twice()
     first, second = inbox.drain()
@@ -36,7 +33,7 @@ def test_a_message_that_is_delivered_twice_has_one_effect_and_one_result(inbox: 
     assert (record().status, record().attempt) == ("completed", 1)
 
 
-def test_a_second_delivery_whose_result_is_deleted_is_acknowledged_and_changes_no_result(inbox: Inbox) -> None:
+def test_a_second_delivery_whose_result_is_deleted_is_acknowledged_and_changes_no_result(inbox):
     message_id = inbox.publish(send, "a")
     inbox.twice()
     first = inbox.deliver()
@@ -48,7 +45,7 @@ def test_a_second_delivery_whose_result_is_deleted_is_acknowledged_and_changes_n
 
 
 @pytest.mark.failure_53
-def test_a_message_that_is_published_twice_has_one_effect(inbox: Inbox) -> None:
+def test_a_message_that_is_published_twice_has_one_effect(inbox):
     message_id = inbox.publish(send, "a")
     inbox.publish(send, kwargs={"amount": 2, "label": "b"}, headers={KEY: "of-the-producer"})
     inbox.publish(send, "b", 2, headers={KEY: "of-the-producer"})
@@ -57,7 +54,7 @@ def test_a_message_that_is_published_twice_has_one_effect(inbox: Inbox) -> None:
     assert effects() == {"a": 1, "b": 1}
 
 
-def test_a_message_belongs_to_the_account_and_key_of_its_headers_or_of_the_consumer(inbox: Inbox) -> None:
+def test_a_message_belongs_to_the_account_and_key_of_its_headers_or_of_the_consumer(inbox):
     acts["b"] = succeed
     headers = {KEY: "key", ACCOUNT: "7"}
     message_id = inbox.publish(send, "a")
@@ -72,7 +69,7 @@ def test_a_message_belongs_to_the_account_and_key_of_its_headers_or_of_the_consu
     }
 
 
-def test_a_parameter_that_is_added_with_a_default_leaves_old_messages_what_they_are(inbox: Inbox) -> None:
+def test_a_parameter_that_is_added_with_a_default_leaves_old_messages_what_they_are(inbox):
     arguments = policy_of(send).arguments
     assert arguments(("a",), {}, bound=False) == {"label": "a"}
     assert arguments(("a", 2), {"b": 3}, bound=False) == {"label": "a", "amount": 2, "more": {"b": 3}}
@@ -84,7 +81,7 @@ def test_a_parameter_that_is_added_with_a_default_leaves_old_messages_what_they_
 # A duplicate while the first is under way
 
 
-def test_a_duplicate_waits_while_the_first_is_under_way_and_then_gets_its_result(inbox: Inbox) -> None:
+def test_a_duplicate_waits_while_the_first_is_under_way_and_then_gets_its_result(inbox):
     message_id = inbox.publish(send, "a", queue="celery", headers={"of": "the project"}, expires=3600)
     hold(send, message_id, label="a")
     [before] = inbox.messages()
@@ -106,7 +103,7 @@ def test_a_duplicate_waits_while_the_first_is_under_way_and_then_gets_its_result
 @pytest.mark.parametrize(
     ("waited", "pause"), [(0, 1), (3, 1), (10, 5), (3000, 30), (-1, 1), ("nonsense", 1), (True, 1), (1.5, 1)]
 )
-def test_pauses_grow_and_are_bounded(inbox: Inbox, waited: Any, pause: int) -> None:
+def test_pauses_grow_and_are_bounded(inbox, waited, pause):
     message_id = inbox.publish(send, "a", headers={"idempotency_waited": waited})
     hold(send, message_id, label="a")
     inbox.deliver()
@@ -115,13 +112,13 @@ def test_pauses_grow_and_are_bounded(inbox: Inbox, waited: Any, pause: int) -> N
     assert message["idempotency_waited"] == before + pause
 
 
-def test_a_message_waits_for_longer_than_any_claim_of_it_can_be_alive(inbox: Inbox) -> None:
+def test_a_message_waits_for_longer_than_any_claim_of_it_can_be_alive(inbox):
     assert longest_wait(policy_of(send).operation) == LONGEST_WAIT == HOUR
     long = Operation("tests.longest_wait", lease=timedelta(hours=2), heartbeat=timedelta(hours=3))
     assert longest_wait(long) == timedelta(hours=10)
 
 
-def test_a_message_that_has_waited_for_too_long_is_dead_lettered(inbox: Inbox) -> None:
+def test_a_message_that_has_waited_for_too_long_is_dead_lettered(inbox):
     message_id = inbox.publish(send, "a", headers={"idempotency_waited": 3600, "of": "the project"})
     hold(send, message_id, label="a")
     assert inbox.deliver().answer == "acknowledged"
@@ -135,7 +132,7 @@ def test_a_message_that_has_waited_for_too_long_is_dead_lettered(inbox: Inbox) -
     assert effects() == {"a": 1}
 
 
-def test_a_store_that_cannot_be_reached_is_waited_for(inbox: Inbox) -> None:
+def test_a_store_that_cannot_be_reached_is_waited_for(inbox):
     inbox.publish(send, "a")
     faults.fault_point["claim.before"] = gone
     assert inbox.deliver().answer == "acknowledged"
@@ -146,8 +143,8 @@ def test_a_store_that_cannot_be_reached_is_waited_for(inbox: Inbox) -> None:
     assert effects() == {"a": 1}
 
 
-def test_a_run_that_lost_its_lease_waits_for_the_winner_and_does_not_count_as_cut_off(inbox: Inbox) -> None:
-    def taken_over(task: Any) -> str:
+def test_a_run_that_lost_its_lease_waits_for_the_winner_and_does_not_count_as_cut_off(inbox):
+    def taken_over(task):
         IdempotencyRecord.objects.update(attempt=F("attempt") + 1)  # by another worker, which is at it
         return "stale"
 
@@ -161,9 +158,7 @@ def test_a_run_that_lost_its_lease_waits_for_the_winner_and_does_not_count_as_cu
     assert (record().attempt, record().status) == (3, "completed")
 
 
-def test_a_message_that_cannot_be_published_again_goes_back_to_its_queue(
-    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_that_cannot_be_published_again_goes_back_to_its_queue(inbox, monkeypatch):
     message_id = inbox.publish(auto, "a")
     hold(auto, message_id, label="a")
     with monkeypatch.context() as elsewhere:
@@ -184,9 +179,7 @@ def test_a_message_that_cannot_be_published_again_goes_back_to_its_queue(
     [(send, "acknowledged", Ignore), (auto, "acknowledged", Ignore), (bare, "rejected", Reject)],
     ids=["plain", "autoretry for every Exception", "without dead letters"],
 )
-def test_an_id_with_another_payload_is_refused_and_the_first_result_stays(
-    inbox: Inbox, task: Any, answer: str, error: type[Exception]
-) -> None:
+def test_an_id_with_another_payload_is_refused_and_the_first_result_stays(inbox, task, answer, error):
     acts["a"] = succeed
     message_id = inbox.publish(task, "a")
     first = inbox.deliver()
@@ -214,9 +207,7 @@ def test_an_id_with_another_payload_is_refused_and_the_first_result_stays(
     ],
     ids=str,
 )
-def test_a_malformed_identity_is_dead_lettered_and_the_queue_goes_on(
-    inbox: Inbox, caplog: pytest.LogCaptureFixture, headers: dict[str, Any], task_id: str | None
-) -> None:
+def test_a_malformed_identity_is_dead_lettered_and_the_queue_goes_on(inbox, caplog, headers, task_id):
     inbox.publish(auto, "a", headers=headers, task_id=task_id)
     inbox.publish(send, "b")
     assert [delivered.answer for delivered in inbox.drain()] == ["acknowledged"] * 2
@@ -227,13 +218,13 @@ def test_a_malformed_identity_is_dead_lettered_and_the_queue_goes_on(
 
 
 @pytest.mark.failure_42
-def test_arguments_without_a_canonical_form_are_dead_lettered(inbox: Inbox) -> None:
+def test_arguments_without_a_canonical_form_are_dead_lettered(inbox):
     inbox.publish(send, "a", float("nan"))
     assert inbox.deliver().answer == "acknowledged"
     assert (effects(), len(inbox.messages(DEAD))) == ({}, 1)
 
 
-def test_a_message_whose_outcome_is_unknown_is_dead_lettered_and_its_record_stays_parked(inbox: Inbox) -> None:
+def test_a_message_whose_outcome_is_unknown_is_dead_lettered_and_its_record_stays_parked(inbox):
     acting("a", dies, succeed)
     inbox.publish(parked, "a")
     assert inbox.deliver().answer == "requeued"

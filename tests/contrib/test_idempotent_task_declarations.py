@@ -1,12 +1,8 @@
 """Declarations of idempotent tasks: what is refused, and what a system check says of what Celery is told beside it."""
 
-from __future__ import annotations
-
 import functools
 import inspect
-from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from celery import Celery, Task
@@ -25,17 +21,17 @@ from tests.records import HOUR, MINUTE
 
 
 @pytest.fixture
-def app() -> Iterator[Celery]:
+def app():
     """A project of its own, on Redis."""
     app = Celery("checked", broker="redis://127.0.0.1/0")
     yield app
     app.close()
 
 
-def function() -> None: ...
+def function(): ...
 
 
-def declare(app: Celery, options: dict[str, Any] | None = None, **policy: Any) -> list[str]:
+def declare(app, options=None, **policy):
     """The ids of what is found about a task that is declared so."""
     registry.discard("tests.checked")
     app.tasks.pop("tests.checked", None)
@@ -46,7 +42,7 @@ def declare(app: Celery, options: dict[str, Any] | None = None, **policy: Any) -
     return [str(message.id) for message in found]
 
 
-def test_the_sample_projects_tasks_and_the_defaults_pass(app: Celery) -> None:
+def test_the_sample_projects_tasks_and_the_defaults_pass(app):
     assert declare(app) == []
     assert [message for message in check_tasks(None) if "testproject" in message.msg] == []
 
@@ -71,16 +67,14 @@ def test_the_sample_projects_tasks_and_the_defaults_pass(app: Celery) -> None:
     ],
     ids=str,
 )
-def test_a_record_outlives_the_longest_redelivery(
-    app: Celery, broker: str, transport: Any, longest: timedelta, options: dict[str, Any], countdown: timedelta
-) -> None:
+def test_a_record_outlives_the_longest_redelivery(app, broker, transport, longest, options, countdown):
     app.conf.update(broker_url=broker, broker_transport_options=transport)
     last = longest + countdown + LONGEST_WAIT
     assert declare(app, options, ttl=last) == ["idempotency.W004"]
     assert declare(app, options, ttl=last + timedelta(seconds=1)) == []
 
 
-def test_a_consumer_remembers_a_message_for_no_longer_than_its_producer_its_request(app: Celery, settings: Any) -> None:
+def test_a_consumer_remembers_a_message_for_no_longer_than_its_producer_its_request(app, settings):
     settings.IDEMPOTENCY = {"TTL": 48 * HOUR}
     assert declare(app, ttl=48 * HOUR + MINUTE) == ["idempotency.W007"]
     assert declare(app, ttl=48 * HOUR) == []
@@ -101,9 +95,7 @@ def test_a_consumer_remembers_a_message_for_no_longer_than_its_producer_its_requ
     ],
     ids=str,
 )
-def test_lost_messages_are_looked_for_no_longer_than_they_are_remembered(
-    app: Celery, entry: object, found: list[str]
-) -> None:
+def test_lost_messages_are_looked_for_no_longer_than_they_are_remembered(app, entry, found):
     app.conf.beat_schedule = {"look for lost messages": entry}
     assert declare(app, ttl=12 * HOUR) == found
 
@@ -122,9 +114,7 @@ def test_lost_messages_are_looked_for_no_longer_than_they_are_remembered(
     ],
     ids=str,
 )
-def test_a_lease_is_as_long_as_the_task_may_run(
-    app: Celery, options: dict[str, Any], settings: dict[str, Any], policy: dict[str, Any], found: list[str]
-) -> None:
+def test_a_lease_is_as_long_as_the_task_may_run(app, options, settings, policy, found):
     app.conf.update(**settings)
     assert declare(app, options, **policy) == found
 
@@ -137,20 +127,20 @@ def test_a_lease_is_as_long_as_the_task_may_run(
     ],
     ids=str,
 )
-def test_a_message_that_dies_with_its_worker_is_warned_of(app: Celery, options: dict[str, Any], missing: str) -> None:
+def test_a_message_that_dies_with_its_worker_is_warned_of(app, options, missing):
     assert declare(app, options) == ["idempotency.W006"]
     [message] = [message for message in check_tasks(None) if "tests.checked" in message.msg]
     assert message.hint == f"Declare the task with {missing}. An idempotent task may be delivered again."
 
 
 @pytest.mark.parametrize("broken", [None, {"TTL": 3}, {"LEASE": timedelta(0)}, {"TTL": MINUTE, "LEASE": HOUR}])
-def test_a_setting_that_is_wrong_itself_is_said_once_and_stops_nothing(app: Celery, settings: Any, broken: Any) -> None:
+def test_a_setting_that_is_wrong_itself_is_said_once_and_stops_nothing(app, settings, broken):
     assert declare(app, {"acks_late": False}) != []
     settings.IDEMPOTENCY = broken
     assert check_tasks(None) == []
 
 
-def test_the_policy_of_a_task_is_typed_keywords() -> None:
+def test_the_policy_of_a_task_is_typed_keywords():
     parameter = inspect.signature(idempotent_task).parameters["policy"]
     assert parameter.kind is inspect.Parameter.VAR_KEYWORD
     assert parameter.annotation == "Unpack[Arguments]"
@@ -162,19 +152,19 @@ def test_the_policy_of_a_task_is_typed_keywords() -> None:
 NAME = "tests.declared"
 
 
-async def coroutine() -> None: ...
+async def coroutine(): ...
 
 
-async def generator() -> Any:
+async def generator():
     yield
 
 
-def look() -> None:
+def look():
     raise AssertionError("the app would be set up before its time")
 
 
 @pytest.mark.parametrize("function", [coroutine, generator])
-def test_coroutine_functions_are_refused(function: Any) -> None:
+def test_coroutine_functions_are_refused(function):
     with pytest.raises(ImproperlyConfigured, match="coroutine"):
         idempotent_task(NAME)(function)
 
@@ -190,7 +180,7 @@ def test_coroutine_functions_are_refused(function: Any) -> None:
         pytest.param(lambda: Proxy(look), id="a task that nobody has looked at yet"),
     ],
 )
-def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(decorated: Callable[[], Any]) -> None:
+def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(decorated):
     with pytest.raises(ImproperlyConfigured, match=r"@shared_task\(\.\.\.\)\n    @idempotent_task\('tests.declared'\)"):
         idempotent_task(NAME)(decorated())
     sample.tasks.pop("tests.wrong", None)
@@ -209,27 +199,27 @@ def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(decorated: 
     ],
     ids=str,
 )
-def test_what_it_cannot_work_with_is_refused_when_it_is_applied(options: dict[str, Any]) -> None:
+def test_what_it_cannot_work_with_is_refused_when_it_is_applied(options):
     [option] = options
     with pytest.raises(ImproperlyConfigured, match=f"'tests.declared'.*{option}"):
         idempotent_task(NAME, **options)
 
 
-def test_it_takes_an_operation_that_is_declared_elsewhere() -> None:
+def test_it_takes_an_operation_that_is_declared_elsewhere():
     operation = Operation(NAME)
     idempotent_task(operation)(lambda: None)
     with pytest.raises(ImproperlyConfigured, match="own policy"):
         idempotent_task(operation, transaction=True)
 
 
-def test_a_function_of_nothing_but_any_arguments_gets_its_task_too() -> None:
-    def anything(*args: Any) -> None: ...
+def test_a_function_of_nothing_but_any_arguments_gets_its_task_too():
+    def anything(*args): ...
 
     policy = TaskPolicy(Operation(NAME), anything, None, None, 1)
     assert policy.arguments((act, 1), {}, bound=True) == policy.arguments((1,), {}, bound=False) == {"args": (1,)}
 
 
-def test_celery_still_checks_the_arguments_of_a_call() -> None:
+def test_celery_still_checks_the_arguments_of_a_call():
     with pytest.raises(TypeError):
         send.delay()
     with pytest.raises(TypeError):

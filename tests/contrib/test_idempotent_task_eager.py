@@ -1,8 +1,5 @@
 """Tasks that run where they are published, as tests and small projects have it; and what a protected one costs."""
 
-from __future__ import annotations
-
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -22,27 +19,27 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def _failures_are_raised(eager: None, settings: Any) -> None:
+def _failures_are_raised(eager, settings):
     settings.CELERY_TASK_EAGER_PROPAGATES = True
 
 
-def effects() -> list[str]:
+def effects():
     return list(Receipt.objects.order_by("pk").values_list("label", flat=True))
 
 
-def test_an_eager_task_has_one_effect_for_one_id() -> None:
+def test_an_eager_task_has_one_effect_for_one_id():
     results = [send.apply_async(["a"], task_id="one").get() for _ in range(2)]
     assert results[0] == results[1] == {"receipt": Receipt.objects.get().pk, "pair": [1, 2]}
     assert IdempotencyRecord.objects.get().idempotency_key == "one"
 
 
 @pytest.mark.django_db
-def test_an_eager_task_works_inside_of_a_test_case() -> None:
+def test_an_eager_task_works_inside_of_a_test_case():
     send.delay("a")
     assert IdempotencyRecord.objects.get().status == "completed"
 
 
-def test_an_eager_task_raises_where_a_message_would_wait_or_be_dead_lettered() -> None:
+def test_an_eager_task_raises_where_a_message_would_wait_or_be_dead_lettered():
     hold(send, "held", label="a")
     with pytest.raises(InProgressError):
         send.apply_async(["a"], task_id="held")
@@ -57,14 +54,14 @@ def test_an_eager_task_raises_where_a_message_would_wait_or_be_dead_lettered() -
     assert effects() == ["a"]
 
 
-def test_an_eager_task_is_never_taken_for_poison() -> None:
+def test_an_eager_task_is_never_taken_for_poison():
     acts["a"] = succeed
     hold(act, "held", label="a")
     IdempotencyRecord.objects.update(attempt=2, lease_expires_at=from_now(-HOUR))
     assert act.apply_async(["a"], task_id="held").get() == "done"
 
 
-def test_an_eager_task_that_fails_is_not_dead_lettered_anywhere(settings: Any) -> None:
+def test_an_eager_task_that_fails_is_not_dead_lettered_anywhere(settings):
     acts["a"] = fail
     with pytest.raises(FailureError):
         act.delay("a")
@@ -73,7 +70,7 @@ def test_an_eager_task_that_fails_is_not_dead_lettered_anywhere(settings: Any) -
     assert effects() == []
 
 
-def test_an_eager_task_is_retried_where_it_was_published(settings: Any) -> None:
+def test_an_eager_task_is_retried_where_it_was_published(settings):
     settings.CELERY_TASK_EAGER_PROPAGATES = False
     acting("a", fail, succeed)
     assert auto.delay("a").get() == "done"
@@ -82,7 +79,7 @@ def test_an_eager_task_is_retried_where_it_was_published(settings: Any) -> None:
     assert effects() == ["a", "b"]
 
 
-def test_in_its_callers_transaction_an_eager_task_stands_or_falls_with_that() -> None:
+def test_in_its_callers_transaction_an_eager_task_stands_or_falls_with_that():
     with claim("tests.outer", account_id="7", key="key") as run:
         send.delay("kept")
         run.result = None
@@ -93,7 +90,7 @@ def test_in_its_callers_transaction_an_eager_task_stands_or_falls_with_that() ->
     assert IdempotencyRecord.objects.get().operation == "tests.outer"
 
 
-def test_a_protected_task_adds_a_claim_and_an_update_and_a_second_delivery_costs_a_look() -> None:
+def test_a_protected_task_adds_a_claim_and_an_update_and_a_second_delivery_costs_a_look():
     task_id = str(uuid4())
     with statements() as bare:
         send_receipt_unprotected.apply(kwargs={"label": "bare", "amount": 1}, task_id=task_id).get()

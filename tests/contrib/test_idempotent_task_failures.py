@@ -1,11 +1,7 @@
 """Runs that are cut off, tasks that fail, and Celery's own ways out; and the identity that messages inherit."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -23,7 +19,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
 from testproject.harness.processes import free_port
 from tests.contrib.consumers import act, auto, bare, effects, end_leases, gone, hop, outside, plain, record, send
-from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, FailureError, Inbox, acting, dies, fail, succeed
+from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, FailureError, acting, dies, fail, succeed
 
 # What the inbox needs of the database is tested on each one in ``test_idempotent_task`` and in ``tests/concurrency``.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -33,7 +29,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 @pytest.mark.failure_53
-def test_a_run_that_was_cut_off_is_delivered_again_and_has_one_effect(inbox: Inbox) -> None:
+def test_a_run_that_was_cut_off_is_delivered_again_and_has_one_effect(inbox):
     acting("a", dies, succeed)
     inbox.publish(act, "a")
     assert inbox.deliver().answer == "requeued"
@@ -44,7 +40,7 @@ def test_a_run_that_was_cut_off_is_delivered_again_and_has_one_effect(inbox: Inb
     assert (record().status, effects()) == ("completed", {"a": 1})
 
 
-def cut_off(inbox: Inbox, times: int) -> None:
+def cut_off(inbox, times):
     for _ in range(times):
         assert inbox.deliver().answer == "requeued"
         end_leases()
@@ -54,9 +50,7 @@ def cut_off(inbox: Inbox, times: int) -> None:
 @pytest.mark.parametrize(
     ("task", "answer", "dead_letters"), [(act, "acknowledged", 1), (bare, "rejected", 0)], ids=["dead letters", "none"]
 )
-def test_a_poison_message_leaves_its_record_free_and_gets_as_many_tries_again(
-    inbox: Inbox, task: Any, answer: str, dead_letters: int
-) -> None:
+def test_a_poison_message_leaves_its_record_free_and_gets_as_many_tries_again(inbox, task, answer, dead_letters):
     acting("a", dies)
     message_id = inbox.publish(task, "a")
     for tries in (1, 2):
@@ -74,7 +68,7 @@ def test_a_poison_message_leaves_its_record_free_and_gets_as_many_tries_again(
     assert effects() == {"a": 1}
 
 
-def taken_over() -> None:
+def taken_over():
     IdempotencyRecord.objects.update(attempt=F("attempt") + 1)
 
 
@@ -84,9 +78,7 @@ def taken_over() -> None:
     [(gone, 3, "could not be released"), (taken_over, 4, "")],
     ids=["unreachable", "taken over"],
 )
-def test_a_claim_that_cannot_be_given_back_runs_out_by_itself(
-    inbox: Inbox, caplog: pytest.LogCaptureFixture, trouble: Callable[[], None], attempt: int, told: str
-) -> None:
+def test_a_claim_that_cannot_be_given_back_runs_out_by_itself(inbox, caplog, trouble, attempt, told):
     acting("a", dies)
     inbox.publish(act, "a")
     cut_off(inbox, 2)
@@ -96,7 +88,7 @@ def test_a_claim_that_cannot_be_given_back_runs_out_by_itself(
     assert (record().status, record().attempt, len(inbox.messages(DEAD))) == ("in_progress", attempt, 1)
 
 
-def test_the_tasks_own_retries_lead_to_one_effect_and_are_not_taken_for_runs_that_were_cut_off(inbox: Inbox) -> None:
+def test_the_tasks_own_retries_lead_to_one_effect_and_are_not_taken_for_runs_that_were_cut_off(inbox):
     acting("a", fail, fail, succeed)
     message_id = inbox.publish(auto, "a", headers={KEY: "key"})
     assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, Retry, str]
@@ -110,7 +102,7 @@ def test_the_tasks_own_retries_lead_to_one_effect_and_are_not_taken_for_runs_tha
 
 
 @pytest.mark.failure_58
-def test_a_task_that_fails_for_good_is_dead_lettered_with_fresh_retries_and_its_record_is_free(inbox: Inbox) -> None:
+def test_a_task_that_fails_for_good_is_dead_lettered_with_fresh_retries_and_its_record_is_free(inbox):
     acting("a", fail)
     message_id = inbox.publish(auto, "a")
     assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, Retry, FailureError]
@@ -124,13 +116,13 @@ def test_a_task_that_fails_for_good_is_dead_lettered_with_fresh_retries_and_its_
     assert effects() == {"a": 1}
 
 
-def loses_an_inner_claim(task: Any) -> None:
+def loses_an_inner_claim(task):
     with claim("tests.inner", account_id="a", key="k") as inner:
         IdempotencyRecord.objects.filter(operation="tests.inner").update(attempt=F("attempt") + 1)
         inner.result = None
 
 
-def raises_a_long_name(task: Any) -> None:
+def raises_a_long_name(task):
     raise type("E" * 500, (Exception,), {})
 
 
@@ -144,9 +136,7 @@ def raises_a_long_name(task: Any) -> None:
     ],
     ids=["arguments it does not take", "a result that is not JSON", "a lost inner claim", "a long name"],
 )
-def test_whatever_a_task_fails_of_is_the_reason_of_its_dead_letter(
-    inbox: Inbox, work: Callable[[Any], Any] | None, error: type[Exception], attempts: int, reason: str
-) -> None:
+def test_whatever_a_task_fails_of_is_the_reason_of_its_dead_letter(inbox, work, error, attempts, reason):
     if work is not None:
         acting("a", work)
     inbox.publish(outside, *["a"] * (work is not None))
@@ -157,7 +147,7 @@ def test_whatever_a_task_fails_of_is_the_reason_of_its_dead_letter(
     assert [one.status for one in records] == ["recoverable"] * attempts
 
 
-def test_a_task_without_dead_letters_and_a_plain_one_just_fail(inbox: Inbox) -> None:
+def test_a_task_without_dead_letters_and_a_plain_one_just_fail(inbox):
     acting("a", fail)
     inbox.publish(plain, "a")
     inbox.publish(bare, "a", retries=3)
@@ -165,7 +155,7 @@ def test_a_task_without_dead_letters_and_a_plain_one_just_fail(inbox: Inbox) -> 
     assert inbox.redis.keys("*dead*") == []
 
 
-def test_self_retry_rolls_back_and_comes_again_as_the_same_message(inbox: Inbox) -> None:
+def test_self_retry_rolls_back_and_comes_again_as_the_same_message(inbox):
     acting("a", lambda task: task.retry(countdown=0), lambda task: task.request.retries)
     message_id = inbox.publish(act, "a")
     assert isinstance(inbox.deliver().result, Retry)
@@ -177,9 +167,7 @@ def test_self_retry_rolls_back_and_comes_again_as_the_same_message(inbox: Inbox)
 
 
 @pytest.mark.parametrize(("error", "answer"), [(Ignore, "acknowledged"), (Reject, "rejected")])
-def test_what_a_task_ignores_or_rejects_is_rolled_back_and_not_dead_lettered(
-    inbox: Inbox, error: type[Exception], answer: str
-) -> None:
+def test_what_a_task_ignores_or_rejects_is_rolled_back_and_not_dead_lettered(inbox, error, answer):
     acting("a", Mock(side_effect=error))
     inbox.publish(act, "a")
     delivered = inbox.deliver()
@@ -190,7 +178,7 @@ def test_what_a_task_ignores_or_rejects_is_rolled_back_and_not_dead_lettered(
 # Dead letters are redriven
 
 
-def test_dead_letters_are_redriven_the_oldest_first_and_as_many_as_asked_for(inbox: Inbox) -> None:
+def test_dead_letters_are_redriven_the_oldest_first_and_as_many_as_asked_for(inbox):
     acting("a", fail)
     headers = {KEY: "key", "of": "the project"}
     ids = [inbox.publish(act, "a", headers=headers, expires=3600) for _ in range(3)]
@@ -206,7 +194,7 @@ def test_dead_letters_are_redriven_the_oldest_first_and_as_many_as_asked_for(inb
     assert effects() == {"a": 1}
 
 
-def test_a_dead_letter_goes_to_where_its_task_is_routed_now(inbox: Inbox) -> None:
+def test_a_dead_letter_goes_to_where_its_task_is_routed_now(inbox):
     acting("a", fail)
     inbox.publish(act, "a")
     inbox.drain()
@@ -216,7 +204,7 @@ def test_a_dead_letter_goes_to_where_its_task_is_routed_now(inbox: Inbox) -> Non
     assert (len(inbox.messages()), len(inbox.messages("receipts"))) == (0, 1)
 
 
-def test_a_broker_that_cannot_be_reached_brings_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_cannot_be_reached_brings_nothing_back(monkeypatch):
     monkeypatch.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{free_port()}/0")
     with pytest.raises(BrokerUnavailableError):
         redrive(DEAD)
@@ -225,7 +213,7 @@ def test_a_broker_that_cannot_be_reached_brings_nothing_back(monkeypatch: pytest
 # Identity carried on
 
 
-def test_a_task_that_is_published_in_an_operation_inherits_a_derived_key(inbox: Inbox) -> None:
+def test_a_task_that_is_published_in_an_operation_inherits_a_derived_key(inbox):
     with claim("tests.outer", account_id="7", key="of-the-client") as run:
         for label in "ab":
             send.delay(label)
@@ -237,7 +225,7 @@ def test_a_task_that_is_published_in_an_operation_inherits_a_derived_key(inbox: 
     assert carried == [*((scope.key_for(scope.derive_key(name)), "7") for name in names), ("chosen", "8")]
 
 
-def test_an_operation_that_runs_again_publishes_the_same_message_again(inbox: Inbox) -> None:
+def test_an_operation_that_runs_again_publishes_the_same_message_again(inbox):
     for fails in (True, False):
         with suppress(FailureError), claim("tests.outer", account_id="7", key="of-the-client"):
             send.delay("a")
@@ -247,7 +235,7 @@ def test_an_operation_that_runs_again_publishes_the_same_message_again(inbox: In
     assert effects() == {"a": 1}
 
 
-def test_a_chain_of_three_hops_keeps_one_trace(inbox: Inbox) -> None:
+def test_a_chain_of_three_hops_keeps_one_trace(inbox):
     with claim("tests.outer", account_id="7", key="of-the-client") as run:
         hop.delay(2)
         run.result = run.claim and run.claim.trace
@@ -259,7 +247,7 @@ def test_a_chain_of_three_hops_keeps_one_trace(inbox: Inbox) -> None:
     assert effects() == {"hop 2": 1, "hop 1": 1, "hop 0": 1}
 
 
-def test_the_first_version_of_celerys_protocol_is_left_alone(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_version_of_celerys_protocol_is_left_alone(inbox, monkeypatch):
     monkeypatch.setattr(inbox.app.amqp, "create_task_message", inbox.app.amqp.as_task_v1)
     with claim("tests.outer", account_id="7", key="of-the-client") as run:
         send.delay("a")
@@ -268,7 +256,7 @@ def test_the_first_version_of_celerys_protocol_is_left_alone(inbox: Inbox, monke
     assert (KEY in message, message["body"]["task"]) == (False, "tests.send")
 
 
-def test_a_chain_goes_on_once_when_one_of_its_messages_is_delivered_twice(inbox: Inbox) -> None:
+def test_a_chain_goes_on_once_when_one_of_its_messages_is_delivered_twice(inbox):
     acting("b", succeed)
     chain(send.si("a"), act.si("b")).apply_async()
     inbox.twice()
@@ -279,7 +267,7 @@ def test_a_chain_goes_on_once_when_one_of_its_messages_is_delivered_twice(inbox:
 # Calls that are no deliveries
 
 
-def test_a_direct_call_is_a_plain_call(inbox: Inbox) -> None:
+def test_a_direct_call_is_a_plain_call(inbox):
     acting("b", lambda task: task.name)
     acting("c", lambda args: send.run("c"))
     assert send("a")["pair"] == (1, 2)
@@ -289,7 +277,7 @@ def test_a_direct_call_is_a_plain_call(inbox: Inbox) -> None:
     assert (effects(), IdempotencyRecord.objects.count()) == ({"a": 1, "b": 1, "c": 1}, 0)
 
 
-def test_without_a_message_a_caller_with_an_open_transaction_is_told(inbox: Inbox) -> None:
+def test_without_a_message_a_caller_with_an_open_transaction_is_told(inbox):
     acting("a", lambda args: None)
     inbox.publish(send, "a")
     with transaction.atomic():
@@ -297,9 +285,7 @@ def test_without_a_message_a_caller_with_an_open_transaction_is_told(inbox: Inbo
     assert effects() == {}
 
 
-def test_each_thing_that_happens_to_a_message_is_one_line_of_the_log(
-    inbox: Inbox, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_thing_that_happens_to_a_message_is_one_line_of_the_log(inbox, caplog):
     caplog.set_level(logging.INFO, "idempotency")
     key = f"{'0' * 32}.{'1' * 36}"
     message_id = inbox.publish(send, "a", headers={KEY: key})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from celery import shared_task
@@ -39,7 +37,7 @@ def consumed(to: str) -> str:
 
 
 @pytest.fixture
-def _short_retention() -> Iterator[None]:
+def _short_retention():
     """A task that forgets a message sooner than the broker may deliver it again. System checks warn about it."""
     with forgetting_operations(SHORT):
         # Not shared: every app that another test makes would get it too, once for each of these tests.
@@ -52,7 +50,7 @@ def _short_retention() -> Iterator[None]:
         app.tasks.unregister(SHORT)
 
 
-def sent(topic: str = TASK, *, ago: timedelta = HOUR, waited: timedelta = MINUTE, **options: Any) -> OutboxMessage:
+def sent(topic=TASK, *, ago=HOUR, waited=MINUTE, **options):
     """A message that was written, waited for a relay, and was sent so long ago."""
     with transaction.atomic():
         message = publish(topic, {"to": "bob"}, **options)
@@ -62,12 +60,12 @@ def sent(topic: str = TASK, *, ago: timedelta = HOUR, waited: timedelta = MINUTE
     return message
 
 
-def consume(message: OutboxMessage, operation: str, account: str) -> None:
+def consume(message, operation, account):
     with claim(operation, account_id=account, key=message.idempotency_key) as run:
         run.result = None
 
 
-def test_a_message_without_a_record_is_sent_again_under_its_id() -> None:
+def test_a_message_without_a_record_is_sent_again_under_its_id():
     message = sent()
     assert resend_lost_messages() == 1
     again = OutboxMessage.objects.get()
@@ -77,21 +75,21 @@ def test_a_message_without_a_record_is_sent_again_under_its_id() -> None:
 
 
 @pytest.mark.parametrize(("topic", "account"), [(TASK, "celery"), (CONSUMED, "mailer")])
-def test_a_message_with_a_record_of_any_state_is_left_alone(topic: str, account: str) -> None:
+def test_a_message_with_a_record_of_any_state_is_left_alone(topic, account):
     for _ in range(2):
         consume(sent(topic), topic, account)
     IdempotencyRecord.objects.filter(pk=IdempotencyRecord.objects.latest("pk").pk).update(status="in_progress")
     assert resend_lost_messages() == 0
 
 
-def test_the_record_must_be_the_consumers_own() -> None:
+def test_the_record_must_be_the_consumers_own():
     message = sent()
     consume(message, "tests.lost.other", "celery")
     consume(message, TASK, "somebody else")
     assert resend_lost_messages() == 1
 
 
-def test_a_message_of_an_operation_is_looked_for_under_its_account() -> None:
+def test_a_message_of_an_operation_is_looked_for_under_its_account():
     with claim("tests.lost.producer", account_id="7", key="k"):
         message = publish(TASK, {"to": "bob"})
     OutboxMessage.objects.update(status=MessageStatus.SENT, sent_at=from_now(-HOUR), created_at=from_now(-HOUR))
@@ -101,7 +99,7 @@ def test_a_message_of_an_operation_is_looked_for_under_its_account() -> None:
     assert resend_lost_messages() == 1
 
 
-def test_what_was_sent_too_lately_or_too_long_ago_is_left_alone() -> None:
+def test_what_was_sent_too_lately_or_too_long_ago_is_left_alone():
     sent(ago=MINUTE)
     sent(ago=timedelta(days=2))
     assert resend_lost_messages() == 0
@@ -109,7 +107,7 @@ def test_what_was_sent_too_lately_or_too_long_ago_is_left_alone() -> None:
     assert resend_lost_messages(look_back=timedelta(days=3)) == 1
 
 
-def test_messages_of_others_are_left_alone() -> None:
+def test_messages_of_others_are_left_alone():
     sent(ELSEWHERE)  # a task that this process doesn't know
     sent("idempotency.contrib.celery.tasks.relay_outbox")  # one that keeps no records
     other = sent()
@@ -117,7 +115,7 @@ def test_messages_of_others_are_left_alone() -> None:
     assert resend_lost_messages() == 0
 
 
-def test_it_is_sent_again_after_as_long_again_as_it_has_waited() -> None:
+def test_it_is_sent_again_after_as_long_again_as_it_has_waited():
     """A queue whose workers are down must not fill up with repetitions."""
     sent(ago=HOUR, waited=2 * HOUR)
     assert resend_lost_messages() == 0
@@ -125,7 +123,7 @@ def test_it_is_sent_again_after_as_long_again_as_it_has_waited() -> None:
     assert resend_lost_messages() == 1
 
 
-def test_all_pages_are_looked_at_also_where_a_relay_has_marked_a_batch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pages_are_looked_at_also_where_a_relay_has_marked_a_batch_at_once(monkeypatch):
     monkeypatch.setattr(lost, "PAGE", 3)
     for _ in range(5):
         sent()
@@ -139,7 +137,7 @@ def test_all_pages_are_looked_at_also_where_a_relay_has_marked_a_batch_at_once(m
 
 @pytest.mark.usefixtures("_short_retention")
 @pytest.mark.failure_56
-def test_a_message_whose_record_may_be_purged_is_not_sent_again() -> None:
+def test_a_message_whose_record_may_be_purged_is_not_sent_again():
     """Nobody can tell it from one that was lost, and the task would run a second time."""
     message = sent(SHORT, ago=2 * HOUR)
     consume(message, SHORT, "celery")
@@ -152,7 +150,7 @@ def test_a_message_whose_record_may_be_purged_is_not_sent_again() -> None:
 
 @pytest.mark.usefixtures("_short_retention")
 @pytest.mark.failure_56
-def test_a_message_that_was_sent_late_is_judged_by_when_it_was_written() -> None:
+def test_a_message_that_was_sent_late_is_judged_by_when_it_was_written():
     """A relay that dies before it marks a message leaves it consumed, and another one sends it again much later."""
     sent(SHORT, ago=40 * MINUTE, waited=25 * MINUTE)
     assert resend_lost_messages() == 0
@@ -163,11 +161,11 @@ def test_a_message_that_was_sent_late_is_judged_by_when_it_was_written() -> None
 @pytest.mark.parametrize(
     "meanwhile", [{"sent_at": from_now(-MINUTE)}, {"created_at": from_now(-HOUR)}], ids=["sent again", "forgotten"]
 )
-def test_what_a_search_found_before_it_slept_is_judged_again(meanwhile: dict[str, Any]) -> None:
+def test_what_a_search_found_before_it_slept_is_judged_again(meanwhile):
     sent(SHORT, ago=30 * MINUTE)
-    slept: list[str] = []
+    slept = []
 
-    def sleep(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
+    def sleep(execute, sql, *arguments):
         if sql.startswith("UPDATE") and not slept:
             slept.append(sql)
             OutboxMessage.objects.update(**meanwhile)
@@ -180,6 +178,6 @@ def test_what_a_search_found_before_it_slept_is_judged_again(meanwhile: dict[str
     assert resend_lost_messages() == 1
 
 
-def test_the_task_says_how_many_it_has_found() -> None:
+def test_the_task_says_how_many_it_has_found():
     sent()
     assert tasks.resend_lost_messages(older_than=60.0) == {"found": 1}

@@ -1,10 +1,6 @@
 """A client that sends a retry under a new key is reported, and is never refused."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.core.cache import cache
@@ -17,10 +13,10 @@ pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 
 @pytest.fixture
-def reported() -> Iterator[list[tuple[str, str, str]]]:
-    told: list[tuple[str, str, str]] = []
+def reported():
+    told = []
 
-    def note(sender: Any, account_id: str, idempotency_key: str, **more: Any) -> None:
+    def note(sender, account_id, idempotency_key, **more):
         told.append((sender.name, account_id, idempotency_key))
 
     cache.clear()
@@ -32,12 +28,12 @@ def reported() -> Iterator[list[tuple[str, str, str]]]:
     new_key_for_same_payload.disconnect(note)
 
 
-def run(key: str, payload: Any = 1, *, account_id: str = "a", operation: str = "tests.pay") -> None:
+def run(key, payload=1, *, account_id="a", operation="tests.pay"):
     with claim(operation, account_id=account_id, key=key, payload=payload) as block:
         block.result = None
 
 
-def test_the_same_payload_under_another_key_is_reported(reported: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_payload_under_another_key_is_reported(reported, caplog):
     run("first-key")
     run("second-key")
     run("third-key")
@@ -45,7 +41,7 @@ def test_the_same_payload_under_another_key_is_reported(reported: Any, caplog: p
     assert "'tests.pay': the same payload came under a new key, secon… (10 characters)" in caplog.text
 
 
-def test_a_retry_and_other_operations_are_not(reported: Any) -> None:
+def test_a_retry_and_other_operations_are_not(reported):
     run("k")
     run("k")
     run("l", payload=2)
@@ -54,14 +50,14 @@ def test_a_retry_and_other_operations_are_not(reported: Any) -> None:
     assert reported == []
 
 
-def test_a_retry_of_a_failed_attempt_is_not(reported: Any) -> None:
+def test_a_retry_of_a_failed_attempt_is_not(reported):
     with pytest.raises(ZeroDivisionError), claim("tests.pay", account_id="a", key="k", payload=1):
         _ = 1 / 0
     run("k")
     assert reported == []
 
 
-def test_a_payload_that_comes_after_the_window_is_not(reported: Any) -> None:
+def test_a_payload_that_comes_after_the_window_is_not(reported):
     run("k")
     cache.clear()
     run("l")

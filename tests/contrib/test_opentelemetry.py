@@ -1,10 +1,6 @@
 """OpenTelemetry: events on the caller's own span, links from messages to their producers, and metrics."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -12,7 +8,7 @@ from django.test.utils import CaptureQueriesContext
 from opentelemetry import context, metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -40,21 +36,21 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 class Recorded:
     """An SDK in memory. Nothing of it is the process's own, which can be set only once."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.exporter = InMemorySpanExporter()
         self.provider = TracerProvider()
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.reader = InMemoryMetricReader()
         self.meters = MeterProvider([self.reader])
 
-    def span(self, name: str = "request") -> Any:
+    def span(self, name="request"):
         return self.provider.get_tracer("tests").start_as_current_span(name)
 
-    def spans(self) -> dict[str, ReadableSpan]:
+    def spans(self):
         return {span.name: span for span in self.exporter.get_finished_spans()}
 
-    def numbers(self) -> dict[str, dict[tuple[Any, ...], float]]:
-        data: Any = self.reader.get_metrics_data()
+    def numbers(self):
+        data = self.reader.get_metrics_data()
         return {
             metric.name: {tuple(point.attributes.values()): point.value for point in metric.data.data_points}
             for resource in data.resource_metrics
@@ -64,7 +60,7 @@ class Recorded:
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
+def recorded(monkeypatch):
     recorded = Recorded()
     monkeypatch.setattr(metrics, "get_meter", recorded.meters.get_meter)
     module = "idempotency.contrib.opentelemetry"
@@ -76,8 +72,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     recorded.provider.shutdown()
 
 
-def test_the_callers_span_says_what_happened_and_nothing_private(recorded: Recorded) -> None:
-    def run(payload: object) -> None:
+def test_the_callers_span_says_what_happened_and_nothing_private(recorded):
+    def run(payload):
         with claim("tests.spans", account_id="private-account", key="private-key", payload=payload) as one:
             if not one.replayed:
                 one.result = None
@@ -103,7 +99,7 @@ def test_the_callers_span_says_what_happened_and_nothing_private(recorded: Recor
     assert "private" not in "".join(span.to_json() for span in recorded.spans().values())
 
 
-def test_a_message_carries_its_producers_context_and_is_sent_in_it(recorded: Recorded) -> None:
+def test_a_message_carries_its_producers_context_and_is_sent_in_it(recorded):
     seen = []
     broker.answer = lambda message: seen.append(trace.get_current_span().get_span_context())
     with recorded.span("producer"), transaction.atomic():
@@ -121,13 +117,13 @@ def test_a_message_carries_its_producers_context_and_is_sent_in_it(recorded: Rec
     assert seen[0].trace_id == producer.trace_id
 
 
-def test_a_header_of_the_caller_wins_over_the_one_that_is_added(recorded: Recorded) -> None:
+def test_a_header_of_the_caller_wins_over_the_one_that_is_added(recorded):
     with recorded.span(), transaction.atomic():
         message = publish("a", sender=SENDER, headers={"traceparent": PARENT})
     assert message.headers == {"traceparent": PARENT}
 
 
-def test_a_sender_that_fails_leaves_the_relays_context_as_it_was(recorded: Recorded) -> None:
+def test_a_sender_that_fails_leaves_the_relays_context_as_it_was(recorded):
     with transaction.atomic():
         publish("a", 1, sender=SENDER, headers={"traceparent": PARENT})
     broker.refuse(1, error=ValueError())
@@ -137,7 +133,7 @@ def test_a_sender_that_fails_leaves_the_relays_context_as_it_was(recorded: Recor
 
 
 @pytest.mark.usefixtures("eager")
-def test_the_span_of_an_idempotent_task_is_linked_to_its_messages_producer(recorded: Recorded) -> None:
+def test_the_span_of_an_idempotent_task_is_linked_to_its_messages_producer(recorded):
     for name in ("delivery", "redelivery"):
         with recorded.span(name):
             send.apply_async(["a"], task_id="one", headers={"traceparent": PARENT})
@@ -155,16 +151,14 @@ def test_the_span_of_an_idempotent_task_is_linked_to_its_messages_producer(recor
         ({"traceparent": [PARENT]}, 0),
     ],
 )
-def test_a_consumer_of_another_kind_links_to_whatever_its_headers_name(
-    recorded: Recorded, headers: dict[Any, Any], links: int
-) -> None:
+def test_a_consumer_of_another_kind_links_to_whatever_its_headers_name(recorded, headers, links):
     link_to_producer(headers)  # no span, nothing to link
     with recorded.span():
         link_to_producer(headers)
     assert len(recorded.spans()["request"].links) == links
 
 
-def test_the_meters_count_events_and_one_process_reports_what_the_tables_hold(recorded: Recorded) -> None:
+def test_the_meters_count_events_and_one_process_reports_what_the_tables_hold(recorded):
     happen(signals.claimed, Operation("tests.spans"), 2)
     signals.send(signals.recovered, None, Scope("1", "unknown", "k"), 1)
     signals.relayed.send(None, count=3)

@@ -1,14 +1,9 @@
 """Prometheus: what each scrape says, what it reads for that, and several processes that are scraped as one."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -34,19 +29,19 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 @pytest.fixture
-def registry() -> CollectorRegistry:
+def registry():
     registry = CollectorRegistry()
     connect(registry)
     return registry
 
 
-def scrape(registry: CollectorRegistry) -> dict[str, float]:
+def scrape(registry):
     lines = generate_latest(registry).decode().splitlines()
     samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
     return {name: float(value) for name, _, value in samples if "_created" not in name}
 
 
-def test_a_scrape_says_what_has_happened_here_and_what_the_tables_hold(registry: CollectorRegistry) -> None:
+def test_a_scrape_says_what_has_happened_here_and_what_the_tables_hold(registry):
     operation = Operation("tests.scraped")
     happen(signals.claimed, operation, 2)
     happen(signals.replayed, operation)
@@ -82,7 +77,7 @@ def test_a_scrape_says_what_has_happened_here_and_what_the_tables_hold(registry:
     assert ("idempotency_table_bytes" in seen) == (connection.vendor == "postgresql")
 
 
-def test_neither_connecting_nor_a_second_call_reads_anything_and_a_scrape_reads_each_table_once() -> None:
+def test_neither_connecting_nor_a_second_call_reads_anything_and_a_scrape_reads_each_table_once():
     registry = CollectorRegistry()
     with CaptureQueriesContext(connection) as captured:
         connect(registry)
@@ -95,11 +90,11 @@ def test_neither_connecting_nor_a_second_call_reads_anything_and_a_scrape_reads_
     assert len(read) == len(set(read))
 
 
-def refuse(*arguments: Any) -> Any:
+def refuse(*arguments):
     raise OperationalError("no route to host")
 
 
-async def scrape_in_a_loop(registry: CollectorRegistry) -> dict[str, float]:
+async def scrape_in_a_loop(registry):
     return scrape(registry)
 
 
@@ -108,9 +103,7 @@ async def scrape_in_a_loop(registry: CollectorRegistry) -> dict[str, float]:
     [scrape, lambda registry: asyncio.run(scrape_in_a_loop(registry))],
     ids=["the database refuses", "in the thread of an event loop"],
 )
-def test_what_this_process_counted_is_told_even_if_the_tables_can_not_be_read(
-    registry: CollectorRegistry, scrape_in_vain: Callable[[CollectorRegistry], dict[str, float]]
-) -> None:
+def test_what_this_process_counted_is_told_even_if_the_tables_can_not_be_read(registry, scrape_in_vain):
     happen(signals.claimed, Operation("tests.scraped"))
     with connection.execute_wrapper(refuse):
         seen = scrape_in_vain(registry)
@@ -119,9 +112,7 @@ def test_what_this_process_counted_is_told_even_if_the_tables_can_not_be_read(
 
 
 @pytest.mark.postgres
-def test_a_scrape_does_not_wait_for_a_migration_that_has_locked_the_table(
-    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scrape_does_not_wait_for_a_migration_that_has_locked_the_table(registry, monkeypatch):
     monkeypatch.setattr(gauges, "TIME_LIMIT", 0.05)
     migrating = connection.copy()
     try:
@@ -133,22 +124,20 @@ def test_a_scrape_does_not_wait_for_a_migration_that_has_locked_the_table(
     assert scrape(registry)[AVAILABLE] == 1
 
 
-def test_the_view_says_which_app_is_missing() -> None:
+def test_the_view_says_which_app_is_missing():
     with pytest.raises(ImproperlyConfigured, match=r"'idempotency\.contrib\.prometheus' to INSTALLED_APPS"):
         metrics(RequestFactory().get("/"))
 
 
 @pytest.mark.parametrize("accept", ["application/openmetrics-text; version=new", "text/plain;version=1.x", ""])
-def test_what_the_view_can_not_read_of_the_accepted_formats_is_answered_in_plain_text(
-    accept: str, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_view_can_not_read_of_the_accepted_formats_is_answered_in_plain_text(accept, settings, monkeypatch):
     monkeypatch.setattr(exporter, "connect", lambda: None)  # to the registry of the whole test process
     settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "idempotency.contrib.prometheus"]
     response = metrics(RequestFactory().get("/", headers={"Accept": accept}))
     assert (response.status_code, response["Content-Type"].partition(";")[0]) == (200, "text/plain")
 
 
-def test_a_thread_that_was_scraped_in_keeps_no_connection(registry: CollectorRegistry) -> None:
+def test_a_thread_that_was_scraped_in_keeps_no_connection(registry):
     connection.close()
     scrape(registry)
     assert connection.connection is None
@@ -195,7 +184,7 @@ print(response.content.decode())
 
 @pytest.mark.once
 @pytest.mark.parametrize("several", [True, False], ids=["several processes", "one process"])
-def test_the_view_adds_up_all_processes_and_reads_the_tables_once(tmp_path: Path, several: bool) -> None:
+def test_the_view_adds_up_all_processes_and_reads_the_tables_once(tmp_path, several):
     """Without a directory for their files, a process knows its own counts only."""
     environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
     if several:

@@ -1,13 +1,10 @@
 """The dashboard and the rules that are shipped: what they ask for exists, and each alert fires when it should."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -20,13 +17,13 @@ from idempotency.outbox.models import MessageStatus
 from tests.docs.pages import DOCS, code, table
 
 FILES = Path(prometheus.__file__).parent
-DASHBOARD: dict[str, Any] = json.loads((FILES / "dashboard.json").read_text())
-RULES: dict[str, dict[str, Any]] = {
+DASHBOARD = json.loads((FILES / "dashboard.json").read_text())
+RULES = {
     rule["alert"]: rule
     for group in yaml.safe_load((FILES / "alerts.yml").read_text())["groups"]
     for rule in group["rules"]
 }
-LABELS: dict[str, tuple[str, ...]] = {
+LABELS = {
     f"{EVENTS}_total": ("operation", "event"),
     **{f"{one.name}_total": () for one in COUNTS},
     **{gauge.name: gauge.labels for gauge in GAUGES},
@@ -40,7 +37,7 @@ VALUES = {
 }
 
 
-def expressions() -> dict[str, str]:
+def expressions():
     queries = {
         f"{panel['title']} {target['refId']}": target["expr"]
         for panel in DASHBOARD["panels"]
@@ -50,7 +47,7 @@ def expressions() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("name", "expression"), expressions().items())
-def test_what_is_asked_for_exists_with_these_labels(name: str, expression: str) -> None:
+def test_what_is_asked_for_exists_with_these_labels(name, expression):
     selectors = re.findall(r"\b(idempotency_\w+)(?:\{([^}]*)\})?", expression)
     assert selectors
     for metric, matchers in selectors:
@@ -61,7 +58,7 @@ def test_what_is_asked_for_exists_with_these_labels(name: str, expression: str) 
     assert all(grouped <= set(LABELS[metric]) for metric, _ in selectors)
 
 
-def test_what_is_labelled_in_the_dashboard_is_grouped_by() -> None:
+def test_what_is_labelled_in_the_dashboard_is_grouped_by():
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
             named = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
@@ -69,18 +66,18 @@ def test_what_is_labelled_in_the_dashboard_is_grouped_by() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
-def test_every_alert_has_an_entry_of_what_to_do_and_no_other() -> None:
+def test_every_alert_has_an_entry_of_what_to_do_and_no_other():
     headings = re.findall(r"^### (Idempotency\w+)$", (DOCS / "how-to/troubleshoot.md").read_text(), re.MULTILINE)
     assert headings == list(RULES)
     for name, rule in RULES.items():
         assert rule["annotations"]["runbook_url"] == f"how-to/troubleshoot.html#{name.lower()}"
 
 
-def events(event: str, values: str, operation: str = "a") -> dict[str, str]:
+def events(event, values, operation="a"):
     return {"series": f'{EVENTS}_total{{event="{event}",operation="{operation}"}}', "values": values}
 
 
-def gauge(series: str, value: float) -> dict[str, str]:
+def gauge(series, value):
     return {"series": series, "values": f"{value}x100"}
 
 
@@ -102,7 +99,7 @@ FIRES = {
 }
 
 
-def promtool(*arguments: str, cwd: Path) -> None:
+def promtool(*arguments, cwd):
     program = shutil.which("promtool")
     if program is None:
         # A newcomer's machine has no promtool. `.ci/run` installs it before the suite, so there this can't be left out.
@@ -111,7 +108,7 @@ def promtool(*arguments: str, cwd: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_rules_are_valid_and_each_fires_when_it_should_and_not_else(tmp_path: Path) -> None:
+def test_the_rules_are_valid_and_each_fires_when_it_should_and_not_else(tmp_path):
     assert list(FIRES) == list(RULES)
     healthy = [gauge(AVAILABLE, 1), gauge("idempotency_overdue_seconds", 0), events("claimed", "0+9x100", "b")]
     tests = [{"interval": "1m", "input_series": healthy, "alert_rule_test": [expected(name) for name in RULES]}]
@@ -128,11 +125,11 @@ def test_the_rules_are_valid_and_each_fires_when_it_should_and_not_else(tmp_path
     promtool("test", "rules", "tests.yml", cwd=tmp_path)
 
 
-def expected(alert: str, *, fires: bool = False) -> dict[str, Any]:
+def expected(alert, *, fires=False):
     labels = {**RULES[alert]["labels"], **({"operation": "a"} if "by (operation)" in RULES[alert]["expr"] else {})}
     return {"eval_time": "90m", "alertname": alert, "exp_alerts": [{"exp_labels": labels}] if fires else []}
 
 
-def test_every_metric_is_listed_with_its_labels() -> None:
+def test_every_metric_is_listed_with_its_labels():
     rows = table((DOCS / "reference/metrics.md").read_text())
     assert {code(name): tuple(re.findall(r"`(\w+)`", labels)) for name, labels, _ in rows} == LABELS

@@ -1,11 +1,7 @@
 """What is requests' own: its bodies, its timeouts, the name in a header that is never sent, pickled sessions."""
 
-from __future__ import annotations
-
 import io
 import pickle
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import requests
@@ -13,11 +9,11 @@ from urllib3.util import Timeout
 
 from idempotency.contrib.requests import NAME_HEADER, IdempotentAdapter, RetryPolicy, UnresolvedRequestError
 from tests.contrib.senders import PATIENCE, session_with
-from tests.contrib.servers import Server, answer, cut, cut_in_the_middle, hang
+from tests.contrib.servers import answer, cut, cut_in_the_middle, hang
 
 
 @pytest.fixture
-def session(waits: list[float]) -> Iterator[Any]:
+def session(waits):
     with session_with(IdempotentAdapter(sleep=waits.append)) as session:
         yield session
 
@@ -25,22 +21,22 @@ def session(waits: list[float]) -> Iterator[Any]:
 class Forgetful(io.RawIOBase):
     """A file that can't be rewound and says nothing of its position."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.parts = [b"one ", b"two", b""]
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer):
         part = self.parts.pop(0)
         buffer[: len(part)] = part
         return len(part)
 
-    def readable(self) -> bool:
+    def readable(self):
         return True
 
-    def tell(self) -> int:
+    def tell(self):
         raise OSError
 
 
-def opened_at_its_fourth_byte() -> io.BytesIO:
+def opened_at_its_fourth_byte():
     file = io.BytesIO(b"0123one two")
     file.seek(4)
     return file
@@ -60,8 +56,8 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_each_attempt_sends_the_same_bytes(session: Any, server: Server, name: str) -> None:
-    make: Any = BODIES[name]
+def test_each_attempt_sends_the_same_bytes(session, server, name):
+    make = BODIES[name]
     server.script = [cut, answer(503), answer(307, location="/elsewhere"), cut]
     expected = {"nothing": b"", "form": b"one=two"}.get(name, b"one two")
     if make is Forgetful:  # requests itself refuses to send it to another place
@@ -73,7 +69,7 @@ def test_each_attempt_sends_the_same_bytes(session: Any, server: Server, name: s
 
 
 @pytest.mark.parametrize("make", [lambda: io.BytesIO(b"one two"), opened_at_its_fourth_byte], ids=["start", "middle"])
-def test_a_challenged_request_is_the_same_operation(session: Any, server: Server, make: Any) -> None:
+def test_a_challenged_request_is_the_same_operation(session, server, make):
     server.script = [cut, answer(401, www_authenticate='Digest realm="r", nonce="n", qop="auth"'), cut]
     auth = requests.auth.HTTPDigestAuth("a", "b")
     assert session.post(server.url, data=make(), auth=auth, timeout=PATIENCE).status_code == 201
@@ -82,13 +78,13 @@ def test_a_challenged_request_is_the_same_operation(session: Any, server: Server
 
 
 @pytest.mark.parametrize("method", ["POST", "GET"])
-def test_the_name_of_a_call_is_never_sent(session: Any, server: Server, method: str) -> None:
+def test_the_name_of_a_call_is_never_sent(session, server, method):
     headers = {NAME_HEADER: b"provider.charge"}
     assert session.request(method, server.url, headers=headers, timeout=PATIENCE).status_code == 201
     assert NAME_HEADER.lower() not in server.requests[0].headers
 
 
-def test_a_key_in_bytes_is_a_key(waits: list[float], server: Server) -> None:
+def test_a_key_in_bytes_is_a_key(waits, server):
     server.script = [cut]
     adapter = IdempotentAdapter(policy=RetryPolicy(attempts=1), sleep=waits.append)
     with session_with(adapter) as session, pytest.raises(UnresolvedRequestError) as raised:
@@ -96,7 +92,7 @@ def test_a_key_in_bytes_is_a_key(waits: list[float], server: Server) -> None:
     assert (raised.value.key, server.keys) == ("order-71", ["order-71"])
 
 
-def test_an_answer_that_is_to_be_streamed_is_handed_over_unread(session: Any, server: Server) -> None:
+def test_an_answer_that_is_to_be_streamed_is_handed_over_unread(session, server):
     server.script = [answer(503), answer(409, b'{"code": "idempotency_in_progress"}'), cut, cut_in_the_middle]
     with session.post(server.url, stream=True, timeout=PATIENCE) as response:
         assert response.status_code == 201
@@ -106,7 +102,7 @@ def test_an_answer_that_is_to_be_streamed_is_handed_over_unread(session: Any, se
 
 
 @pytest.mark.parametrize("timeout", [None, 1000, 0.5, (1000, None), Timeout(0.5)], ids=repr)
-def test_every_form_of_a_timeout_is_bounded(waits: list[float], server: Server, timeout: Any) -> None:
+def test_every_form_of_a_timeout_is_bounded(waits, server, timeout):
     server.script = [hang]
     adapter = IdempotentAdapter(policy=RetryPolicy(total=1, attempts=1), sleep=waits.append)
     with session_with(adapter) as session, pytest.raises(UnresolvedRequestError) as raised:
@@ -114,7 +110,7 @@ def test_every_form_of_a_timeout_is_bounded(waits: list[float], server: Server, 
     assert isinstance(raised.value.__cause__, requests.ReadTimeout)
 
 
-def test_a_session_can_be_sent_to_another_process(server: Server) -> None:
+def test_a_session_can_be_sent_to_another_process(server):
     policy = RetryPolicy(attempts=2, first_wait=0.001)
     with session_with(IdempotentAdapter(policy=policy, pool_maxsize=3)) as session:
         copy = pickle.loads(pickle.dumps(session))

@@ -3,19 +3,12 @@
 Nothing here goes through Django: what a cell asserts is read by a connection that knows nothing of the package.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
-from typing import Any
 
 from idempotency.identity.scope import Scope
-from testproject.provider import Effect, Provider
-from tests.harness.pgbouncer import Pooler
-from tests.harness.world import LONG_AGO, Database, World, vendor_of, world
+from tests.harness.world import LONG_AGO, Database, vendor_of, world
 from tests.harness.zygote import wait_until
 
 #: How long a change of the observer waits for a frozen process's lock: half a second, or a whole one.
@@ -34,14 +27,14 @@ END_SESSION = {
 class Observer(Database):
     """One cell's view of the database, and its hand on the clock: a lease is ended by back-dating it."""
 
-    def __init__(self, url: str, path: Path | None, pooler: Pooler | None = None) -> None:
+    def __init__(self, url, path, pooler=None):
         super().__init__(url)
         #: The cell's own file, on SQLite.
         self.path = path
         self.pooler = pooler
         self.query(BOUND_WAITING[self.vendor])
 
-    def record(self, operation: str, key: str = "%") -> dict[str, Any] | None:
+    def record(self, operation, key="%"):
         names = ("id", "status", "attempt", "response_status", "response_body", "lease_expires_at")
         rows = self.query(
             f"SELECT {', '.join(names)} FROM idempotency_record WHERE operation = %s AND idempotency_key LIKE %s",
@@ -56,15 +49,15 @@ class Observer(Database):
         record["lease_expires_at"] = str(record["lease_expires_at"])
         return record
 
-    def end_lease(self, operation: str, key: str = "%") -> None:
+    def end_lease(self, operation, key="%"):
         self._back_date(
             "lease_expires_at", "operation = %s AND idempotency_key LIKE %s AND status = 'in_progress'", operation, key
         )
 
-    def end_retention(self, operation: str) -> None:
+    def end_retention(self, operation):
         self._back_date("expires_at", "operation = %s", operation)
 
-    def _back_date(self, column: str, condition: str, *parameters: str) -> None:
+    def _back_date(self, column, condition, *parameters):
         """Not for longer than a worker waits, should a frozen one hold the row: its lease is over then anyway.
 
         By its id, because MariaDB locks every row that an update reads, and by its account, because Citus lets no two
@@ -78,16 +71,16 @@ class Observer(Database):
                 if not any(said in str(error).lower() for said in ("is locked", "lock timeout", "lock wait timeout")):
                     raise
 
-    def lease_is_over(self, operation: str) -> bool:
+    def lease_is_over(self, operation):
         over = "SELECT 1 FROM idempotency_record WHERE operation = %s AND lease_expires_at <= CURRENT_TIMESTAMP"
         return bool(self.query(over, operation))
 
-    def writes(self, label: str) -> list[str]:
+    def writes(self, label):
         """Which attempts have left an effect in the database."""
         rows = self.query("SELECT recipient FROM testproject_transfer WHERE label = %s ORDER BY id", label)
         return [row[0] for row in rows]
 
-    def wait_until_gone(self, operation: str) -> None:
+    def wait_until_gone(self, operation):
         """Wait until the sessions of an operation's workers are gone, as they are soon after a worker was killed.
 
         A pooler keeps a session that has no transaction open, for another client.
@@ -103,7 +96,7 @@ class Observer(Database):
                 )
             wait_until(lambda: not self.query(sessions, name), "the sessions of a killed process end")
 
-    def end_session(self, session: int) -> None:
+    def end_session(self, session):
         """End a session.
 
         :param session: its process on the server; behind a pooler the port of a client that was cut off.
@@ -120,7 +113,7 @@ class Observer(Database):
 
 
 class Arena:
-    def __init__(self, shared: World) -> None:
+    def __init__(self, shared):
         self.url = shared.url
         self.zygote = shared.zygote
         self.pooler = shared.pooler
@@ -128,11 +121,11 @@ class Arena:
         self._directory = shared.directory
 
     @property
-    def database(self) -> str:
+    def database(self):
         return vendor_of(self.url)
 
     @contextmanager
-    def observer(self, name: str) -> Iterator[Observer]:
+    def observer(self, name):
         """A view of the database; on SQLite a file of the cell's own, because a frozen writer locks all of one."""
         if self.database != "sqlite":
             with closing(Observer(self.url, None, self.pooler)) as observer:
@@ -147,17 +140,17 @@ class Arena:
             for file in path.parent.glob(f"{path.name}*"):
                 file.unlink(missing_ok=True)
 
-    def provider(self, *, deduplicate: bool) -> Provider:
+    def provider(self, *, deduplicate):
         return self._providers[deduplicate]
 
-    def payouts(self, operation: str, key: str, *, deduplicate: bool) -> list[Effect]:
+    def payouts(self, operation, key, *, deduplicate):
         """What the provider has paid for an operation, by its ledger."""
         derived = str(Scope("1", operation, key).derive_key("payout"))
         return [effect for effect in self._providers[deduplicate].effects() if effect.key == derived]
 
 
 @contextmanager
-def arena(url: str | None = None, *, pooled: bool = False) -> Iterator[Arena]:
+def arena(url=None, *, pooled=False):
     """Bring up what the cells share; ``url`` and ``pooled`` as for ``world``."""
     with world("tests.crash.worker", url, pooled=pooled) as shared:
         yield Arena(shared)

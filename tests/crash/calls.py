@@ -14,12 +14,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.crash.arena import Arena
 from tests.crash.cells import Run
 from tests.crash.points import Cell
 from tests.crash.processes import Verdict
 from tests.harness.world import LONG_AGO
-from tests.harness.zygote import Fork, ImpossibleError
+from tests.harness.zygote import ImpossibleError
 
 JOBS = ("request", "sweep", "relay")
 KILLED = "+++ killed by SIGKILL +++"
@@ -38,16 +37,14 @@ class Kills:
     problems: list[str] = field(default_factory=list)
 
 
-def kill_at_each_call(
-    arena: Arena, job: str, declaration: str = "inside", *, stride: int = 1, first: int = 0, **spec: object
-) -> Kills:
+def kill_at_each_call(arena, job, declaration="inside", *, stride=1, first=0, **spec):
     """:param stride: only each so many-th call, beginning with ``first``."""
     kills = Kills(job, declaration)
     trace, problems = _run(arena, job, declaration, None, spec)
     if problems:
         raise ImpossibleError(f"undisturbed, the {job} fails: {problems}")
     names = re.findall(r"^(\w+)\(", trace, re.MULTILINE)
-    seen: Counter[str] = Counter()
+    seen = Counter()
     for place, name in enumerate(names):
         seen[name] += 1
         if place % stride == first % stride:
@@ -58,9 +55,7 @@ def kill_at_each_call(
     return kills
 
 
-def _run(
-    arena: Arena, job: str, declaration: str, injection: str | None, spec: dict[str, object]
-) -> tuple[str, list[str]]:
+def _run(arena, job, declaration, injection, spec):
     """One run of the job, and what its retries find.
 
     :returns: strace's report, and what is wrong.
@@ -90,7 +85,7 @@ def _run(
         return report, run.verdict.problems
 
 
-def _trace(run: Run, worker: Fork, injection: str | None) -> str:
+def _trace(run, worker, injection):
     worker.expect("reached")
     with tempfile.NamedTemporaryFile(prefix="strace-") as report:
         command = ["strace", "-p", str(worker.pid), "-o", report.name]
@@ -110,7 +105,7 @@ def _trace(run: Run, worker: Fork, injection: str | None) -> str:
         return Path(report.name).read_text(encoding="utf-8", errors="replace")
 
 
-def _judge_messages(run: Run) -> None:
+def _judge_messages(run):
     """After its lease another relay sends what is left, and the consumer, which deduplicates, has each message once."""
     free = "UPDATE idempotency_outbox_message SET lease_expires_at = %s WHERE status = 'pending'"
     run.observer.query(free, LONG_AGO)

@@ -7,13 +7,11 @@ import threading
 import time
 import zlib
 from contextlib import ExitStack
-from typing import Any
 
-from tests.crash.arena import Arena, Observer
-from tests.crash.points import LATE_CALL, OF_A_SWEEP, OF_RECONCILING, OF_RELEASING, Cell, blocks_everybody
+from tests.crash.points import LATE_CALL, OF_A_SWEEP, OF_RECONCILING, OF_RELEASING, blocks_everybody
 from tests.crash.processes import LIMIT, Processes, Verdict
 from tests.harness.channel import PATIENCE
-from tests.harness.zygote import Fork, ImpossibleError, wait_until
+from tests.harness.zygote import ImpossibleError, wait_until
 
 #: A lease that a cell waits for by the real clock, in seconds.
 SHORT_LEASE = 0.5
@@ -29,9 +27,7 @@ PURGING = threading.Lock()
 _numbers = itertools.count(1)
 
 
-def run_cell(
-    arena: Arena, cell: Cell, mutations: tuple[str, ...] = (), *, together: threading.Barrier | None = None, **spec: Any
-) -> Verdict:
+def run_cell(arena, cell, mutations=(), *, together=None, **spec):
     """``spec`` goes to every worker. Cells with a barrier freeze, and wake, together."""
     verdict = Verdict(cell)
     name = f"{next(_numbers)}-{cell}"
@@ -60,14 +56,14 @@ class Run(Processes):
 
     together: threading.Barrier | None = None
 
-    def __init__(self, arena: Arena, cell: Cell, observer: Observer, name: str, verdict: Verdict) -> None:
+    def __init__(self, arena, cell, observer, name, verdict):
         super().__init__(arena, cell, observer, name, verdict)
         # What the seed decides, and the cell: which of two ways its process is prepared, and who comes first.
         self.coin = (zlib.crc32(" ".join(cell.kind).encode()) + cell.seed) % 2 == 0
 
     # Breaking
 
-    def prepare(self) -> None:
+    def prepare(self):
         """Bring the record to where the cell's place can be reached."""
         cell = self.cell
         if cell.point in {"replay.read", "purge.selected"}:
@@ -81,9 +77,9 @@ class Run(Processes):
             self.kill_at("handler.before" if unpaid else "downstream.answered")
             self.observer.end_lease(self.operation)
 
-    def start_victim(self) -> Fork:
+    def start_victim(self):
         cell = self.cell
-        spec: dict[str, Any] = {"arms": [[cell.point, "stop" if cell.fault == "stop-live" else cell.fault]]}
+        spec = {"arms": [[cell.point, "stop" if cell.fault == "stop-live" else cell.fault]]}
         job = "request"
         if cell.point in OF_A_SWEEP or (cell.point in OF_RELEASING and cell.declaration == "ask"):
             job = "sweep"
@@ -109,12 +105,12 @@ class Run(Processes):
         return victim
 
     @property
-    def waits_by_the_real_clock(self) -> bool:
+    def waits_by_the_real_clock(self):
         """The provider refuses a call that a frozen process makes after its lease, by a clock nobody can back-date."""
         cell = self.cell
         return cell.declaration == "ask" and cell.point in LATE_CALL and cell.fault.startswith("stop")
 
-    def end_lease(self) -> None:
+    def end_lease(self):
         if self.waits_by_the_real_clock:
             wait_until(lambda: self.observer.lease_is_over(self.operation), "the lease ends")
         else:
@@ -122,7 +118,7 @@ class Run(Processes):
 
     # A cell
 
-    def play(self) -> None:
+    def play(self):
         if self.cell.fault == "skew":
             self.overlap()
         elif self.cell.point == "purge.selected":
@@ -130,7 +126,7 @@ class Run(Processes):
         else:
             self.request()
 
-    def request(self) -> None:
+    def request(self):
         cell = self.cell
         self.prepare()
         victim = self.start_victim()
@@ -145,14 +141,14 @@ class Run(Processes):
         self.converge()
         self.judge()
 
-    def freeze(self, victim: Fork) -> None:
+    def freeze(self, victim):
         """The victim sleeps beyond its lease while another one wins, and goes on."""
         cell = self.cell
         victim.wait_until_stopped()
         self._meet()
         self.end_lease()
         rival = None
-        before: Any = None
+        before = None
         if blocks_everybody(cell, self.arena.database):
             for answer in (self.ask(), self.ask()):
                 if answer["status"] < 400:
@@ -173,11 +169,11 @@ class Run(Processes):
             rival.go()
             self.answered(rival)
 
-    def _meet(self) -> None:
+    def _meet(self):
         if self.together is not None:
             self.together.wait(PATIENCE)
 
-    def overlap(self) -> None:
+    def overlap(self):
         """Not a fault: while the claim's owner lives, processes ask whose clocks are an hour fast and an hour slow."""
         owner = self.fork(arms=[[self.cell.point, "gate"]])
         owner.expect("reached")
@@ -196,7 +192,7 @@ class Run(Processes):
         self.converge()
         self.judge()
 
-    def start_rival(self) -> Fork:
+    def start_rival(self):
         """Another attempt that has won, and is held before it ends."""
         # Where it is held depends on the seed. A place that it doesn't meet is no place to be held at, so the last one
         # is met by everybody who runs; and a reconciler that finds the payout has nothing left to run.
@@ -221,7 +217,7 @@ class Run(Processes):
             self.end_lease()
         raise ImpossibleError(f"P7: no rival won within {LIMIT:g} s; the last one was answered {event}")
 
-    def sweep(self) -> None:
+    def sweep(self):
         """P7: after its lease and one sweep nothing is a claim any more."""
         self.end_lease()
         swept = self.answered(self.fork("sweep"))
@@ -231,7 +227,7 @@ class Run(Processes):
 
     # The purge's cell
 
-    def purge(self) -> None:
+    def purge(self):
         """Records past retention: one that is done, and claims, live and abandoned, that no purge may touch."""
         cell = self.cell
         self.prepare()

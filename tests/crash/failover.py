@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,7 @@ from tests.harness.zygote import ROOT, Zygote, wait_until
 STANDBY = "standby_1"
 NAMED = {"synchronous_standby_names": f"ANY 1 ({STANDBY})"}
 #: What the primary is told, by what it then waits for before it confirms a COMMIT.
-MODES: Mapping[str, Mapping[str, str]] = {
+MODES = {
     "asynchronous": {},
     "local": {**NAMED, "synchronous_commit": "local"},
     "remote_write": {**NAMED, "synchronous_commit": "remote_write"},
@@ -62,16 +61,16 @@ class Failover:
     warned: bool = False
 
     @property
-    def is_safe(self) -> bool:
+    def is_safe(self):
         return self.is_whole and not (self.lost["inside"] or self.doubled["ask"] or self.doubled["park"])
 
     @property
-    def is_whole(self) -> bool:
+    def is_whole(self):
         """Whatever was lost: in the database nothing is torn or doubled, and no call of the provider is missing."""
         return not (self.torn or self.doubled["inside"] or self.lost["ask"] or self.lost["park"])
 
     @property
-    def is_as_expected(self) -> bool:
+    def is_as_expected(self):
         """A control that loses and doubles nothing shows nothing."""
         return self.is_whole and self.is_safe == (self.mode in SAFE) == (not self.warned)
 
@@ -79,22 +78,22 @@ class Failover:
 class Pair:
     """A primary, its standby, and the network between them."""
 
-    def __init__(self, primary: Server, standby: Server, network: Proxy) -> None:
+    def __init__(self, primary, standby, network):
         self.primary, self.standby, self._network = primary, standby, network
         #: Clients look for the one that takes writes, as libpq does for them.
         self.url = embedded.url_of(primary.directory, standby.directory) + "&target_session_attrs=read-write"
 
-    def lag(self) -> None:
+    def lag(self):
         self._network.holding = True
 
-    def fail_over(self) -> None:
+    def fail_over(self):
         self.primary.kill()
         self._network.cut()  # and what was under way in it is gone
         self.standby.promote()
 
 
 @contextmanager
-def running_pair(mode: str) -> Iterator[Pair]:
+def running_pair(mode):
     with ExitStack() as stack:
         url = stack.enter_context(embedded_postgres())
         migrate(url)
@@ -115,7 +114,7 @@ def running_pair(mode: str) -> Iterator[Pair]:
             primary.start()  # so that it gives back the shared memory that a killed server leaves
 
 
-def run_failover(mode: str) -> Failover:
+def run_failover(mode):
     with ExitStack() as stack:
         pair = stack.enter_context(running_pair(mode))
         warned = warns(pair.primary.url)
@@ -140,7 +139,7 @@ def run_failover(mode: str) -> Failover:
         return result
 
 
-def warns(url: str) -> bool:
+def warns(url):
     """Whether the package's check of the database warns."""
     check = [sys.executable, "manage.py", "check", "--database", "default"]
     settings = {**environment(url), "DJANGO_SETTINGS_MODULE": "testproject.settings"}
@@ -148,17 +147,17 @@ def warns(url: str) -> bool:
     return "idempotency.W015" in said or "idempotency.W013" in said
 
 
-def acknowledged(storms: Mapping[str, Storm]) -> list[int]:
+def acknowledged(storms):
     return [len(storm.tally.known) for storm in storms.values()]
 
 
-def get_further(storms: Mapping[str, Storm]) -> None:
+def get_further(storms):
     for storm in storms.values():
         enough = len(storm.tally.known) + ENOUGH
         storm.wait_for(lambda tally, enough=enough: len(tally.known) >= enough, "operations on a primary")
 
 
-def get_further_or_wait(storms: Mapping[str, Storm], database: Database) -> None:
+def get_further_or_wait(storms, database):
     """Until clients were told enough that the standby doesn't know, or each of them waits for the standby."""
     enough = [known + ENOUGH for known in acknowledged(storms)]
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -171,7 +170,7 @@ def get_further_or_wait(storms: Mapping[str, Storm], database: Database) -> None
     )
 
 
-def settle(mode: str, storms: Mapping[str, Storm], pair: Pair, provider: Provider) -> Failover:
+def settle(mode, storms, pair, provider):
     result = Failover(mode)
     inside = storms["inside"]
     with closing(Database(pair.standby.url)) as database:
@@ -191,11 +190,11 @@ def settle(mode: str, storms: Mapping[str, Storm], pair: Pair, provider: Provide
     return result
 
 
-def payouts(provider: Provider, prefix: str) -> Counter[str]:
+def payouts(provider, prefix):
     return Counter(effect.label for effect in provider.effects() if effect.label.startswith(f"{prefix}-"))
 
 
-def torn(database: Database, prefix: str) -> int:
+def torn(database, prefix):
     """How many rows have no outcome, and how many outcomes no row."""
     return database.count(
         "SELECT count(*) FROM (SELECT label FROM testproject_transfer WHERE label LIKE %s) AS effect FULL JOIN "

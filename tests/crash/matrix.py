@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
-from tests.crash.arena import Arena
 from tests.crash.cells import Verdict, run_cell
 from tests.crash.points import Cell, excluded
 
@@ -26,18 +23,11 @@ class Matrix:
     excluded: dict[str, list[Cell]] = field(default_factory=lambda: defaultdict(list))
 
     @property
-    def failures(self) -> list[Verdict]:
+    def failures(self):
         return [verdict for verdict in self.verdicts if not verdict.passed]
 
 
-def run_matrix(
-    arena: Arena,
-    cells: Iterable[Cell],
-    *,
-    mutations: tuple[str, ...] = (),
-    tell: Callable[[Verdict], None] = lambda verdict: None,
-    **spec: Any,
-) -> Matrix:
+def run_matrix(arena, cells, *, mutations=(), tell=lambda verdict: None, **spec):
     """Run what makes sense of ``cells``. ``tell`` is called with each verdict as it comes; ``spec`` is for workers."""
     matrix = Matrix(arena.database)
     sensible = []
@@ -56,7 +46,7 @@ def run_matrix(
     return matrix
 
 
-def _run_until_it_fires(arena: Arena, mutations: tuple[str, ...], spec: dict[str, Any], cell: Cell) -> Verdict:
+def _run_until_it_fires(arena, mutations, spec, cell):
     """Run a cell. Under SERIALIZABLE the server may refuse its handler before the fault, because of another cell."""
     for _ in range(5 if spec.get("level") == "SERIALIZABLE" else 1):
         verdict = run_cell(arena, cell, mutations, **spec)
@@ -78,7 +68,7 @@ PLACES = (
 )
 
 
-def run_zombies(arena: Arena, count: int) -> Matrix:
+def run_zombies(arena, count):
     """Crowds of frozen processes, all of which wake after others have won. None of them may leave a trace."""
     matrix = Matrix(arena.database)
     for first in range(0, count, CROWD):

@@ -4,12 +4,8 @@ The harness must see every one of them. They name the package's own internals, a
 here: a mutation that changes nothing raises.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from django.db import transaction
 
@@ -19,15 +15,15 @@ from idempotency.operate import sweep
 from idempotency.protocol import acquisition, execution, ownership, recovery, steps
 from idempotency.store.postgresql import statements
 
-MUTATIONS: dict[str, Callable[[], None]] = {}
+MUTATIONS = {}
 
 
-def mutation(apply: Callable[[], None]) -> Callable[[], None]:
+def mutation(apply):
     MUTATIONS[apply.__name__] = apply
     return apply
 
 
-def rewrite(old: str, new: str, *names: str) -> None:
+def rewrite(old, new, *names):
     for name in names:
         statement = getattr(statements, name)
         if old not in statement:
@@ -35,25 +31,25 @@ def rewrite(old: str, new: str, *names: str) -> None:
         setattr(statements, name, statement.replace(old, new))
 
 
-def replace(owner: Any, name: str, replacement: Any) -> None:
+def replace(owner, name, replacement):
     if not hasattr(owner, name):
         raise LookupError(f"{owner.__name__} has no {name} for a mutation to replace")
     setattr(owner, name, replacement)
 
 
 @mutation
-def without_attempt() -> None:
+def without_attempt():
     """No attempt in the compare-and-set."""
     fenced = ("COMPLETE", "COMPLETE_AND_COMMIT", "RELEASE", "SET_LEASE", "PARK")
     rewrite("AND attempt = %s", "AND attempt > -%s", *fenced)
 
 
 @mutation
-def completion_on_its_own() -> None:
+def completion_on_its_own():
     """The outcome is recorded in a transaction after the business transaction."""
 
     @contextmanager
-    def in_transaction(run: execution.Running, outcome_of_error: Any) -> Iterator[None]:
+    def in_transaction(run, outcome_of_error):
         with transaction.atomic(using=run.claim.using, durable=True):
             yield
         assert run.outcome is not None
@@ -64,34 +60,34 @@ def completion_on_its_own() -> None:
 
 
 @mutation
-def release_unfenced() -> None:
+def release_unfenced():
     """An error path gives up whatever it finds."""
     rewrite("AND attempt = %s", "AND attempt > -%s", "RELEASE")
     rewrite("AND status || '' = 'in_progress'", "", "RELEASE")
 
 
 @mutation
-def clock_of_the_application() -> None:
+def clock_of_the_application():
     """Leases are judged by the clock of whoever asks."""
     changed = [name for name in vars(statements) if "statement_timestamp()" in str(getattr(statements, name))]
     rewrite("statement_timestamp()", f"to_timestamp({time.time()})", *changed)
 
 
 @mutation
-def park_runs_again() -> None:
+def park_runs_again():
     """Recovery re-executes what its author declared must not be."""
     lifecycle._ABANDONED[Recovery.PARK] = Decision.TAKE_OVER
     sweep._SETTLED_AS[Recovery.PARK] = Status.RECOVERABLE
 
 
 @mutation
-def step_unfenced() -> None:
+def step_unfenced():
     """A step runs without proof that its attempt still owns the record."""
     replace(steps, "prove_ownership", lambda owned: None)
 
 
 @mutation
-def take_over_of_the_living() -> None:
+def take_over_of_the_living():
     """A claim is taken over whether or not its lease is over."""
     decide = lifecycle.decide
     replace(acquisition, "decide", lambda status, **facts: decide(status, **{**facts, "lease_over": True}))
@@ -99,6 +95,6 @@ def take_over_of_the_living() -> None:
 
 
 @mutation
-def not_executed_is_assumed() -> None:
+def not_executed_is_assumed():
     """Recovery assumes that what was abandoned did not happen."""
     replace(recovery, "_ask", lambda claim: recovery.NotExecuted())

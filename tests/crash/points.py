@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -75,11 +74,11 @@ class Cell:
     seed: int = 0
 
     @property
-    def kind(self) -> tuple[str, str, str]:
+    def kind(self):
         """It without its seed."""
         return self.point, self.fault, self.declaration
 
-    def __str__(self) -> str:
+    def __str__(self):
         return "-".join((*self.kind, str(self.seed)))
 
 
@@ -92,7 +91,7 @@ class Where:
     declarations: tuple[str, ...] = ()
     databases: tuple[str, ...] = ()
 
-    def covers(self, cell: Cell, database: str) -> bool:
+    def covers(self, cell, database):
         here = (self.points, self.faults, self.declarations, self.databases)
         return all(not names or name in names for names, name in zip(here, (*cell.kind, database), strict=True))
 
@@ -152,16 +151,16 @@ SQLITE_WRITE_LOCK_INSIDE = (
 )
 
 
-def blocks_everybody(cell: Cell, database: str) -> bool:
+def blocks_everybody(cell, database):
     inside = cell.declaration == "inside" and cell.point in SQLITE_WRITE_LOCK_INSIDE
     return database == "sqlite" and cell.fault.startswith("stop") and (inside or cell.point in SQLITE_WRITE_LOCK)
 
 
-def excluded(cell: Cell, database: str) -> str | None:
+def excluded(cell, database):
     """Why the cell makes no sense, or None."""
     return next((reason for where, reason in EXCLUSIONS.items() if where.covers(cell, database)), None)
 
 
-def cells(seeds: int = 1, first: int = 0) -> Iterator[Cell]:
+def cells(seeds=1, first=0):
     for seed, point, fault, declaration in product(range(first, first + seeds), POINTS, FAULTS, DECLARATIONS):
         yield Cell(point, fault, declaration, seed)

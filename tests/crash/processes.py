@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from testproject.harness.effects import judge_effects
-from tests.crash.arena import Arena, Observer
 from tests.crash.points import Cell
-from tests.harness.zygote import Fork, ImpossibleError
+from tests.harness.zygote import ImpossibleError
 
 #: How long fresh processes try to learn the outcome, in seconds. What takes longest is a claim whose owner is frozen
 #: inside the transaction that holds the record's lock, until the database ends that session after five seconds.
@@ -31,10 +30,10 @@ class Verdict:
     seconds: float = 0.0
 
     @property
-    def passed(self) -> bool:
+    def passed(self):
         return self.fired and not self.problems
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.cell}: {'; '.join(self.problems) or 'ok'}"
 
 
@@ -44,7 +43,7 @@ class Processes:
     #: What every worker is told besides.
     spec: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, arena: Arena, cell: Cell, observer: Observer, name: str, verdict: Verdict) -> None:
+    def __init__(self, arena, cell, observer, name, verdict):
         self.arena = arena
         self.cell = cell
         self.observer = observer
@@ -53,12 +52,12 @@ class Processes:
         self.verdict = verdict
         self.deduplicate = cell.declaration in {"inside", "again"}
         #: What callers were answered, in the order in which they asked.
-        self.answers: list[dict[str, Any]] = []
-        self._workers: list[Fork] = []
+        self.answers = []
+        self._workers = []
 
     # Processes
 
-    def fork(self, job: str = "request", **spec: Any) -> Fork:
+    def fork(self, job="request", **spec):
         worker = self.arena.zygote.fork(
             **{
                 "job": job,
@@ -76,37 +75,37 @@ class Processes:
         self.verdict.processes += 1
         return worker
 
-    def end(self) -> None:
+    def end(self):
         """Kill whoever is left, held at a place or frozen."""
         for worker in self._workers:
             worker.end()
 
-    def ask(self, **spec: Any) -> dict[str, Any]:
+    def ask(self, **spec):
         """A request from a fresh process."""
         return self.answered(self.fork(**spec))
 
-    def answered(self, worker: Fork) -> dict[str, Any]:
+    def answered(self, worker):
         event = worker.expect("done")
         worker.hear()
         if "status" in event:
             self.answers.append(event)
         return event
 
-    def kill_at(self, point: str, **spec: Any) -> None:
+    def kill_at(self, point, **spec):
         worker = self.fork(arms=[[point, "kill"]], **spec)
         worker.expect("reached")
         self.bury(worker)
 
-    def bury(self, worker: Fork) -> None:
+    def bury(self, worker):
         """Wait until a killed process is gone, and the database has noticed."""
         if worker.hear() is not None:
             raise ImpossibleError("a killed process goes on")
         self.observer.wait_until_gone(self.operation)
 
-    def end_lease(self) -> None:
+    def end_lease(self):
         self.observer.end_lease(self.operation, self.key)
 
-    def converge(self) -> None:
+    def converge(self):
         """Fresh processes ask until one knows the outcome."""
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
@@ -120,13 +119,13 @@ class Processes:
 
     # Judging
 
-    def problem(self, what: str) -> None:
+    def problem(self, what):
         self.verdict.problems.append(what)
 
-    def payouts(self) -> list[Any]:
+    def payouts(self):
         return self.arena.payouts(self.operation, self.key, deduplicate=self.deduplicate)
 
-    def judge(self) -> None:
+    def judge(self):
         for _ in range(2):
             answer = self.ask()
             if answer["status"] < 300 and not answer["replayed"]:
@@ -147,7 +146,7 @@ class Processes:
             self.problem(f"P5: an outcome was given, and then taken back: {self.answers}")
         self._count(record, acknowledged=bool(given))
 
-    def _count(self, record: dict[str, Any], *, acknowledged: bool) -> None:
+    def _count(self, record, *, acknowledged):
         verdict = self.verdict
         effects = {"payout": len(self.payouts())}
         if self.cell.declaration == "inside":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from uuid import uuid4
@@ -18,7 +17,7 @@ from tests.harness.channel import PATIENCE
 from tests.harness.postgres import Server
 from tests.harness.proxy import Proxy
 from tests.harness.world import Database, environment, migrate
-from tests.harness.zygote import Fork, ImpossibleError, Zygote
+from tests.harness.zygote import ImpossibleError, Zygote
 
 CLIENTS = 6
 #: How long a claim that a crash left is in the way, in seconds. By the real clock: nothing is back-dated here.
@@ -45,10 +44,10 @@ class Tally:
     stale_writes: int = 0
 
     @property
-    def passed(self) -> bool:
+    def passed(self):
         return not (self.lost or self.doubled or self.stale_writes)
 
-    def __str__(self) -> str:
+    def __str__(self):
         return (
             f"{len(self.known)} operations acknowledged in {self.requests} requests; "
             f"{self.restarts} restarts, {self.swallowed} acknowledgements swallowed; "
@@ -60,18 +59,16 @@ class Tally:
 class Storm:
     """Clients under way, each in a process of its own, and a tally that grows while they report."""
 
-    def __init__(
-        self, zygote: Zygote, clients: int = CLIENTS, declaration: str = "inside", provider: str | None = None
-    ) -> None:
+    def __init__(self, zygote, clients=CLIENTS, declaration="inside", provider=None):
         """
         :param provider: the address of what the operation calls, if it does.
         """
         self.tally = Tally()
         self.name = f"storm-{uuid4().hex[:8]}"  # the database may hold the effects of others
         self._zygote = zygote
-        self._ended: dict[str, int] = {}
+        self._ended = {}
         self._changed = threading.Condition()
-        self._errors: list[str] = []
+        self._errors = []
         self._spec = {
             "declaration": declaration, "operation": f"{OPERATION}.{declaration}", "provider": provider, "lease": LEASE
         }  # fmt: skip
@@ -83,7 +80,7 @@ class Storm:
         for reader in self._readers:
             reader.start()
 
-    def _read(self, worker: Fork, prefix: str) -> None:
+    def _read(self, worker, prefix):
         try:
             while (event := worker.hear()) is not None and event["event"] == "known":
                 with self._changed:
@@ -102,14 +99,14 @@ class Storm:
                 self._errors.append(str(error))
                 self._changed.notify_all()
 
-    def wait_for(self, condition: Callable[[Tally], bool], what: str) -> None:
+    def wait_for(self, condition, what):
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self._errors) or condition(self.tally), PATIENCE):
                 raise ImpossibleError(f"the clients did not get there within {PATIENCE} s: {what}")
             if self._errors:
                 raise ImpossibleError("; ".join(self._errors))
 
-    def stop(self) -> None:
+    def stop(self):
         """Let every client learn the outcome of what it is at, and end."""
         for worker in self._workers:
             worker.go()
@@ -120,7 +117,7 @@ class Storm:
         if self._errors or any(reader.is_alive() for reader in self._readers):
             raise ImpossibleError(f"a client did not end: {self._errors}")
 
-    def redeliver(self) -> None:
+    def redeliver(self):
         """After ``stop``: ask once more for every operation, as clients and queues do that have missed an answer."""
         again = [
             self._zygote.fork(job="redeliver", prefix=prefix, operations=operations, **self._spec)
@@ -132,7 +129,7 @@ class Storm:
             if "redelivered" not in event:
                 raise ImpossibleError(f"a redelivery ended with {event}")
 
-    def settle(self, url: str) -> Tally:
+    def settle(self, url):
         """Compare what was told with what there is."""
         with closing(Database(url)) as database:
             rows = database.transfers(self.name)
@@ -148,7 +145,7 @@ class Storm:
 
 
 @contextmanager
-def server_to_stop() -> Iterator[Server]:
+def server_to_stop():
     """A server of one's own, with the tables."""
     with embedded_postgres() as url:
         migrate(url)
@@ -156,12 +153,12 @@ def server_to_stop() -> Iterator[Server]:
 
 
 @contextmanager
-def storm_on(url: str) -> Iterator[Storm]:
+def storm_on(url):
     with closing(Zygote("tests.crash.worker", environment(url))) as zygote:  # and with it whoever is still there
         yield Storm(zygote)
 
 
-def run_restarts(server: Server, rounds: int, *, seed: int = 0) -> Tally:
+def run_restarts(server, rounds, *, seed=0):
     """Stop the server with ``-m immediate`` under load, ``rounds`` times, and count."""
     lots = random.Random(seed)
     with closing(Database(server.url)) as database:
@@ -179,14 +176,14 @@ def run_restarts(server: Server, rounds: int, *, seed: int = 0) -> Tally:
         return storm.settle(server.url)
 
 
-def run_lost_acknowledgements(count: int, url: str, *, seed: int = 0) -> Tally:
+def run_lost_acknowledgements(count, url, *, seed=0):
     """Cut connections after COMMIT was forwarded and before it was answered, ``count`` times, and count effects.
 
     ``url`` is that of a database with the tables.
     """
     chance = random.Random(seed)
 
-    def is_due(number: int) -> bool:
+    def is_due(number):
         return proxy.swallowed < count and chance.random() < 0.5
 
     # Now and then it cuts before the COMMIT is forwarded: the client can't tell the one from the other.

@@ -1,12 +1,9 @@
 """A process that is killed at a system call doubles nothing and loses nothing. ``--count 1`` kills at every call."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
 
-from tests.crash.arena import Arena
 from tests.crash.calls import JOBS, kill_at_each_call
 from tests.results import note
 
@@ -17,9 +14,7 @@ STRIDE = 16
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_kill_at_any_system_call_doubles_and_loses_nothing(
-    shared: Arena, job: str, count: int | None, seed: int
-) -> None:
+def test_a_kill_at_any_system_call_doubles_and_loses_nothing(shared, job, count, seed):
     kills = kill_at_each_call(shared, job, stride=count or STRIDE, first=seed)
 
     assert not kills.problems, "\n".join(kills.problems)
@@ -30,6 +25,6 @@ def test_a_kill_at_any_system_call_doubles_and_loses_nothing(
 
 
 @pytest.mark.postgres
-def test_a_completion_on_its_own_is_found(shared: Arena) -> None:
+def test_a_completion_on_its_own_is_found(shared):
     kills = kill_at_each_call(shared, "request", stride=2, mutations=["completion_on_its_own"])
     assert any("P1: doubled" in problem for problem in kills.problems)

@@ -1,8 +1,6 @@
 """The primary is killed and its standby promoted, under load. ``python -m tools.crashes --failover`` runs every
 mode."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.crash.failover import run_failover
@@ -10,7 +8,7 @@ from tests.crash.failover import run_failover
 pytestmark = pytest.mark.postgres
 
 
-def test_a_synchronous_standby_loses_and_doubles_nothing() -> None:
+def test_a_synchronous_standby_loses_and_doubles_nothing():
     result = run_failover("on")
 
     assert result.is_safe, result
@@ -18,7 +16,7 @@ def test_a_synchronous_standby_loses_and_doubles_nothing() -> None:
     assert min(result.acknowledged.values()) >= 40, result
 
 
-def test_an_asynchronous_standby_loses_effects_with_their_records_and_doubles_those_outside() -> None:
+def test_an_asynchronous_standby_loses_effects_with_their_records_and_doubles_those_outside():
     """The control: without it, the zeros of a synchronous standby could come from a test that sees nothing."""
     result = run_failover("asynchronous")
 

@@ -1,14 +1,8 @@
 """The reduced matrix: every place × every fault × every declaration, one seed."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from idempotency.protocol import faults
-from tests.crash.arena import Arena
 from tests.crash.matrix import run_matrix
 from tests.crash.points import DATABASES, DECLARATIONS, EXCLUSIONS, FAULTS, POINTS, cells, excluded
 
@@ -17,21 +11,21 @@ WOKEN = (pytest.mark.scenario_23, pytest.mark.scenario_24)
 
 #: Which scenarios a column of the matrix is: a downstream effect is not repeated, and a kill in mid-handler leaves one
 #: effect. A process that slept beyond its lease leaves nothing, and frees nobody's claim if it fails.
-SCENARIOS: dict[str, dict[str, tuple[pytest.MarkDecorator, ...]]] = {
+SCENARIOS = {
     "kill": dict.fromkeys(DECLARATIONS, KILLED),
     "stop": {"inside": WOKEN, "again": WOKEN, "ask": WOKEN[:1]},
     "stop-live": {"inside": WOKEN, "again": WOKEN, "ask": WOKEN[:1]},
 }
 
 
-def columns() -> Iterator[Any]:
+def columns():
     for fault in FAULTS:
         for declaration in DECLARATIONS:
             yield pytest.param(fault, declaration, marks=SCENARIOS.get(fault, {}).get(declaration, ()))
 
 
 @pytest.mark.parametrize(("fault", "declaration"), list(columns()))
-def test_a_process_may_be_broken_anywhere(shared: Arena, fault: str, declaration: str) -> None:
+def test_a_process_may_be_broken_anywhere(shared, fault, declaration):
     column = [cell for cell in cells() if cell.kind[1:] == (fault, declaration)]
     matrix = run_matrix(shared, column)
 
@@ -44,16 +38,16 @@ def test_a_process_may_be_broken_anywhere(shared: Arena, fault: str, declaration
         assert parked == {declaration == "park"}
 
 
-def test_only_a_fault_that_a_database_does_not_know_is_left_out() -> None:
+def test_only_a_fault_that_a_database_does_not_know_is_left_out():
     for database, left_out in (("mariadb", set()), ("postgres", set()), ("sqlite", {"drop"})):
         assert {cell.fault for cell in cells() if excluded(cell, database) is None} == set(FAULTS) - left_out
 
 
-def test_the_matrix_has_every_place_that_the_package_names() -> None:
+def test_the_matrix_has_every_place_that_the_package_names():
     # Those of the relay are no places of an operation: it is killed in the tests of the outbox.
     assert {place for place in faults.PLACES if not place.startswith("relay.")} <= set(POINTS)
 
 
-def test_every_exclusion_excludes_something() -> None:
+def test_every_exclusion_excludes_something():
     for where, reason in EXCLUSIONS.items():
         assert any(where.covers(cell, database) for cell in cells() for database in DATABASES), reason

@@ -3,14 +3,11 @@
 Each one is put in force in the workers of a few cells. The same cells pass without it, or the test proves nothing.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 
-from tests.crash.arena import Arena
 from tests.crash.cells import run_cell
 from tests.crash.matrix import AT_ONCE
 from tests.crash.mutations import MUTATIONS
@@ -35,7 +32,7 @@ CAUGHT_BY = {
 }
 
 
-def test_every_broken_variant_is_caught(shared: Arena) -> None:
+def test_every_broken_variant_is_caught(shared):
     assert set(CAUGHT_BY) == set(MUTATIONS)
     runs = [(name, Cell(*place)) for name, (places, _) in CAUGHT_BY.items() for place in places]
     with ThreadPoolExecutor(AT_ONCE) as pool:  # they wait more than they compute

@@ -3,17 +3,14 @@
 ``python -m tools.crashes --pgbouncer`` runs the matrix there.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 
 import psycopg
 import pytest
 
-from tests.crash.arena import Arena
 from tests.crash.cells import Run, Verdict, run_cell
 from tests.crash.points import Cell
-from tests.harness.pgbouncer import POOL_SIZE, Pooler
+from tests.harness.pgbouncer import POOL_SIZE
 
 pytestmark = pytest.mark.postgres
 
@@ -23,7 +20,7 @@ SELECT name, setting FROM pg_settings WHERE source = 'session' AND name NOT IN (
 """
 
 
-def left_behind(pooler: Pooler) -> list[list[tuple[str, str]]]:
+def left_behind(pooler):
     """What the next client would find in each session of the pool. Open transactions hold the sessions apart."""
     with ExitStack() as stack:
         url = pooler.url.partition("?")[0]
@@ -31,7 +28,7 @@ def left_behind(pooler: Pooler) -> list[list[tuple[str, str]]]:
         return [client.execute(LEFT_BEHIND).fetchall() for client in clients]
 
 
-def test_a_killed_process_leaves_neither_its_transaction_nor_its_settings_to_the_next_client(pooled: Arena) -> None:
+def test_a_killed_process_leaves_neither_its_transaction_nor_its_settings_to_the_next_client(pooled):
     assert pooled.pooler is not None
     cell = Cell("complete.before", "kill", "inside")
     with pooled.observer("pooled") as observer:

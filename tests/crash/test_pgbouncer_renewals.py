@@ -1,14 +1,10 @@
 """Leases behind a PgBouncer whose sessions the handlers hold themselves, and beside one that is stopped."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
 
 import pytest
 from django.db import connections, transaction
@@ -29,14 +25,12 @@ HANDLERS = 4
 
 @pytest.mark.failure_79
 @pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["in a transaction", "outside"])
-def test_handlers_that_hold_every_session_of_a_pool_keep_their_leases(
-    policy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_handlers_that_hold_every_session_of_a_pool_keep_their_leases(policy, monkeypatch):
     everybody_holds_one = threading.Barrier(HANDLERS)
 
     @contextmanager
-    def holding() -> Iterator[None]:
-        block: Any = transaction.atomic("pooled") if policy else nullcontext()
+    def holding():
+        block = transaction.atomic("pooled") if policy else nullcontext()
         with block:
             with connections["pooled"].cursor() as cursor:
                 cursor.execute("SELECT 1")
@@ -59,7 +53,7 @@ def test_handlers_that_hold_every_session_of_a_pool_keep_their_leases(
 
 
 @pytest.mark.failure_78
-def test_a_stopped_pooler_takes_no_lease_in_a_database_behind_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_pooler_takes_no_lease_in_a_database_behind_another(monkeypatch):
     work = Work("tests.beside_a_stop", **OUTSIDE)
     with (
         running_pgbouncer(os.environ["DATABASE_URL"]) as pooler,

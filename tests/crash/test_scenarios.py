@@ -1,13 +1,7 @@
 """What is no cell of the matrix, with real processes. Effects are counted in the ledger and the database."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
-from tests.crash.arena import Arena
 from tests.crash.cells import Run, Verdict, run_cell
 from tests.crash.points import DECLARATIONS, LATE_CALL, Cell
 from tests.harness.zygote import wait_until
@@ -20,7 +14,7 @@ SETTLED = ("recoverable", "completed", "parked")
 
 
 @pytest.fixture
-def run(shared: Arena, request: pytest.FixtureRequest) -> Iterator[Run]:
+def run(shared, request):
     """Processes of one operation, under the declaration that the test is marked with."""
     cell = Cell("scenario", "none", getattr(request, "param", "inside"))
     with shared.observer(request.node.name) as observer:
@@ -31,7 +25,7 @@ def run(shared: Arena, request: pytest.FixtureRequest) -> Iterator[Run]:
 
 @pytest.mark.scenario_4
 @pytest.mark.failure_34
-def test_a_killed_process_is_recovered_after_its_lease(run: Run) -> None:
+def test_a_killed_process_is_recovered_after_its_lease(run):
     """By the real clock: nothing is back-dated."""
     run.kill_at("handler.wrote", lease=LEASE)
     assert run.observer.writes(run.key) == []
@@ -55,12 +49,12 @@ def test_a_killed_process_is_recovered_after_its_lease(run: Run) -> None:
         pytest.param("handler.wrote", "inside", marks=pytest.mark.postgres),
     ],
 )
-def test_wrong_clocks_of_processes_decide_nothing(shared: Arena, point: str, declaration: str) -> None:
+def test_wrong_clocks_of_processes_decide_nothing(shared, point, declaration):
     verdict = run_cell(shared, Cell(point, "skew", declaration))
     assert verdict.passed, verdict
 
 
-def abandon(run: Run) -> list[str]:
+def abandon(run):
     """Claims of processes that were killed, every second one after its payout was made."""
     keys = [f"{run.key}-{number}" for number in range(CLAIMS)]
     for number, key in enumerate(keys):
@@ -69,7 +63,7 @@ def abandon(run: Run) -> list[str]:
     return keys
 
 
-def converge(run: Run, keys: list[str]) -> None:
+def converge(run, keys):
     """Every retry is answered, and every operation has had its one effect."""
     for key in keys:
         assert run.ask(key=key)["status"] == 201
@@ -77,7 +71,7 @@ def converge(run: Run, keys: list[str]) -> None:
     assert states(run, keys) == {"completed"}
 
 
-def states(run: Run, keys: list[str]) -> set[str]:
+def states(run, keys):
     records = [run.observer.record(run.operation, key) for key in keys]
     return {"gone" if record is None else record["status"] for record in records}
 
@@ -86,7 +80,7 @@ def states(run: Run, keys: list[str]) -> set[str]:
 @pytest.mark.parametrize(
     ("run", "passes"), [("inside", 0), ("again", 0), ("park", 0), ("ask", 0), ("ask", 3)], indirect=["run"]
 )
-def test_a_recovery_killed_half_way_is_simply_run_again(run: Run, passes: int) -> None:
+def test_a_recovery_killed_half_way_is_simply_run_again(run, passes):
     keys = abandon(run)
     reconciles = run.cell.declaration == "ask"
     place = "reconcile.found" if reconciles else "sweep.selected"
@@ -107,14 +101,14 @@ def test_a_recovery_killed_half_way_is_simply_run_again(run: Run, passes: int) -
 
 @pytest.mark.scenario_26
 @pytest.mark.parametrize("run", ["again", "ask", "park"], indirect=True)
-def test_two_recoveries_at_once_settle_each_claim_once(run: Run) -> None:
+def test_two_recoveries_at_once_settle_each_claim_once(run):
     keys = abandon(run)
     place = "reconcile.before" if run.cell.declaration == "ask" else "sweep.selected"
     first = run.fork("sweep", arms=[[place, "gate"]])
     first.expect("reached")
     second = run.fork("sweep").expect("done")
     first.go()
-    both: list[dict[str, Any]] = [first.expect("done"), second]
+    both = [first.expect("done"), second]
     # SQLite has one writer at a time: the second one could not even begin while the first one had not ended.
     refused = [sweep for sweep in both if "crashed" in sweep]
     assert not refused or run.observer.path is not None, refused
@@ -129,9 +123,7 @@ def test_two_recoveries_at_once_settle_each_claim_once(run: Run) -> None:
 
 @pytest.mark.failure_3
 @pytest.mark.parametrize("guarded", [True, False])
-def test_a_call_that_a_frozen_process_makes_late_is_stopped_by_a_deadline_or_by_nothing(
-    shared: Arena, guarded: bool
-) -> None:
+def test_a_call_that_a_frozen_process_makes_late_is_stopped_by_a_deadline_or_by_nothing(shared, guarded):
     """The documented limit. No fence can reach a call to the outside world; a deadline that the provider keeps can."""
     cell = Cell(LATE_CALL[0], "stop", "ask")
     verdict = run_cell(shared, cell, without_deadline=not guarded)
@@ -139,13 +131,13 @@ def test_a_call_that_a_frozen_process_makes_late_is_stopped_by_a_deadline_or_by_
     assert verdict.doubled == (0 if guarded else 1)
 
 
-def test_a_reconciler_that_outlived_its_lease_lets_nothing_run(shared: Arena) -> None:
+def test_a_reconciler_that_outlived_its_lease_lets_nothing_run(shared):
     """Its answer is true of the past only: the reconciler after it has run the operation since."""
     verdict = run_cell(shared, Cell("reconcile.found", "stop", "ask"), stepless=True, without_deadline=True)
     assert verdict.passed, verdict
 
 
 @pytest.mark.postgres  # on SQLite a frozen writer holds everybody up
-def test_a_frozen_purge_holds_nobodys_key_for_long(shared: Arena) -> None:
+def test_a_frozen_purge_holds_nobodys_key_for_long(shared):
     verdict = run_cell(shared, Cell("purge.selected", "stop", "inside"), wanted=True)
     assert verdict.passed, verdict

@@ -1,10 +1,7 @@
 """Lost acknowledgements, servers that are stopped in mid-load, and crowds of zombies: the reduced runs."""
 
-from __future__ import annotations
-
 import pytest
 
-from tests.crash.arena import Arena
 from tests.crash.matrix import run_zombies
 from tests.crash.storms import run_lost_acknowledgements, run_restarts, server_to_stop
 
@@ -12,7 +9,7 @@ pytestmark = pytest.mark.postgres
 
 
 @pytest.mark.scenario_25
-def test_a_database_stopped_in_mid_flight_loses_nothing_acknowledged_and_doubles_nothing() -> None:
+def test_a_database_stopped_in_mid_flight_loses_nothing_acknowledged_and_doubles_nothing():
     with server_to_stop() as server:
         tally = run_restarts(server, 3)
         assert (tally.restarts, tally.lost, tally.doubled, tally.stale_writes) == (3, 0, 0, 0), tally
@@ -24,7 +21,7 @@ def test_a_database_stopped_in_mid_flight_loses_nothing_acknowledged_and_doubles
 
 
 @pytest.mark.failure_12
-def test_swallowed_acknowledgements_of_commit_lose_and_double_nothing(shared: Arena) -> None:
+def test_swallowed_acknowledgements_of_commit_lose_and_double_nothing(shared):
     tally = run_lost_acknowledgements(20, shared.url)
 
     assert tally.swallowed >= 20, tally
@@ -32,7 +29,7 @@ def test_swallowed_acknowledgements_of_commit_lose_and_double_nothing(shared: Ar
     assert (tally.lost, tally.doubled, tally.stale_writes) == (0, 0, 0), tally
 
 
-def test_a_crowd_of_zombies_leaves_no_trace(shared: Arena) -> None:
+def test_a_crowd_of_zombies_leaves_no_trace(shared):
     crowd = run_zombies(shared, 12)  # two at each place
 
     assert not crowd.failures, "\n".join(map(str, crowd.failures))

@@ -4,8 +4,6 @@ The process is a fork of the zygote, so it has Django loaded and no connection o
 cell learns of it is what it told before, what it left in the database, and what the provider's ledger says.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -13,21 +11,19 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import partial
 from http.client import HTTPConnection
 from itertools import count
 from types import NoneType
-from typing import Any
 from unittest import mock
 from urllib.parse import urlsplit
 
 import psycopg
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import close_old_connections, connections, transaction
-from django.http import HttpRequest, JsonResponse
+from django.http import JsonResponse
 from django.test import AsyncClient, Client
 from django.urls import get_resolver
 from psycopg.waiting import Wait
@@ -38,7 +34,6 @@ from idempotency.operate import purge
 from idempotency.operate.sweep import recover_once
 from idempotency.operation import registry
 from idempotency.outbox import publish
-from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
 from idempotency.protocol import faults
 from idempotency.store.postgresql import PostgreSQLStore
@@ -47,7 +42,7 @@ from testproject.models import Transfer
 from testproject.provider.client import find
 from tests.crash import urls
 from tests.crash.mutations import MUTATIONS
-from tests.harness.channel import PATIENCE, Channel
+from tests.harness.channel import PATIENCE
 
 AMOUNT = 100
 
@@ -55,12 +50,12 @@ AMOUNT = 100
 OWN_POINTS = ("on_commit", "handler.wrote", "downstream.sent", "downstream.answered", "reconciler.asked")
 
 
-def load() -> None:
+def load():
     """In the zygote: what every fork would load by itself."""
     get_resolver().url_patterns  # noqa: B018 - loads the URLconf
 
 
-def run(spec: dict[str, Any], channel: Channel) -> None:
+def run(spec, channel):
     """In its fork."""
     Worker(channel, spec).run()
 
@@ -74,21 +69,21 @@ class HandlerError(Exception):
 
 
 class Worker:
-    def __init__(self, channel: Channel, spec: dict[str, Any]) -> None:
+    def __init__(self, channel, spec):
         self.channel = channel
         self.spec = spec
         threading.excepthook = _say_nothing
-        self.declaration: str = spec["declaration"]
+        self.declaration = spec["declaration"]
         #: What the view is: plain, drf or async.
-        self.kind: str = spec.get("kind", "plain")
-        self.lease: float = spec.get("lease", 30.0)
+        self.kind = spec.get("kind", "plain")
+        self.lease = spec.get("lease", 30.0)
         #: The handler waits for a heartbeat to be broken; before, it might hold SQLite's write lock and freeze with it.
         self.waiting = threading.Event()
         self.beaten = threading.Event()
         self._fired = False
-        self._passes: Counter[str] = Counter()
+        self._passes = Counter()
 
-    def run(self) -> None:
+    def run(self):
         settings = connections["default"].settings_dict
         if self.spec.get("database"):  # a file of its own for each cell, on SQLite
             settings["NAME"] = self.spec["database"]
@@ -103,7 +98,7 @@ class Worker:
             MUTATIONS[name]()
         self._declare()
         self._arm()
-        job: Callable[[], dict[str, Any]] = getattr(self, self.spec["job"])
+        job = getattr(self, self.spec["job"])
         if self.spec.get("held"):
             connections["default"].ensure_connection()
             self.channel.tell(event="reached")
@@ -117,7 +112,7 @@ class Worker:
 
     # Faults
 
-    def _arm(self) -> None:
+    def _arm(self):
         faults.fault_point.update(dict.fromkeys(OWN_POINTS, NoneType))
         arms = {
             "commit.sent": self._arm_commit, "complete.sent": self._arm_complete, "claim.unanswered": self._arm_claim
@@ -128,7 +123,7 @@ class Worker:
             else:
                 faults.fault_point[point] = partial(self._strike, point, fault, *passes)
 
-    def _strike(self, point: str, fault: str, passes: int = 0) -> None:
+    def _strike(self, point, fault, passes=0):
         """Do the fault, once, after so many harmless passes."""
         self._passes[point] += 1
         if self._fired or self._passes[point] <= passes:
@@ -148,7 +143,7 @@ class Worker:
         if fault == "raise":
             raise InjectedError(point)
 
-    def _session(self) -> int | None:
+    def _session(self):
         """The database's name for the session of the thread that is to lose it.
 
         Behind a pooler the thread loses its connection to the pooler, which is cut here; returns the client's port.
@@ -157,18 +152,18 @@ class Worker:
         connection.ensure_connection()
         if self.spec["pooled"]:
             with socket.socket(fileno=os.dup(connection.connection.pgconn.socket)) as link:
-                port: int = link.getsockname()[1]
+                port = link.getsockname()[1]
                 link.shutdown(socket.SHUT_RDWR)
             return port
         if connection.vendor == "postgresql":
             return int(connection.connection.info.backend_pid)
         return int(connection.connection.thread_id()) if connection.vendor == "mysql" else None
 
-    def _arm_commit(self, fault: str) -> None:
+    def _arm_commit(self, fault):
         """Strike when the first COMMIT of an outcome is on its way, and has not been answered."""
         connection = connections["default"]
 
-        def send_and_strike(commit: Callable[[], Any]) -> Any:
+        def send_and_strike(commit):
             if connection.vendor == "postgresql":
                 with self._striking_before_the_answer(connection.connection, "commit.sent", fault):
                     return commit()
@@ -178,39 +173,37 @@ class Worker:
 
         self._commit_outcomes_by(send_and_strike)
 
-    def _arm_complete(self, fault: str) -> None:
+    def _arm_complete(self, fault):
         """Strike between the first completing update and its COMMIT, where they are not one message."""
 
-        def strike_and_commit(commit: Callable[[], Any]) -> Any:
+        def strike_and_commit(commit):
             self._strike("complete.sent", fault)
             return commit()
 
         self._commit_outcomes_by(strike_and_commit)
 
-    def _arm_claim(self, fault: str) -> None:
+    def _arm_claim(self, fault):
         """Strike when the first claim is on its way to the server, and its answer has not been read."""
         insert = PostgreSQLStore.insert_claim
 
-        def insert_struck(store: PostgreSQLStore, *arguments: Any, **options: Any) -> int | None:
+        def insert_struck(store, *arguments, **options):
             with self._striking_before_the_answer(store.connection.connection, "claim.unanswered", fault):
                 return insert(store, *arguments, **options)
 
-        PostgreSQLStore.insert_claim = insert_struck  # type: ignore[method-assign]
+        PostgreSQLStore.insert_claim = insert_struck
 
     @contextmanager
-    def _striking_before_the_answer(self, driver: Any, point: str, fault: str) -> Iterator[None]:
+    def _striking_before_the_answer(self, driver, point, fault):
         """Strike when the block's first message is on its way to the server, and its answer has not been read."""
         wait = driver.wait
 
-        def wait_struck(steps: Generator[Wait, Any, Any], *bounds: Any) -> Any:
+        def wait_struck(steps, *bounds):
             return wait(self._struck_at_first_read(steps, driver, point, fault), *bounds)
 
         with mock.patch.object(driver, "wait", wait_struck):
             yield
 
-    def _struck_at_first_read(
-        self, steps: Generator[Wait, Any, Any], driver: Any, point: str, fault: str
-    ) -> Generator[Wait, Any, Any]:
+    def _struck_at_first_read(self, steps, driver, point, fault):
         """The steps of a statement as psycopg takes them: all of it is sent when it first waits for reading only."""
         ready = None
         while True:
@@ -225,25 +218,25 @@ class Worker:
                     raise psycopg.OperationalError("server closed the connection unexpectedly")
             ready = yield wanted
 
-    def _commit_outcomes_by(self, way: Callable[[Callable[[], Any]], Any]) -> None:
+    def _commit_outcomes_by(self, way):
         """Have COMMITs of an outcome done by ``way``, which is given what sends one: by itself, or with the update."""
         connection = connections["default"]
         commit = connection._commit
         due = False
 
-        def completing() -> None:
+        def completing():
             nonlocal due
             due = True
 
-        def by_way_if_due(send: Callable[[], Any]) -> Any:
+        def by_way_if_due(send):
             nonlocal due
             is_due, due = due, False
             return way(send) if is_due else send()
 
-        def commits_itself(sql: str) -> bool:
+        def commits_itself(sql):
             return sql.rstrip().endswith("COMMIT") or connection.get_autocommit()
 
-        def wrapper(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        def wrapper(execute, sql, *rest):
             send = partial(execute, sql, *rest)
             return by_way_if_due(send) if commits_itself(sql) else send()
 
@@ -253,9 +246,9 @@ class Worker:
 
     # The operation
 
-    def _declare(self) -> None:
+    def _declare(self):
         heartbeat = self.spec.get("heartbeat")
-        policy: dict[str, Any] = {
+        policy = {
             "account": account_of,
             "lease": timedelta(seconds=self.lease),
             "heartbeat": None if heartbeat is None else timedelta(seconds=heartbeat),
@@ -267,7 +260,7 @@ class Worker:
             "park": {"transaction": False, "recovery": PARK},
         }[self.declaration]
         registry._operations.clear()  # a sweep of this process is to find the cell's own operation and no other
-        view: Any = self._handle
+        view = self._handle
         if self.kind == "async":
             view = self._handle_async
         view = idempotent(Operation(self.spec["operation"], **policy))(view)
@@ -275,10 +268,10 @@ class Worker:
             view = api_view(["POST"])(authentication_classes([])(permission_classes([])(view)))
         urls.urlpatterns[0].callback = view
 
-    async def _handle_async(self, request: HttpRequest) -> JsonResponse:
+    async def _handle_async(self, request):
         return await sync_to_async(self._handle)(request)
 
-    def _handle(self, request: HttpRequest) -> JsonResponse:
+    def _handle(self, request):
         claim = current_claim()
         assert claim is not None
         label = self.spec["key"]
@@ -295,7 +288,7 @@ class Worker:
             self.waiting.set()
             assert self.beaten.wait(PATIENCE), "no heartbeat"
 
-        def pay() -> Any:
+        def pay():
             return self._pay(str(claim.derive_key("payout")), label, valid_until)
 
         if self.spec["provider"] is None:
@@ -308,9 +301,9 @@ class Worker:
             raise HandlerError
         return JsonResponse({"attempt": claim.attempt, "payout": payout}, status=201)
 
-    def _pay(self, key: str, label: str, valid_until: float) -> int:
+    def _pay(self, key, label, valid_until):
         with closing(HTTPConnection(urlsplit(self.spec["provider"]).netloc, timeout=PATIENCE)) as provider:
-            body: dict[str, Any] = {"label": label, "amount": AMOUNT}
+            body = {"label": label, "amount": AMOUNT}
             if self.declaration == "ask" and not self.spec.get("without_deadline"):
                 body["valid_until"] = valid_until
             provider.request("POST", "/payouts", json.dumps(body), {"Idempotency-Key": key})
@@ -322,7 +315,7 @@ class Worker:
             raise HandlerError(paid)
         return int(paid["id"])
 
-    def _find_out(self, record: Any) -> Completed | NotExecuted:
+    def _find_out(self, record):
         effect = find(self.spec["provider"], str(record.derive_key("payout")), timeout=PATIENCE)
         faults.fault_point["reconciler.asked"]()
         if effect is None:
@@ -331,9 +324,9 @@ class Worker:
 
     # Jobs
 
-    def request(self) -> dict[str, Any]:
+    def request(self):
         is_async = self.kind == "async"
-        client: Any = (AsyncClient if is_async else Client)(raise_request_exception=False)
+        client = (AsyncClient if is_async else Client)(raise_request_exception=False)
         post = async_to_sync(client.post) if is_async else client.post
         answer = post(
             "/operate/",
@@ -349,9 +342,9 @@ class Worker:
             "replayed": "Idempotency-Replayed" in answer.headers,
         }
 
-    def storm(self) -> dict[str, Any]:
+    def storm(self):
         """One operation after the other, each retried until its outcome is known, until told to stop."""
-        unconfirmed: list[str] = []
+        unconfirmed = []
         self._watch_commits(unconfirmed)
         for number in count():
             if self.channel.has_something():
@@ -364,13 +357,13 @@ class Worker:
             )  # fmt: skip
         raise AssertionError
 
-    def redeliver(self) -> dict[str, Any]:
+    def redeliver(self):
         """Every operation of a storm's client once more."""
         for number in range(self.spec["operations"]):
             self._ask_until_known(number)
         return {"redelivered": self.spec["operations"]}
 
-    def _ask_until_known(self, number: int) -> tuple[dict[str, Any], int]:
+    def _ask_until_known(self, number):
         """One operation's outcome, or the answer that nobody knows it, and after how many requests."""
         self.spec["key"] = f"{self.spec['prefix']}-{number}"
         for asked in count(1):
@@ -381,10 +374,10 @@ class Worker:
             close_old_connections()  # what a server does between requests, and Django's test client does not
         raise AssertionError
 
-    def _watch_commits(self, unconfirmed: list[str]) -> None:
+    def _watch_commits(self, unconfirmed):
         """Note every COMMIT of an outcome whose answer did not come."""
 
-        def watched(commit: Callable[[], Any]) -> Any:
+        def watched(commit):
             try:
                 return commit()
             except Exception:  # whatever kept the answer from coming; it is raised on
@@ -395,23 +388,23 @@ class Worker:
 
         self._commit_outcomes_by(watched)
 
-    def sweep(self) -> dict[str, Any]:
+    def sweep(self):
         return {"swept": recover_once().as_dict()}
 
-    def publish(self) -> dict[str, Any]:
+    def publish(self):
         with transaction.atomic():
             for number in range(2):
                 publish(self.spec["provider"], number, sender=f"{__name__}.deliver")
         return {}
 
-    def relay(self) -> dict[str, Any]:
+    def relay(self):
         return {"relayed": relay_once().sent}
 
-    def purge(self) -> dict[str, Any]:
+    def purge(self):
         return {"purged": purge.purge_once(include_parked=False).deleted}
 
 
-def deliver(message: OutboxMessage) -> None:
+def deliver(message):
     """Hand a message of the outbox to a provider that deduplicates."""
     with closing(HTTPConnection(urlsplit(message.topic).netloc, timeout=PATIENCE)) as provider:
         body = json.dumps({"label": message.topic, "amount": AMOUNT})
@@ -419,9 +412,9 @@ def deliver(message: OutboxMessage) -> None:
         provider.getresponse().read()
 
 
-def account_of(request: HttpRequest) -> str | None:
+def account_of(request):
     return request.headers.get("X-Account")
 
 
-def _say_nothing(arguments: object) -> None:
+def _say_nothing(arguments):
     """A heartbeat that was broken on purpose is no news."""

@@ -1,10 +1,5 @@
 """Claims as the functions of the protocol take them, with no handler around them."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from idempotency import Operation
 from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
 from idempotency.outcome import Outcome
@@ -15,6 +10,6 @@ PAYLOAD = Payload({"amount": 1})
 OUTCOME = Outcome(201, (), "{}")
 
 
-def acquire(operation: Operation, key: str = "k", payload: Payload = PAYLOAD) -> Any:
+def acquire(operation, key="k", payload=PAYLOAD):
     """The claim that account 1 is given for its key, or the recorded outcome."""
     return acquisition.acquire(ClaimRequest(operation.policy, Scope("1", operation.name, key), payload))

@@ -1,9 +1,5 @@
 """What each test of the database begins with, and how the database isolates what it does."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
 from idempotency.protocol import faults
@@ -12,7 +8,7 @@ from tests.outbox import broker, other_broker
 
 
 @pytest.fixture(autouse=True)
-def _empty_brokers_and_no_faults() -> Iterator[None]:
+def _empty_brokers_and_no_faults():
     broker.reset()
     other_broker.reset()
     yield
@@ -20,7 +16,7 @@ def _empty_brokers_and_no_faults() -> Iterator[None]:
 
 
 @pytest.fixture
-def repeatable_read() -> Iterator[None]:
+def repeatable_read():
     set_level = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL "
     execute(set_level + "REPEATABLE READ")
     yield

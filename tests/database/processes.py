@@ -1,18 +1,15 @@
 """Processes of their own on the test's database, which know nothing but Django's settings and no URLconf."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.db import connection
 
 
-def environment() -> dict[str, str]:
+def environment():
     """The environment in which the settings name the database of the tests, and not the one beside it."""
     name = str(connection.settings_dict["NAME"])
     if connection.vendor == "sqlite":
@@ -22,7 +19,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": os.environ["DJANGO_SETTINGS_MODULE"]}
 
 
-def start(script: str, *arguments: str, **more: Any) -> subprocess.Popen[str]:
+def start(script, *arguments, **more):
     return subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
         cwd=settings.BASE_DIR,

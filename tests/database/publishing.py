@@ -1,11 +1,5 @@
 """Operations that publish, and what the tests of ``publish`` do with them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-from uuid import UUID
-
 from django.db import transaction
 
 from idempotency import Operation, claim
@@ -24,7 +18,7 @@ class CutOff(BaseException):
     """Stands for the end of the process: nothing handles it, and the claim stays as it is."""
 
 
-def run(operation: Operation, block: Callable[[], object], *, key: str = "k", cut_off: bool = False) -> None:
+def run(operation, block, *, key="k", cut_off=False):
     """One attempt. If it is cut off, its claim is abandoned and the next attempt may take it over at once."""
     try:
         with claim(operation, account_id="alice", key=key) as attempt:
@@ -36,11 +30,11 @@ def run(operation: Operation, block: Callable[[], object], *, key: str = "k", cu
         IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
 
 
-def send(topic: str = "orders.placed", payload: object = None, **options: Any) -> OutboxMessage:
+def send(topic="orders.placed", payload=None, **options):
     """Publish in a transaction of its own, as an operation outside of one has to."""
     with transaction.atomic():
         return publish(topic, payload, **{"sender": SENDER, **options})
 
 
-def ids() -> list[UUID]:
+def ids():
     return list(OutboxMessage.objects.order_by("pk").values_list("message_id", flat=True))

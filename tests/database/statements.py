@@ -1,11 +1,7 @@
 """What happens just before a statement, its plan, and how much of a table it reads, as PostgreSQL itself says."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
@@ -27,27 +23,27 @@ FROM generate_series(1, %s) AS number
 """
 
 
-def execute(statement: str, *parameters: Any) -> None:
+def execute(statement, *parameters):
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
 
 
-def fill(count: int) -> None:
+def fill(count):
     """Add completed records, and let the planner know."""
     execute(COMPLETED, count)
     execute("ANALYZE idempotency_record")
 
 
-def fill_outbox(count: int, ordering_key: str = "") -> None:
+def fill_outbox(count, ordering_key=""):
     """Add messages that were sent an hour ago."""
     execute(SENT, ordering_key, count)
 
 
 @contextmanager
-def before_statement(containing: str, call: Callable[[], object]) -> Iterator[None]:
+def before_statement(containing, call):
     """Call ``call`` each time that this connection is about to execute a statement that contains ``containing``."""
 
-    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    def wrapper(execute, sql, params, many, context):
         if containing in sql:
             call()
         return execute(sql, params, many, context)
@@ -57,11 +53,11 @@ def before_statement(containing: str, call: Callable[[], object]) -> Iterator[No
 
 
 @contextmanager
-def explaining(containing: str) -> Iterator[list[str]]:
+def explaining(containing):
     """The plans of those statements of the block that contain ``containing``. The planner is told of all rows first."""
-    plans: list[str] = []
+    plans = []
 
-    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    def wrapper(execute, sql, params, many, context):
         if containing in sql:
             with connection.cursor() as cursor:
                 cursor.cursor.execute(f"EXPLAIN {sql}", params)
@@ -73,7 +69,7 @@ def explaining(containing: str) -> Iterator[list[str]]:
         yield plans
 
 
-def most_rows_read(call: Callable[[], Any]) -> int:
+def most_rows_read(call):
     """The most rows that any one step of any statement of ``call`` on records looked at.
 
     Without PostgreSQL's catalogs: how many rows they have is up to the database, and not to the records.
@@ -90,12 +86,12 @@ def most_rows_read(call: Callable[[], Any]) -> int:
     return max(_rows(node) for node in nodes if not node.get("Relation Name", "").startswith("pg_"))
 
 
-def relations_read(statement: str) -> set[str]:
+def relations_read(statement):
     """The tables and partitions in which a statement looks for rows."""
     return {node["Relation Name"] for node in _plan(statement) if node["Node Type"].endswith("Scan")}
 
 
-def _plan(statement: str) -> Iterator[dict[str, Any]]:
+def _plan(statement):
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
         (found,) = cursor.fetchone()
@@ -103,12 +99,12 @@ def _plan(statement: str) -> Iterator[dict[str, Any]]:
     yield from _walk((json.loads(found) if isinstance(found, str) else found)[0]["Plan"])
 
 
-def _walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _walk(node):
     yield node
     for child in node.get("Plans", ()):
         yield from _walk(child)
 
 
-def _rows(node: dict[str, Any]) -> int:
+def _rows(node):
     removed = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
     return round((node["Actual Rows"] + removed) * node["Actual Loops"])

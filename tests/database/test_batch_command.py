@@ -6,10 +6,8 @@ import itertools
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -41,7 +39,7 @@ class Eaten(BatchResult):
     count: int = 0
 
     @property
-    def touched(self) -> int:
+    def touched(self):
         return self.count
 
 
@@ -56,20 +54,20 @@ class Eat(BatchCommand[Eaten]):
     refused = "What was eaten stays eaten."
     exit_code = 7
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.apples = 0
-        self.worms: list[str] = []
+        self.worms = []
         self.batches = 0
         #: Called in each batch with its number.
-        self.disturb: Callable[[int], object] = lambda number: None
+        self.disturb = lambda number: None
 
-    def works(self) -> Iterator[Work[Eaten]]:
-        left: Any = SimpleNamespace(count=lambda: self.apples, exists=lambda: self.apples > 0)
+    def works(self):
+        left = SimpleNamespace(count=lambda: self.apples, exists=lambda: self.apples > 0)
         yield Work("Eating", self._eat(), left, lambda eaten: f"Eaten {eaten.count}.")
 
-    def _eat(self) -> Iterator[Eaten]:
-        def take(before: Eaten | None) -> Eaten:
+    def _eat(self):
+        def take(before):
             self.batches += 1
             self.disturb(self.batches)
             eaten = min(self.apples, self.batch_size)
@@ -78,19 +76,19 @@ class Eat(BatchCommand[Eaten]):
 
         return in_batches(take)
 
-    def complaints(self, result: Eaten) -> Mapping[str, str]:
+    def complaints(self, result):
         return {**super().complaints(result), **{worm: f"Worm {worm}." for worm in self.worms}}
 
-    def count(self) -> None:
+    def count(self):
         self.write(f"{self.apples} apples.")
 
 
 @pytest.fixture
-def eat() -> Eat:
+def eat():
     return Eat()
 
 
-def run(command: Eat, apples: int = 0, **options: Any) -> tuple[int, list[str], list[str]]:
+def run(command, apples=0, **options):
     command.apples += apples
     return run_command(command, **options)
 
@@ -98,18 +96,18 @@ def run(command: Eat, apples: int = 0, **options: Any) -> tuple[int, list[str], 
 # Reports
 
 
-def test_it_takes_batches_until_nothing_is_due_and_reports_once(eat: Eat) -> None:
+def test_it_takes_batches_until_nothing_is_due_and_reports_once(eat):
     assert run(eat, 5) == (0, ["Eaten 5."], [])
     assert eat.batches == 3
     assert run(eat) == (0, ["Eaten 0."], [])
 
 
-def test_a_dry_run_counts(eat: Eat) -> None:
+def test_a_dry_run_counts(eat):
     assert run(eat, 5, dry_run=True) == (0, ["5 apples."], [])
     assert eat.batches == 0
 
 
-def test_a_verbose_run_and_a_long_one_report_their_batches(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verbose_run_and_a_long_one_report_their_batches(eat, monkeypatch):
     lines = ["So far: Eaten 2.", "So far: Eaten 3.", "Eaten 3."]
     assert run(eat, 3, verbosity=2)[1] == lines
     assert run(eat, 3)[1] == lines[-1:]
@@ -118,7 +116,7 @@ def test_a_verbose_run_and_a_long_one_report_their_batches(eat: Eat, monkeypatch
     assert run(eat, 3, verbosity=0) == (0, [], [])
 
 
-def test_a_terminal_sees_a_bar_until_the_run_has_ended(eat: Eat) -> None:
+def test_a_terminal_sees_a_bar_until_the_run_has_ended(eat):
     terminal, quiet = Terminal(), Terminal()
     assert run(eat, 3, stderr=terminal)[1] == ["Eaten 3."]
     assert "Eating" in terminal.getvalue()
@@ -127,7 +125,7 @@ def test_a_terminal_sees_a_bar_until_the_run_has_ended(eat: Eat) -> None:
     assert quiet.getvalue() == ""
 
 
-def test_without_rich_a_terminal_sees_lines(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rich_a_terminal_sees_lines(eat, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich", None)
     terminal = Terminal()
     assert run(eat, 1, stderr=terminal, verbosity=2)[1] == ["So far: Eaten 1.", "Eaten 1."]
@@ -137,13 +135,13 @@ def test_without_rich_a_terminal_sees_lines(eat: Eat, monkeypatch: pytest.Monkey
 # Exit codes
 
 
-def test_a_run_stops_after_its_last_batch_and_tells_that_work_may_be_left(eat: Eat) -> None:
+def test_a_run_stops_after_its_last_batch_and_tells_that_work_may_be_left(eat):
     assert run(eat, 5, max_batches=2) == (3, ["Eaten 4.", "Stopped by --max-batches 2. More is due."], [])
     assert run(eat, 4, max_batches=1, verbosity=0) == (3, [], [])
     assert run(eat, max_batches=2) == (0, ["Eaten 3."], []), "it ended with its last batch"
 
 
-def test_what_was_not_right_has_an_exit_code_of_its_own_and_is_never_silenced(eat: Eat) -> None:
+def test_what_was_not_right_has_an_exit_code_of_its_own_and_is_never_silenced(eat):
     eat.worms = ["a", "b"]
     assert run(eat, 1) == (7, ["Eaten 1."], ["Worm a.", "Worm b."])
     assert run(eat, 1, verbosity=0) == (7, [], ["Worm a.", "Worm b."])
@@ -164,7 +162,7 @@ CALLS = {
 
 @pytest.mark.failure_29
 @pytest.mark.parametrize("name", CALLS)
-def test_a_database_that_refuses_is_an_error_with_its_own_code(name: str) -> None:
+def test_a_database_that_refuses_is_an_error_with_its_own_code(name):
     arguments, consequence = CALLS[name]
     refuse = Mock(side_effect=OperationalError("the disk is full\n"))
     with connection.execute_wrapper(refuse), pytest.raises(CommandError) as refused:
@@ -175,14 +173,14 @@ def test_a_database_that_refuses_is_an_error_with_its_own_code(name: str) -> Non
 
 @pytest.mark.parametrize("database", ["nowhere", ""])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_database_that_is_not_there_is_named(name: str, database: str) -> None:
+def test_a_database_that_is_not_there_is_named(name, database):
     with pytest.raises(CommandError, match=f"--database: there is no database '{database}'") as refused:
         run_command(name, *CALLS[name][0], database=database)
     assert refused.value.returncode == 2
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_reads_and_bounds_its_batches(name: str) -> None:
+def test_each_command_reads_and_bounds_its_batches(name):
     command, largest = COMMANDS[name]
     parsed = command().create_parser("manage.py", name).parse_args(["--batch-size", "7", "--max-batches", "8"])
     assert (parsed.batch_size, parsed.max_batches) == (7, 8)
@@ -204,28 +202,28 @@ def test_each_command_reads_and_bounds_its_batches(name: str) -> None:
     ],
     ids=str,
 )
-def test_a_wrong_argument_is_named_and_nothing_is_done(eat: Eat, options: dict[str, Any], message: str) -> None:
+def test_a_wrong_argument_is_named_and_nothing_is_done(eat, options, message):
     with pytest.raises(CommandError, match=message) as refused:
         run(eat, 1, **options)
     assert (refused.value.returncode, eat.apples) == (2, 1)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_lists_the_exit_codes(name: str) -> None:
+def test_the_help_lists_the_exit_codes(name):
     text = COMMANDS[name][0]().create_parser("manage.py", name).format_help()
     assert "exit codes:\n  0    every" in text
     assert "130  interrupted, 143 terminated" in text
 
 
 @pytest.mark.parametrize("name", WATCHING)
-def test_a_watch_has_a_default_pause(name: str) -> None:
+def test_a_watch_has_a_default_pause(name):
     command, _ = COMMANDS[name]
     parse = command().create_parser("manage.py", name).parse_args
     pauses = [parse(arguments).watch for arguments in (["--watch"], ["--watch", "2.5"], [])]
     assert pauses == [command.default_watch, 2.5, None]
 
 
-def test_the_purge_has_no_watch() -> None:
+def test_the_purge_has_no_watch():
     with pytest.raises(CommandError, match="unrecognized arguments: --watch"):
         call_command("purge_idempotency", "--watch")
 
@@ -233,12 +231,12 @@ def test_the_purge_has_no_watch() -> None:
 # Signals
 
 
-def raise_in(batch: int, signum: signal.Signals) -> Callable[[int], object]:
+def raise_in(batch, signum):
     return lambda number: signal.raise_signal(signum) if number == batch else None
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run_after_the_batch_in_hand(eat: Eat, signum: signal.Signals, code: int) -> None:
+def test_a_signal_ends_the_run_after_the_batch_in_hand(eat, signum, code):
     handlers = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
     eat.disturb = raise_in(2, signum)
     with pytest.raises(CommandError, match=rf"Stopped by {signum.name}\. More is due") as stopped:
@@ -247,14 +245,14 @@ def test_a_signal_ends_the_run_after_the_batch_in_hand(eat: Eat, signum: signal.
     assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == handlers
 
 
-def test_a_signal_in_the_last_batch_comes_too_late_to_matter(eat: Eat) -> None:
+def test_a_signal_in_the_last_batch_comes_too_late_to_matter(eat):
     eat.disturb = raise_in(2, signal.SIGTERM)
     assert run(eat, 3)[0] == 0
     assert eat.apples == 0
 
 
 @pytest.fixture
-def _handlers_stay() -> Iterator[None]:
+def _handlers_stay():
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     yield
     for signum, handler in before.items():
@@ -262,7 +260,7 @@ def _handlers_stay() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_handlers_stay")
-def test_a_second_signal_has_its_usual_effect(eat: Eat) -> None:
+def test_a_second_signal_has_its_usual_effect(eat):
     # A test that runs in a process of its own may have been told to ignore a Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     eat.disturb = lambda number: [signal.raise_signal(signal.SIGINT) for _ in range(2)]
@@ -272,7 +270,7 @@ def test_a_second_signal_has_its_usual_effect(eat: Eat) -> None:
 
 
 @pytest.mark.usefixtures("_handlers_stay")
-def test_a_handler_from_outside_of_python_is_put_back_as_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_from_outside_of_python_is_put_back_as_the_default(monkeypatch):
     install = signal.signal
     monkeypatch.setattr(signal, "signal", lambda signum, handler: install(signum, handler) and None)
     with running.Stop():
@@ -280,16 +278,16 @@ def test_a_handler_from_outside_of_python_is_put_back_as_the_default(monkeypatch
     assert {signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)} == {signal.SIG_DFL}
 
 
-def test_it_runs_in_a_thread_where_no_signal_can_be_handled(eat: Eat) -> None:
+def test_it_runs_in_a_thread_where_no_signal_can_be_handled(eat):
     assert elsewhere(lambda: run(eat, 3)) == (0, ["Eaten 3."], [])
 
 
 # Again and again
 
 
-def test_it_watches_until_it_is_told_to_stop(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_watches_until_it_is_told_to_stop(eat, monkeypatch):
     """What falls due later, silence where nothing does, and what is not right, which is news once."""
-    happens: dict[int, Callable[[], object]] = {
+    happens = {
         2: lambda: vars(eat).update(apples=3, worms=["a"]),
         4: lambda: vars(eat).update(worms=["a", "b"]),
         6: lambda: vars(eat).update(worms=[]),
@@ -304,10 +302,10 @@ def test_it_watches_until_it_is_told_to_stop(eat: Eat, monkeypatch: pytest.Monke
     assert run(eat, 1, watch=1.5) == (0, ["Eaten 1.", "Eaten 3."], ["Worm a.", "Worm a.", "Worm b."])
 
 
-def test_a_pause_is_slept_in_slices_so_that_a_signal_ends_it(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_is_slept_in_slices_so_that_a_signal_ends_it(eat, monkeypatch):
     clock = 0.0
 
-    def sleep(seconds: float) -> None:
+    def sleep(seconds):
         nonlocal clock
         assert 0 < seconds <= running.SLICE
         clock += seconds
@@ -321,14 +319,14 @@ def test_a_pause_is_slept_in_slices_so_that_a_signal_ends_it(eat: Eat, monkeypat
     assert clock == pytest.approx(15, abs=2 * running.SLICE)
 
 
-def test_a_verbose_watch_tells_of_each_run(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verbose_watch_tells_of_each_run(eat, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
     assert run(eat, watch=1.0, verbosity=2)[1][-1] == "Eaten 0."
     assert run(eat, watch=1.0)[1] == []
     assert run(eat, 1, watch=1.0, verbosity=0)[1] == []
 
 
-def test_a_watch_outlives_a_database_that_refuses_for_a_while(eat: Eat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_outlives_a_database_that_refuses_for_a_while(eat, monkeypatch):
     eat.disturb = Mock(side_effect=[OperationalError("terminating connection"), None])
     monkeypatch.setattr(time, "sleep", lambda seconds: eat.apples or signal.raise_signal(signal.SIGTERM))
     close = Mock()

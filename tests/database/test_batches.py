@@ -48,11 +48,11 @@ class Work:
     changes: str = "DELETE"
     rows: Any = IdempotencyRecord.objects
 
-    def take(self, batch_size: int) -> BatchResult:
+    def take(self, batch_size):
         return next(self.batches(batch_size=batch_size))
 
 
-def pks(rows: Any) -> Callable[[], set[int]]:
+def pks(rows):
     return lambda: {*rows.values_list("pk", flat=True)}
 
 
@@ -97,7 +97,7 @@ every_kind_that_skips = pytest.mark.parametrize("work", [*KINDS.values()][:-1], 
 
 
 @every_kind
-def test_a_batch_has_bounds(work: Work) -> None:
+def test_a_batch_has_bounds(work):
     for size in (0, -1, work.largest + 1):
         with pytest.raises(ValueError, match=f"batch_size must be between 1 and {work.largest}"):
             work.take(size)
@@ -105,7 +105,7 @@ def test_a_batch_has_bounds(work: Work) -> None:
 
 @every_kind
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_batches_go_on_until_nothing_is_due(work: Work, count: int) -> None:
+def test_batches_go_on_until_nothing_is_due(work, count):
     work.make_due(count)
     touched = [batch.touched for batch in work.batches(batch_size=3)]
     assert [some for some in touched if some] == [3] * (count // 3) + [count % 3] * (count % 3 > 0)
@@ -113,7 +113,7 @@ def test_batches_go_on_until_nothing_is_due(work: Work, count: int) -> None:
 
 
 @every_kind
-def test_a_large_batch_fits_the_database(work: Work) -> None:
+def test_a_large_batch_fits_the_database(work):
     """A database takes a bounded number of parameters in a statement."""
     count = min(work.largest, 1_001)
     work.make_due(count)
@@ -121,7 +121,7 @@ def test_a_large_batch_fits_the_database(work: Work) -> None:
 
 
 @every_kind
-def test_a_batch_is_refused_inside_a_transaction(work: Work) -> None:
+def test_a_batch_is_refused_inside_a_transaction(work):
     """It would be neither committed nor bounded by itself."""
     work.make_due(1)
     with transaction.atomic(), pytest.raises(RuntimeError, match="durable"):
@@ -130,7 +130,7 @@ def test_a_batch_is_refused_inside_a_transaction(work: Work) -> None:
 
 
 @every_kind
-def test_each_batch_is_a_transaction_of_its_own(work: Work) -> None:
+def test_each_batch_is_a_transaction_of_its_own(work):
     work.make_due(5)
     batches = work.batches(batch_size=2)
     next(batches)
@@ -144,7 +144,7 @@ every_purge = pytest.mark.parametrize("work", [PURGE, PURGE_BODIES], ids=["purge
 
 
 @every_purge
-def test_a_batch_takes_the_oldest(work: Work) -> None:
+def test_a_batch_takes_the_oldest(work):
     newest = work.make_due(5)
     work.make_due(5, **({"expires": -2 * HOUR} if work is PURGE else {"due": 2 * HOUR}))
     batch = work.take(4)
@@ -155,7 +155,7 @@ def test_a_batch_takes_the_oldest(work: Work) -> None:
 @pytest.mark.failure_9
 @pytest.mark.failure_30
 @every_kind_that_skips
-def test_batches_of_several_at_once_share_the_work(work: Work) -> None:
+def test_batches_of_several_at_once_share_the_work(work):
     kept = make_records(20, expires=HOUR)
     kept += make_records(20, Status.IN_PROGRESS, lease=-HOUR, expires=HOUR, operation="tests.batches.unknown")
     work.make_due(150)
@@ -168,10 +168,10 @@ def test_batches_of_several_at_once_share_the_work(work: Work) -> None:
 
 @pytest.mark.failure_30
 @every_purge
-def test_a_record_that_is_claimed_anew_between_finding_and_changing_stays(work: Work) -> None:
+def test_a_record_that_is_claimed_anew_between_finding_and_changing_stays(work):
     revived, *_ = work.make_due(3)
 
-    def claim_anew() -> None:
+    def claim_anew():
         IdempotencyRecord.objects.filter(pk=revived).update(status=Status.IN_PROGRESS)
 
     with before_statement(work.changes, claim_anew):
@@ -185,7 +185,7 @@ def test_a_record_that_is_claimed_anew_between_finding_and_changing_stays(work: 
 @pytest.mark.failure_30
 @pytest.mark.parametrize("vendor", [PostgreSQLStore, Store], ids=["postgresql", "portable"])
 @every_kind_that_skips
-def test_a_row_that_is_locked_is_passed_over(work: Work, vendor: type[Store], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_is_locked_is_passed_over(work, vendor, monkeypatch):
     """As by a claim that starts the record over. MySQL and MariaDB run the portable statement, as here."""
     locked, *_ = work.make_due(3)
     monkeypatch.setattr(batches, "store_for", lambda using: vendor(connections[using]))
@@ -197,12 +197,10 @@ def test_a_row_that_is_locked_is_passed_over(work: Work, vendor: type[Store], mo
 
 
 @every_purge
-def test_a_batch_that_is_cut_off_before_its_commit_has_changed_nothing(
-    work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_is_cut_off_before_its_commit_has_changed_nothing(work, monkeypatch):
     due = work.make_due(3)
 
-    def die() -> None:
+    def die():
         raise SystemExit
 
     with monkeypatch.context() as patch:
@@ -218,12 +216,12 @@ def test_a_batch_that_is_cut_off_before_its_commit_has_changed_nothing(
 @pytest.mark.usefixtures("repeatable_read")
 @pytest.mark.parametrize("races", [1, 5], ids=["one race", "race upon race"])
 @pytest.mark.parametrize("kind", ["purge", "bodies", "sweep", "relay"])
-def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(kind: str, races: int) -> None:
+def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(kind, races):
     """It is refused under REPEATABLE READ because a row has changed since the snapshot."""
     work, rounds = KINDS[kind], []
     field = "attempts" if work is RELAY else "attempt"
 
-    def interfere() -> None:
+    def interfere():
         rounds.append(1)
         if len(rounds) <= races:
             with connection.cursor() as cursor:
@@ -250,7 +248,7 @@ def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(kind: str, races
         pytest.param(PURGE_MESSAGES, "idempotency_outbox_sent", id="messages"),
     ],
 )
-def test_a_purge_walks_its_index(work: Work, index: str) -> None:
+def test_a_purge_walks_its_index(work, index):
     fill(2_000)
     fill_outbox(2_000)
     work.make_due(10)
@@ -264,7 +262,7 @@ def test_a_purge_walks_its_index(work: Work, index: str) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.whole_table
-def test_a_purge_of_records_walks_its_index_although_the_planner_knows_nothing_of_the_table() -> None:
+def test_a_purge_of_records_walks_its_index_although_the_planner_knows_nothing_of_the_table():
     """As after an upgrade of the server. It would sort all that is due for each batch."""
     fill(20_000)
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
@@ -276,7 +274,7 @@ def test_a_purge_of_records_walks_its_index_although_the_planner_knows_nothing_o
     assert "Sort" not in plan
 
 
-def test_where_others_hold_the_first_rows_the_next_ones_are_locked() -> None:
+def test_where_others_hold_the_first_rows_the_next_ones_are_locked():
     first, *others = sorted(make_records(4, Status.COMPLETED))
     rows = IdempotencyRecord.objects.order_by("pk")
     locked = store_for("default").lock_found(rows, 2, ["pk"], lambda found: [pk for (pk,) in found if pk != first])
@@ -306,25 +304,23 @@ EARLY, LATE = (datetime(2000, 1, day, tzinfo=UTC) for day in (1, 2))
     ],
     ids=lambda result: type(result).__name__,
 )
-def test_results_add_up_and_the_later_one_says_whether_more_is_due(
-    first: BatchResult, second: BatchResult, total: BatchResult
-) -> None:
+def test_results_add_up_and_the_later_one_says_whether_more_is_due(first, second, total):
     before = repr(first)
     assert first + second == total
     assert repr(first) == before
 
 
-def test_a_batch_has_touched_what_it_has_changed() -> None:
+def test_a_batch_has_touched_what_it_has_changed():
     assert PurgeResult(3).touched == 3
     assert RelayResult(sent=1, postponed=2, dead=4, put_back=8).touched == 7
     with pytest.raises(NotImplementedError):
         _ = BatchResult().touched
 
 
-def test_batches_are_taken_one_by_one_until_one_is_exhausted_and_each_knows_the_one_before() -> None:
-    asked: list[PurgeResult | None] = []
+def test_batches_are_taken_one_by_one_until_one_is_exhausted_and_each_knows_the_one_before():
+    asked = []
 
-    def take(before: PurgeResult | None) -> PurgeResult:
+    def take(before):
         asked.append(before)
         return PurgeResult(len(asked), exhausted=len(asked) == 3)
 

@@ -1,10 +1,6 @@
 """Claims and their records: what a statement on one reads and leaves, for how long it is kept, and why it failed."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -50,7 +46,7 @@ asks = Operation(
 
 
 @pytest.mark.failure_14
-def test_a_claim_that_loses_leaves_the_connection_as_it_was() -> None:
+def test_a_claim_that_loses_leaves_the_connection_as_it_was():
     acquire(plain)
     with pytest.raises(InProgressError):
         acquire(plain)
@@ -61,15 +57,15 @@ def test_a_claim_that_loses_leaves_the_connection_as_it_was() -> None:
 class LaggingReplica:
     """Reads go to a replica, which here is none: whoever asks it finds out."""
 
-    def db_for_read(self, model: Any, **hints: Any) -> str:
+    def db_for_read(self, model, **hints):
         return "replica"
 
-    def db_for_write(self, model: Any, **hints: Any) -> str:
+    def db_for_write(self, model, **hints):
         return "default"
 
 
 @pytest.mark.failure_28
-def test_nothing_about_a_record_is_read_from_a_replica() -> None:
+def test_nothing_about_a_record_is_read_from_a_replica():
     with override_settings(DATABASE_ROUTERS=[LaggingReplica()]):
         with pytest.raises(ConnectionDoesNotExist):
             IdempotencyRecord.objects.count()
@@ -86,7 +82,7 @@ def test_nothing_about_a_record_is_read_from_a_replica() -> None:
 # What a statement reads, and what it leaves behind in a transaction that is not its own
 
 
-def take_over(owned: Ownership) -> object:
+def take_over(owned):
     IdempotencyRecord.objects.filter(pk=owned.fence.id).update(lease_expires_at=from_now(-HOUR))
     return acquisition.take_over_abandoned(parks.policy, owned.fence, store_for("default"))
 
@@ -98,7 +94,7 @@ def take_over(owned: Ownership) -> object:
     [lambda owned: ownership.record(owned, OUTCOME), ownership.release, ownership.park, renew, take_over],
     ids=["complete", "release", "park", "renew", "take over"],
 )
-def test_a_fenced_change_reads_its_own_record_and_no_other_claim(change: Callable[[Ownership], object]) -> None:
+def test_a_fenced_change_reads_its_own_record_and_no_other_claim(change):
     """Not even where the planner believes that nothing is in progress, and its index of that empty."""
     fill(2000)
     owned = acquire(parks)
@@ -108,8 +104,8 @@ def test_a_fenced_change_reads_its_own_record_and_no_other_claim(change: Callabl
 
 @pytest.mark.failure_84
 @pytest.mark.postgres
-def test_a_claim_that_is_interrupted_leaves_a_connection_that_works() -> None:
-    def interrupted() -> None:
+def test_a_claim_that_is_interrupted_leaves_a_connection_that_works():
+    def interrupted():
         with store_for("default").own_statement("A claim"):
             connection.connection.pgconn.send_query(b"SELECT 1")  # its answer is never read
             raise KeyboardInterrupt
@@ -121,7 +117,7 @@ def test_a_claim_that_is_interrupted_leaves_a_connection_that_works() -> None:
 
 
 @pytest.mark.skipif(connection.vendor == "mysql", reason="BEGIN commits there what is open")
-def test_a_claim_is_refused_in_a_transaction_that_bypassed_django() -> None:
+def test_a_claim_is_refused_in_a_transaction_that_bypassed_django():
     with connection.cursor() as cursor:
         cursor.execute("BEGIN")
         try:
@@ -133,12 +129,12 @@ def test_a_claim_is_refused_in_a_transaction_that_bypassed_django() -> None:
 
 
 @pytest.mark.postgres
-def test_an_error_in_a_transaction_is_not_taken_for_an_open_one() -> None:
+def test_an_error_in_a_transaction_is_not_taken_for_an_open_one():
     with pytest.raises(RuntimeError, match="on purpose"), store_for("default").own_transaction("A claim"):
         raise RuntimeError("on purpose")
 
 
-def bounds() -> list[str]:
+def bounds():
     names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout", "synchronous_commit")
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {', '.join(f'current_setting({name!r})' for name in names)}")
@@ -148,7 +144,7 @@ def bounds() -> list[str]:
 @pytest.mark.postgres
 @pytest.mark.failure_59
 @pytest.mark.django_db
-def test_nothing_is_left_in_force_in_the_transaction_of_a_test() -> None:
+def test_nothing_is_left_in_force_in_the_transaction_of_a_test():
     """It goes on for as long as the test does, and a pause of some seconds would end its connection."""
     before = bounds()
     for replayed in (False, True):
@@ -169,11 +165,11 @@ def test_nothing_is_left_in_force_in_the_transaction_of_a_test() -> None:
 # Retention is counted from the latest change of a record's owner or outcome
 
 
-def is_kept_for_the_whole_retention() -> bool:
+def is_kept_for_the_whole_retention():
     return timedelta(0) <= TTL - (IdempotencyRecord.objects.get().expires_at - database_now()) < MINUTE
 
 
-def test_an_outcome_is_dated_when_it_is_written_and_not_when_its_transaction_began() -> None:
+def test_an_outcome_is_dated_when_it_is_written_and_not_when_its_transaction_began():
     """On PostgreSQL ``now()`` stands still during a transaction."""
     with claim(plain, account_id="1", key="k") as run:
         run.result = 1
@@ -184,11 +180,11 @@ def test_an_outcome_is_dated_when_it_is_written_and_not_when_its_transaction_beg
     assert late + TTL <= record.expires_at
 
 
-def reconcile(owned: Ownership) -> None:
+def reconcile(owned):
     assert isinstance(acquire_or_wait(ClaimRequest(asks.policy, owned.scope, PAYLOAD)), Outcome)
 
 
-def park_and_record(owned: Ownership) -> None:
+def park_and_record(owned):
     ownership.park(owned)
     record_outcome(IdempotencyRecord.objects.get(), {"found": True}, by="ops")
 
@@ -204,7 +200,7 @@ def park_and_record(owned: Ownership) -> None:
         pytest.param(parks, HOUR, park_and_record, id="an outcome that an operator records"),
     ],
 )
-def test_retention_begins_anew_with(operation: Operation, lease: timedelta, change: Callable[[Any], object]) -> None:
+def test_retention_begins_anew_with(operation, lease, change):
     owned = acquire(operation)
     IdempotencyRecord.objects.update(expires_at=from_now(MINUTE), lease_expires_at=from_now(lease))
     change(owned)
@@ -212,7 +208,7 @@ def test_retention_begins_anew_with(operation: Operation, lease: timedelta, chan
 
 
 @pytest.mark.failure_69
-def test_a_late_outcome_is_kept_for_the_whole_retention_and_no_longer_because_somebody_looked() -> None:
+def test_a_late_outcome_is_kept_for_the_whole_retention_and_no_longer_because_somebody_looked():
     owned = acquire(plain)
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
     ownership.record(owned, OUTCOME)
@@ -224,7 +220,7 @@ def test_a_late_outcome_is_kept_for_the_whole_retention_and_no_longer_because_so
 
 
 @pytest.mark.failure_69
-def test_a_retention_that_ends_later_by_an_earlier_policy_stays() -> None:
+def test_a_retention_that_ends_later_by_an_earlier_policy_stays():
     owned = acquire(plain)
     IdempotencyRecord.objects.update(expires_at=from_now(10 * TTL))
     ownership.record(owned, OUTCOME)
@@ -234,7 +230,7 @@ def test_a_retention_that_ends_later_by_an_earlier_policy_stays() -> None:
 # Why the latest failed attempt failed is kept with the record, at no cost for those that succeed
 
 
-def fail(operation: Operation) -> None:
+def fail(operation):
     with pytest.raises(ValueError, match="no such"), claim(operation, account_id="1", key="k"):
         raise ValueError("no such customer")
 
@@ -244,13 +240,13 @@ def fail(operation: Operation) -> None:
     [(plain, Status.RECOVERABLE), (again, Status.RECOVERABLE), (parks, Status.PARKED)],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_a_failed_attempt_leaves_its_reason(operation: Operation, left: Status) -> None:
+def test_a_failed_attempt_leaves_its_reason(operation, left):
     fail(operation)
     record = IdempotencyRecord.objects.get()
     assert (record.status, record.error) == (left, "ValueError: no such customer")
 
 
-def test_a_later_attempt_keeps_it_and_a_new_request_under_the_key_does_not() -> None:
+def test_a_later_attempt_keeps_it_and_a_new_request_under_the_key_does_not():
     fail(plain)
     release_or_park(acquire(plain, payload=Payload(None)))  # no error, but a response that is not recorded
     for _ in range(2):
@@ -265,7 +261,7 @@ def test_a_later_attempt_keeps_it_and_a_new_request_under_the_key_does_not() -> 
 
 
 class UnreadableError(Exception):
-    def __str__(self) -> str:
+    def __str__(self):
         raise TypeError
 
 
@@ -278,5 +274,5 @@ class UnreadableError(Exception):
         (KeyError(), "KeyError: "),
     ],
 )
-def test_a_reason_can_be_stored_whatever_the_error_is(error: Exception, reason: str) -> None:
+def test_a_reason_can_be_stored_whatever_the_error_is(error, reason):
     assert reason_of(error) == reason

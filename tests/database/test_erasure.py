@@ -1,10 +1,7 @@
 """What an account has left is erased wherever it is, and what is under way is not."""
 
-from __future__ import annotations
-
 import logging
 import signal
-from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -26,13 +23,13 @@ from tests.records import HOUR, from_now, make_records
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def erase(**options: Any) -> tuple[int, int, dict[str, int]]:
+def erase(**options):
     """How many of alice's records and messages were erased, and what is left."""
     result, left = erase_account("alice", by="the test", **options)
     return result.records, result.messages, left
 
 
-def operate(account_id: str, key: str = "k") -> OutboxMessage:
+def operate(account_id, key="k"):
     """An operation that publishes a message, which is sent."""
     with claim("tests.erasure.order", account_id=account_id, key=key) as run:
         message = publish("orders.placed", sender=SENDER)
@@ -41,20 +38,20 @@ def operate(account_id: str, key: str = "k") -> OutboxMessage:
     return message
 
 
-def consume(message: OutboxMessage) -> None:
+def consume(message):
     """A consumer that records under the producer's account, as consumers do by default."""
     with claim("tests.erasure.mail", account_id=message.account_id, key=message.idempotency_key) as run:
         run.result = "to alice@example.test"
 
 
-def test_nothing_is_erased_if_the_caller_does_not_say_who_decides() -> None:
+def test_nothing_is_erased_if_the_caller_does_not_say_who_decides():
     make_records(1, Status.COMPLETED, account_id="alice")
     with pytest.raises(TypeError, match="must name who decides"):
         erase_account("alice", by="")
     assert IdempotencyRecord.objects.count() == 1
 
 
-def test_only_the_accounts_records_steps_and_messages_are_erased() -> None:
+def test_only_the_accounts_records_steps_and_messages_are_erased():
     for account_id in ("alice", "bob"):
         operate(account_id)
         [record] = make_records(1, account_id=account_id)
@@ -65,14 +62,14 @@ def test_only_the_accounts_records_steps_and_messages_are_erased() -> None:
         assert [*rows.values_list("account_id", flat=True)] == ["bob"] * count
 
 
-def test_what_a_consumer_recorded_under_the_account_is_erased() -> None:
+def test_what_a_consumer_recorded_under_the_account_is_erased():
     for account_id in ("alice", "bob"):
         consume(operate(account_id))
     assert erase() == (2, 1, {})
     assert set(IdempotencyRecord.objects.values_list("account_id", flat=True)) == {"bob"}
 
 
-def make_unfinished() -> None:
+def make_unfinished():
     make_records(1, Status.IN_PROGRESS, lease=HOUR, account_id="alice")
     make_records(2, Status.IN_PROGRESS, lease=-HOUR, account_id="alice")
     make_records(3, Status.PARKED, account_id="alice")
@@ -80,7 +77,7 @@ def make_unfinished() -> None:
     make_messages(5, MessageStatus.DEAD, account_id="alice")
 
 
-def test_rows_under_way_and_rows_that_wait_for_a_decision_are_left_unless_the_caller_says_so() -> None:
+def test_rows_under_way_and_rows_that_wait_for_a_decision_are_left_unless_the_caller_says_so():
     make_unfinished()
     make_records(1, account_id="alice")
     assert erase() == (1, 0, {"live": 1, "abandoned": 2, "parked": 3, "pending": 4, "dead": 5})
@@ -88,8 +85,8 @@ def test_rows_under_way_and_rows_that_wait_for_a_decision_are_left_unless_the_ca
     assert erase(include_unresolved=True) == (5, 5, {"live": 1, "pending": 4})
 
 
-def test_rows_in_a_state_of_a_newer_release_are_left_and_counted() -> None:
-    make_records(1, "sealed", account_id="alice")  # type: ignore[arg-type]
+def test_rows_in_a_state_of_a_newer_release_are_left_and_counted():
+    make_records(1, "sealed", account_id="alice")
     make_messages(2, "sealed", account_id="alice")
     left = {"unknown_records": 1, "unknown_messages": 2}
     assert erase() == (0, 0, left)
@@ -104,7 +101,7 @@ def test_rows_in_a_state_of_a_newer_release_are_left_and_counted() -> None:
     )
 
 
-def test_each_row_is_in_exactly_one_state_of_the_count() -> None:
+def test_each_row_is_in_exactly_one_state_of_the_count():
     make_unfinished()
     for status in (*Status, "sealed"):
         make_records(1, status, account_id="alice")  # no lease, not even that of a claim
@@ -114,7 +111,7 @@ def test_each_row_is_in_exactly_one_state_of_the_count() -> None:
     assert sum(counts.values()) == IdempotencyRecord.objects.count() + OutboxMessage.objects.count()
 
 
-def test_a_record_whose_message_is_still_to_be_delivered_is_left() -> None:
+def test_a_record_whose_message_is_still_to_be_delivered_is_left():
     """A relay that died before it marked a message leaves it pending and consumed; without the record it runs again."""
     message = operate("alice")
     OutboxMessage.objects.update(status=MessageStatus.PENDING)
@@ -124,7 +121,7 @@ def test_a_record_whose_message_is_still_to_be_delivered_is_left() -> None:
     assert erase()[2] == {}
 
 
-def test_batches_are_bounded_and_the_outbox_is_read_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_bounded_and_the_outbox_is_read_in_windows(monkeypatch):
     monkeypatch.setattr(backlog, "WINDOW", 3)
     make_records(7, account_id="alice")
     make_messages(7, MessageStatus.SENT, account_id="alice")
@@ -133,7 +130,7 @@ def test_batches_are_bounded_and_the_outbox_is_read_in_windows(monkeypatch: pyte
     assert found == [(3, 0, 3), (3, 0, 3), (1, 0, 1), (0, 3, 3), (0, 3, 3), (0, 1, 1)]
 
 
-def test_a_claim_that_is_taken_between_the_look_and_the_deletion_is_left() -> None:
+def test_a_claim_that_is_taken_between_the_look_and_the_deletion_is_left():
     [pk] = make_records(1, Status.RECOVERABLE, account_id="alice")
     found = find_rows("alice")
     IdempotencyRecord.objects.update(status=Status.IN_PROGRESS, lease_expires_at=from_now(HOUR))
@@ -142,14 +139,12 @@ def test_a_claim_that_is_taken_between_the_look_and_the_deletion_is_left() -> No
 
 
 @pytest.mark.parametrize("account_id", ["", None, 7])
-def test_an_account_is_a_text(account_id: Any) -> None:
+def test_an_account_is_a_text(account_id):
     with pytest.raises(ValueError, match="account_id must be a str"):
         find_rows(account_id)
 
 
-def test_the_audit_tells_of_the_erasure_and_does_not_name_the_account(
-    caplog: pytest.LogCaptureFixture, admin_user: Any
-) -> None:
+def test_the_audit_tells_of_the_erasure_and_does_not_name_the_account(caplog, admin_user):
     make_unfinished()
     parked = IdempotencyRecord.objects.filter(status=Status.PARKED).latest("pk")
     resolutions.mark_not_executed(parked, by=admin_user, reason="ticket 1")
@@ -165,11 +160,11 @@ def test_the_audit_tells_of_the_erasure_and_does_not_name_the_account(
 # The command
 
 
-def command(account_id: str = "alice", **options: Any) -> tuple[int, list[str]]:
+def command(account_id="alice", **options):
     return run_command("erase_idempotency", account_id, **options)[:2]
 
 
-def test_the_command_erases_and_says_what_is_left_and_why() -> None:
+def test_the_command_erases_and_says_what_is_left_and_why():
     operate("alice")
     assert command() == (0, ["Erased 1 record and 1 message."])
     make_unfinished()
@@ -189,7 +184,7 @@ def test_the_command_erases_and_says_what_is_left_and_why() -> None:
     ("include", "first"),
     [(False, "Would erase 1 finished, 1 sent."), (True, "Would erase 1 parked, 1 finished, 1 sent.")],
 )
-def test_a_dry_run_counts_and_erases_nothing(include: bool, first: str) -> None:
+def test_a_dry_run_counts_and_erases_nothing(include, first):
     options = {"dry_run": True, "include_unresolved": include}
     assert command(**options) == (0, ["Would erase nothing."])
     operate("alice")
@@ -199,7 +194,7 @@ def test_a_dry_run_counts_and_erases_nothing(include: bool, first: str) -> None:
     assert IdempotencyRecord.objects.count() == 2
 
 
-def test_a_signal_ends_it_after_the_batch_in_hand() -> None:
+def test_a_signal_ends_it_after_the_batch_in_hand():
     make_messages(2, MessageStatus.SENT, account_id="alice")
     with (
         before_statement("DELETE FROM", lambda: signal.raise_signal(signal.SIGTERM)),
@@ -215,7 +210,7 @@ def test_a_signal_ends_it_after_the_batch_in_hand() -> None:
     [({"account_id": ""}, "must not be empty"), ({"batch_size": 501}, "--batch-size must be between 1 and 500")],
     ids=str,
 )
-def test_wrong_arguments_are_refused(options: dict[str, Any], said: str) -> None:
+def test_wrong_arguments_are_refused(options, said):
     with pytest.raises(CommandError, match=said) as refused:
         command(**options)
     assert refused.value.returncode == running.EXIT_USAGE

@@ -1,11 +1,7 @@
 """The log of events: a line for each, whose attributes can be written as JSON, and only if ``LOGGING`` asks for it."""
 
-from __future__ import annotations
-
 import json
 import logging
-from collections.abc import Iterator
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -23,26 +19,25 @@ DEAD = {"account_id": "", "idempotency_key": "private-key", "attempt": 16, "mess
 
 
 @pytest.fixture
-def operation() -> Any:
+def operation():
     return Operation("tests.log")
 
 
-def extra(record: logging.LogRecord) -> dict[str, Any]:
+def extra(record):
     """What a JSON formatter writes of a record, as it reads it again."""
     named = {name.removeprefix("idempotency_"): value for name, value in vars(record).items() if "idempotency_" in name}
-    written: dict[str, Any] = json.loads(json.dumps(named))
-    return written
+    return json.loads(json.dumps(named))
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+def lines(caplog):
     caplog.set_level(logging.INFO, log.EVENTS)
     log.connect_if_named()
     with caplog.filtering(log.ClaimFilter()):
         yield caplog
 
 
-def test_each_event_is_one_line_without_account_and_key(lines: pytest.LogCaptureFixture, operation: Operation) -> None:
+def test_each_event_is_one_line_without_account_and_key(lines, operation):
     signals.send(signals.claimed, operation, SCOPE, 2)
     signals.send(signals.recovered, operation, SCOPE, 2, status="parked")
     signals.send(signals.recovered, None, SCOPE, 2, status="completed")
@@ -60,9 +55,7 @@ def test_each_event_is_one_line_without_account_and_key(lines: pytest.LogCapture
     assert "private" not in str([vars(line) for line in lines.records])
 
 
-def test_a_line_within_another_claim_keeps_its_own_operation(
-    lines: pytest.LogCaptureFixture, operation: Operation, db: None
-) -> None:
+def test_a_line_within_another_claim_keeps_its_own_operation(lines, operation, db):
     with claim("tests.log.outer", account_id="1", key="k") as run:
         signals.send(signals.replayed, operation, SCOPE, 2)
         run.result = None
@@ -70,9 +63,7 @@ def test_a_line_within_another_claim_keeps_its_own_operation(
     assert extra(replayed) == {"event": "replayed", **OF}
 
 
-def test_nothing_is_logged_below_its_level_nor_connected_without_one(
-    caplog: pytest.LogCaptureFixture, operation: Operation
-) -> None:
+def test_nothing_is_logged_below_its_level_nor_connected_without_one(caplog, operation):
     assert log.logger.level == logging.NOTSET
     log.connect_if_named()
     assert not is_connected()
@@ -83,5 +74,5 @@ def test_nothing_is_logged_below_its_level_nor_connected_without_one(
     assert caplog.records == []
 
 
-def is_connected() -> bool:
+def is_connected():
     return "idempotency.events.claimed" in {key[0] for key, *_ in signals.claimed.receivers}

@@ -4,11 +4,6 @@ A database that crashes can lose a claim that waited for no disk, and give its i
 claimant that survived the crash then has everything of that claim but the scope or the payload.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from django.db import transaction
 
@@ -18,9 +13,8 @@ from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import ownership
-from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
-from idempotency.store import Fence, store_for
+from idempotency.store import store_for
 from tests.database.claiming import OUTCOME, acquire
 from tests.records import HOUR, from_now
 
@@ -31,7 +25,7 @@ DAY = 24 * HOUR
 plain = Operation("tests.fence.plain")
 
 #: In what the claim differs that has the id and the attempt of the lost one.
-OTHERS: dict[str, dict[str, Any]] = {
+OTHERS = {
     "account": {"account_id": "2"},
     "operation": {"operation": "tests.fence.other"},
     "key": {"idempotency_key": "other"},
@@ -41,7 +35,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-def complete(owned: Ownership) -> bool:
+def complete(owned):
     try:
         ownership.record(owned, OUTCOME)
     except LeaseLostError:
@@ -49,7 +43,7 @@ def complete(owned: Ownership) -> bool:
     return True
 
 
-CHANGES: dict[str, Callable[[Ownership], bool]] = {
+CHANGES = {
     "complete": complete,
     "release": ownership.release,
     "park": ownership.park,
@@ -58,7 +52,7 @@ CHANGES: dict[str, Callable[[Ownership], bool]] = {
 }
 
 
-def row() -> dict[str, Any]:
+def row():
     return IdempotencyRecord.objects.values().get()
 
 
@@ -66,9 +60,7 @@ def row() -> dict[str, Any]:
 @pytest.mark.failure_8
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_an_owner_changes_no_claim_that_differs_in_one_part(
-    change: Callable[[Ownership], bool], other: dict[str, Any]
-) -> None:
+def test_an_owner_changes_no_claim_that_differs_in_one_part(change, other):
     late = acquire(plain)
     IdempotencyRecord.objects.update(**other)
     before = row()
@@ -77,7 +69,7 @@ def test_an_owner_changes_no_claim_that_differs_in_one_part(
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_an_owner_changes_nothing_after_the_end_of_its_attempt(change: Callable[[Ownership], bool]) -> None:
+def test_an_owner_changes_nothing_after_the_end_of_its_attempt(change):
     owner = acquire(plain)
     assert complete(owner)
     before = row()
@@ -87,14 +79,14 @@ def test_an_owner_changes_nothing_after_the_end_of_its_attempt(change: Callable[
 
 # Who has read a record, and answers a request by a change of it
 
-ANSWERS: dict[str, Callable[[Fence], bool]] = {
+ANSWERS = {
     "take over": lambda seen: store_for("default").take_over(seen, lease=HOUR, ttl=DAY),
     "start over": lambda seen: store_for("default").start_over(seen, "v1:1", lease=HOUR, ttl=DAY),
     "park": lambda seen: store_for("default").park_abandoned(seen),
 }
 
 
-def read_when_abandoned(owned: Ownership) -> Fence:
+def read_when_abandoned(owned):
     """The record as a request reads it after the lease, and after the retention."""
     IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR), expires_at=from_now(-HOUR))
     seen = store_for("default").read(owned.scope)
@@ -104,9 +96,7 @@ def read_when_abandoned(owned: Ownership) -> Fence:
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_a_request_changes_only_the_claim_that_it_has_read(
-    answer: Callable[[Fence], bool], other: dict[str, Any]
-) -> None:
+def test_a_request_changes_only_the_claim_that_it_has_read(answer, other):
     owned = acquire(plain)
     seen = read_when_abandoned(owned)
     IdempotencyRecord.objects.update(**other)
@@ -117,9 +107,7 @@ def test_a_request_changes_only_the_claim_that_it_has_read(
 
 @pytest.mark.parametrize("settle", [renew, complete])
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_a_request_changes_no_claim_whose_owner_was_only_late(
-    answer: Callable[[Fence], bool], settle: Callable[[Ownership], bool]
-) -> None:
+def test_a_request_changes_no_claim_whose_owner_was_only_late(answer, settle):
     owned = acquire(plain)
     seen = read_when_abandoned(owned)
     assert settle(owned)
@@ -129,13 +117,13 @@ def test_a_request_changes_no_claim_whose_owner_was_only_late(
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_one_of_two_that_have_read_the_same_claim_gets_it(answer: Callable[[Fence], bool]) -> None:
+def test_one_of_two_that_have_read_the_same_claim_gets_it(answer):
     owned = acquire(plain)
     seen = read_when_abandoned(owned)
     assert [answer(seen) for _ in range(2)] == [True, False]
 
 
-def test_an_owner_that_was_overtaken_before_its_transaction_renews_nothing_in_it() -> None:
+def test_an_owner_that_was_overtaken_before_its_transaction_renews_nothing_in_it():
     """Where one transaction at a time can write, the lease is read there and not prolonged."""
     late = acquire(plain)
     IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
@@ -145,7 +133,7 @@ def test_an_owner_that_was_overtaken_before_its_transaction_renews_nothing_in_it
 
 
 @pytest.mark.failure_18
-def test_an_owner_changes_its_own_claim() -> None:
+def test_an_owner_changes_its_own_claim():
     """Otherwise the tests above could pass without a fence."""
     for number, change in enumerate(CHANGES.values()):
         assert change(acquire(plain, f"key-{number}"))

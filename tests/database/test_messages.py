@@ -1,10 +1,5 @@
 """How many messages an operation sends to PostgreSQL, and what they leave in the session."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 from django.contrib.auth import get_user_model
 from django.db import connection, transaction
@@ -27,31 +22,31 @@ pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture(autouse=True)
-def _account(transactional_db: None) -> None:
+def _account(transactional_db):
     get_user_model().objects.create(pk=1, username="alice")
     store_for("default")  # a process asks a database once which store is its own
 
 
-def write() -> None:
+def write():
     Transfer.objects.create(account_id=1, amount=1)
 
 
-def write_twice() -> None:
+def write_twice():
     write()
     write()
 
 
-def write_many() -> None:
+def write_many():
     with connection.cursor() as cursor:
         cursor.executemany("SELECT %s", [[1], [2]])
 
 
-def fail() -> None:
+def fail():
     write()
     raise LookupError
 
 
-def protect(handler: Callable[[], None]) -> bool:
+def protect(handler):
     try:
         with claim("tests.messages", account_id="1", key="k") as run:
             if not run.replayed:
@@ -62,14 +57,14 @@ def protect(handler: Callable[[], None]) -> bool:
     return run.replayed
 
 
-def messages(handler: Callable[[], None]) -> int:
+def messages(handler):
     sent = round_trips(lambda: protect(handler))
     assert sent is not None, "libpq can only show its messages on Linux"
     return sent
 
 
 #: The messages of a handler, with the claim and with the one that completes and commits.
-COSTS: dict[Callable[[], None], int] = {
+COSTS = {
     write: 3,
     write_twice: 4,
     # The savepoint is the first statement.
@@ -83,28 +78,26 @@ COSTS: dict[Callable[[], None], int] = {
 
 
 @pytest.mark.parametrize(("handler", "sent"), COSTS.items())
-def test_a_first_execution_sends_one_message_to_claim_and_one_to_complete_and_commit(
-    handler: Callable[[], None], sent: int
-) -> None:
+def test_a_first_execution_sends_one_message_to_claim_and_one_to_complete_and_commit(handler, sent):
     assert messages(handler) == sent
 
 
-def test_a_replay_sends_two_messages() -> None:
+def test_a_replay_sends_two_messages():
     protect(write)
     assert messages(fail) == 2
     assert protect(fail)
 
 
-def test_a_take_over_sends_one_message_more_than_a_duplicate_and_a_first_execution() -> None:
+def test_a_take_over_sends_one_message_more_than_a_duplicate_and_a_first_execution():
     protect(write)
     claim_anew(lease=-HOUR)
     assert messages(write) == 2 + 3
 
 
-def test_no_begin_is_sent_twice() -> None:
+def test_no_begin_is_sent_twice():
     """The driver's own BEGIN is kept away by an attribute that is not public. If a release of psycopg renames it, this
     fails: the server then warns of a transaction that is in progress already, and a message more is sent."""
-    warnings: list[str | None] = []
+    warnings = []
     driver = connection.connection
     driver.add_notice_handler(lambda notice: warnings.append(notice.message_primary))
     assert messages(write) == 3
@@ -112,22 +105,22 @@ def test_no_begin_is_sent_twice() -> None:
     assert (driver.autocommit, connection.get_autocommit()) == (True, True)
 
 
-def test_autocommit_is_off_in_the_handler() -> None:
+def test_autocommit_is_off_in_the_handler():
     """Otherwise Django would declare the cursors of ``iterator()`` WITH HOLD."""
-    seen: list[bool] = []
+    seen = []
     protect(lambda: write() or seen.append(connection.connection.autocommit))
     assert seen == [False]
 
 
 @pytest.fixture
-def preparing() -> Iterator[None]:
+def preparing():
     with reconnected(server_side_binding=True, prepare_threshold=0):
         connection.ensure_connection()
         yield
 
 
 @pytest.mark.usefixtures("preparing")
-def test_where_statements_are_prepared_a_duplicate_sends_one_message() -> None:
+def test_where_statements_are_prepared_a_duplicate_sends_one_message():
     protect(write)
     assert messages(fail) == 1
     assert protect(fail)
@@ -142,12 +135,12 @@ def test_where_statements_are_prepared_a_duplicate_sends_one_message() -> None:
 SCOPE = Scope("1", "tests.messages", "k")
 
 
-def insert() -> int | Row | None:
+def insert():
     return store_for("default").insert_claim(SCOPE, "v1:", lease=HOUR, ttl=HOUR, wait_for_disk=True)
 
 
 @pytest.mark.usefixtures("preparing")
-def test_one_message_claims_or_reads_whatever_happens_meanwhile() -> None:
+def test_one_message_claims_or_reads_whatever_happens_meanwhile():
     with changing_elsewhere(insert):
         assert insert() is None  # the record is too new to be read
     found = insert()
@@ -158,18 +151,18 @@ def test_one_message_claims_or_reads_whatever_happens_meanwhile() -> None:
     assert claimed == IdempotencyRecord.objects.get().pk != found.fence.id
 
 
-def test_where_the_server_binds_parameters_each_statement_is_a_message() -> None:
+def test_where_the_server_binds_parameters_each_statement_is_a_message():
     with reconnected(server_side_binding=True):
         connection.ensure_connection()
         assert messages(write) == 5
 
 
-def test_on_citus_each_statement_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_citus_each_statement_is_a_message(monkeypatch):
     monkeypatch.setattr(connection, "_idempotency_store", CitusStore(connection))
     assert messages(write) == 5
 
 
-def test_in_a_transaction_that_a_test_has_opened_nothing_is_committed() -> None:
+def test_in_a_transaction_that_a_test_has_opened_nothing_is_committed():
     with transaction.atomic():
         connection.atomic_blocks[-1]._from_testcase = True
         protect(write)
@@ -178,12 +171,12 @@ def test_in_a_transaction_that_a_test_has_opened_nothing_is_committed() -> None:
 
 
 @pytest.fixture
-def pool() -> Iterator[Any]:
+def pool():
     with pool_of_one(min_size=1) as pooled:
         yield pooled
 
 
-def test_a_pool_gets_its_session_back_as_it_was(pool: Any) -> None:
+def test_a_pool_gets_its_session_back_as_it_was(pool):
     store_for("default")
     sessions = []
     for key in ("a", "b"):
@@ -199,12 +192,12 @@ def test_a_pool_gets_its_session_back_as_it_was(pool: Any) -> None:
     assert messages(write) == 3
 
 
-def write_and_be_taken_over() -> None:
+def write_and_be_taken_over():
     write()
     IdempotencyRecord.objects.update(attempt=2)
 
 
-def test_a_setting_of_the_role_is_not_taken_for_the_note_of_an_update() -> None:
+def test_a_setting_of_the_role_is_not_taken_for_the_note_of_an_update():
     execute("SELECT set_config('idempotency.completed', 'true', false)")
     try:
         with pytest.raises(LeaseLostError):

@@ -1,13 +1,9 @@
 """Migrations after the first one only add, so that the earlier release works on the tables of the later one."""
 
-from __future__ import annotations
-
 import pytest
 from django.apps import apps
 from django.db import migrations, models
 from django.db.migrations.loader import MigrationLoader
-from django.db.migrations.operations.base import Operation
-from django.db.migrations.state import ProjectState
 from django.db.models.functions import Now
 
 #: The apps that have tables, and the one on whose model the rules are tried.
@@ -28,7 +24,7 @@ HARMLESS = (
 UNSEEN = (migrations.RunPython, migrations.RunSQL, migrations.SeparateDatabaseAndState)
 
 
-def not_additive(operation: Operation, before: ProjectState, app: str = APP) -> str | None:
+def not_additive(operation, before, app=APP):
     """Why the earlier release, which doesn't know of the operation, may fail after it. None if it can't."""
     if isinstance(operation, HARMLESS):
         return None
@@ -45,7 +41,7 @@ def not_additive(operation: Operation, before: ProjectState, app: str = APP) -> 
     return "only additions are allowed; remove what is unused one release after the code that used it"
 
 
-def test_the_tables_are_those_of_the_models() -> None:
+def test_the_tables_are_those_of_the_models():
     disk_migrations = MigrationLoader(None).disk_migrations
     unseen = [
         (key, operation.describe())
@@ -56,7 +52,7 @@ def test_the_tables_are_those_of_the_models() -> None:
     assert not unseen
 
 
-def test_each_app_has_its_tables_and_no_other() -> None:
+def test_each_app_has_its_tables_and_no_other():
     tables = {app: {model._meta.db_table for model in apps.get_app_config(app).get_models()} for app in APPS}
     assert tables == {
         "idempotency": {"idempotency_record", "idempotency_step"},
@@ -65,7 +61,7 @@ def test_each_app_has_its_tables_and_no_other() -> None:
     }
 
 
-def test_migrations_after_the_first_only_add() -> None:
+def test_migrations_after_the_first_only_add():
     loader = MigrationLoader(None)
     for key in sorted(loader.disk_migrations):
         if key[0] not in APPS or key[1] == FIRST:
@@ -82,7 +78,7 @@ def test_migrations_after_the_first_only_add() -> None:
 
 TEXT = models.CharField(max_length=16)
 
-ALLOWED: list[Operation] = [
+ALLOWED = [
     migrations.AddField("outboxmessage", "note", models.TextField(null=True)),
     migrations.AddField("outboxmessage", "made_at", models.DateTimeField(db_default=Now())),
     migrations.AlterField("outboxmessage", "status", models.CharField("state", max_length=8, default="pending")),
@@ -90,7 +86,7 @@ ALLOWED: list[Operation] = [
     migrations.CreateModel("Note", [("id", models.BigAutoField(primary_key=True))]),
     migrations.AlterModelOptions("outboxmessage", {"verbose_name": "message"}),
 ]
-REFUSED: list[Operation] = [
+REFUSED = [
     migrations.AddField("outboxmessage", "note", models.TextField(default="")),
     migrations.AlterField("outboxmessage", "status", TEXT),
     migrations.AlterField("outboxmessage", "sender", models.TextField(default="")),
@@ -106,6 +102,6 @@ REFUSED: list[Operation] = [
 
 
 @pytest.mark.parametrize("operation", [*ALLOWED, *REFUSED], ids=lambda operation: operation.describe())
-def test_what_the_earlier_release_would_stumble_over_is_no_addition(operation: Operation) -> None:
+def test_what_the_earlier_release_would_stumble_over_is_no_addition(operation):
     state = MigrationLoader(None).project_state((APP, FIRST))
     assert (not_additive(operation, state) is None) == (operation in ALLOWED)

@@ -1,11 +1,8 @@
 """What holds on databases that stand in here by their name or by the codes of their errors alone."""
 
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -39,19 +36,19 @@ mysql, portable = MySQLStore(connection), Store(connection)
     ],
     ids=lambda value: str(value.args[0]) if isinstance(value, Exception) and value.args else "",
 )
-def test_the_numbers_of_the_errors_of_mysql_have_their_meanings(error: Exception, meanings: set[str]) -> None:
+def test_the_numbers_of_the_errors_of_mysql_have_their_meanings(error, meanings):
     questions = {"is_duplicate", "lost_a_race", "timed_out_waiting", "is_busy", "commit_was_refused", "is_permanent"}
     assert {question for question in questions if getattr(mysql, question)(error)} == meanings
 
 
-def test_an_unknown_database_is_known_by_the_kinds_of_its_errors() -> None:
+def test_an_unknown_database_is_known_by_the_kinds_of_its_errors():
     assert portable.is_duplicate(IntegrityError("of any text"))
     assert portable.is_permanent(ProgrammingError("of any text"))
     assert not portable.is_busy(OperationalError("of any text"))
 
 
 @pytest.mark.django_db
-def test_a_transaction_that_can_not_be_watched_is_not_taken_for_one_that_has_ended() -> None:
+def test_a_transaction_that_can_not_be_watched_is_not_taken_for_one_that_has_ended():
     with portable.watch_transaction() as watch:
         watch.look()
     assert watch.ended is False
@@ -73,7 +70,7 @@ OTHERS = (
     ("statement", "ends"),
     [(text, True) for text in ENDINGS] + [(text, False) for text in OTHERS],
 )
-def test_mysql_s_statements_that_end_a_transaction_are_known_by_their_first_words(statement: str, ends: bool) -> None:
+def test_mysql_s_statements_that_end_a_transaction_are_known_by_their_first_words(statement, ends):
     watch = mysql.watch_transaction()
     watch(lambda *arguments: None, statement, None, False, {})
     assert watch.ended is ends
@@ -83,17 +80,17 @@ def test_mysql_s_statements_that_end_a_transaction_are_known_by_their_first_word
 @pytest.mark.parametrize(
     ("mariadb", "begins"), [(True, "SET STATEMENT innodb_lock_wait_timeout = 1 FOR "), (False, "")]
 )
-def test_mariadb_s_claims_wait_for_a_bounded_time(mariadb: bool, begins: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mariadb_s_claims_wait_for_a_bounded_time(mariadb, begins, monkeypatch):
     monkeypatch.setitem(vars(connection), "mysql_is_mariadb", mariadb)
-    sent: list[str] = []
+    sent = []
     with mysql.bounded_wait(), connection.execute_wrapper(lambda execute, sql, *rest: sent.append(sql)):
         connection.cursor().execute("INSERT")
     assert sent == [f"{begins}INSERT"]
 
 
 @pytest.mark.django_db
-def test_each_claim_and_each_change_of_one_is_bounded_on_mysql(monkeypatch: pytest.MonkeyPatch) -> None:
-    bounded: list[None] = []
+def test_each_claim_and_each_change_of_one_is_bounded_on_mysql(monkeypatch):
+    bounded = []
     monkeypatch.setattr(mysql, "bounded_wait", lambda: nullcontext(bounded.append(None)))
     scope, minute = Scope("1", "tests.bounded", "k"), timedelta(minutes=1)
     pk = mysql.insert_claim(scope, "v1:1", lease=minute, ttl=minute, wait_for_disk=True)
@@ -104,7 +101,7 @@ def test_each_claim_and_each_change_of_one_is_bounded_on_mysql(monkeypatch: pyte
 
 
 @pytest.mark.django_db
-def test_mysql_s_claim_is_committed_with_its_statement_but_in_a_test_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mysql_s_claim_is_committed_with_its_statement_but_in_a_test_case(monkeypatch):
     monkeypatch.setattr(mysql, "own_transaction", lambda what: nullcontext())
     driver = Mock()
     monkeypatch.setattr(connection, "connection", driver)
@@ -116,9 +113,7 @@ def test_mysql_s_claim_is_committed_with_its_statement_but_in_a_test_case(monkey
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(("level", "by_id"), [("read committed", True), ("repeatable read", False), (None, False)])
-def test_mysql_locks_rows_by_their_ids_unless_a_snapshot_is_older_than_the_locks(
-    level: str | None, by_id: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mysql_locks_rows_by_their_ids_unless_a_snapshot_is_older_than_the_locks(level, by_id, monkeypatch):
     monkeypatch.setattr(connection, "isolation_level", level, raising=False)
     for name in "abc":
         IdempotencyCounter.objects.create(operation=name, event="claimed")
@@ -134,8 +129,8 @@ def test_mysql_locks_rows_by_their_ids_unless_a_snapshot_is_older_than_the_locks
     ("partial", "columns"), [(True, ["status", "lease_expires_at"]), (False, ["lease_expires_at"])]
 )
 def test_an_index_of_unfinished_records_holds_no_other_column_where_it_would_hold_every_record(
-    partial: bool, columns: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    partial, columns, monkeypatch
+):
     monkeypatch.setattr(connection.features, "supports_partial_indexes", partial)
     (index,) = (one for one in IdempotencyRecord._meta.indexes if one.name == "idempotency_record_unfinished")
     statement = str(index.create_sql(IdempotencyRecord, connection.schema_editor(collect_sql=True)))
@@ -153,9 +148,7 @@ def test_an_index_of_unfinished_records_holds_no_other_column_where_it_would_hol
         ("sqlite", False, None, None),
     ],
 )
-def test_keys_are_compared_byte_for_byte_and_texts_have_any_characters(
-    vendor: str, mariadb: bool, of_keys: str | None, of_texts: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_are_compared_byte_for_byte_and_texts_have_any_characters(vendor, mariadb, of_keys, of_texts, monkeypatch):
     monkeypatch.setattr(connection, "vendor", vendor)
     monkeypatch.setattr(connection, "mysql_is_mariadb", mariadb, raising=False)
     expected = dict.fromkeys(("account_id", "operation", "idempotency_key"), of_keys)
@@ -165,10 +158,10 @@ def test_keys_are_compared_byte_for_byte_and_texts_have_any_characters(
 
 
 @pytest.mark.django_db
-def test_a_database_of_mysql_is_known_by_its_server_and_its_name() -> None:
-    asked: list[str] = []
+def test_a_database_of_mysql_is_known_by_its_server_and_its_name():
+    asked = []
 
-    def answer(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    def answer(execute, sql, params, many, context):
         asked.append(sql)
         return execute("SELECT 'db.internal', 3306, 'shop'", params, many, context)
 
@@ -179,14 +172,13 @@ def test_a_database_of_mysql_is_known_by_its_server_and_its_name() -> None:
 
 @pytest.mark.parametrize(("vendor", "limited"), [("mysql", True), ("oracle", False)])
 def test_the_driver_of_mysql_limits_the_waits_of_a_connection_that_a_thread_has_for_itself(
-    vendor: str, limited: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    vendor, limited, monkeypatch
+):
     limits = {"connect_timeout": LIMIT, "read_timeout": LIMIT, "write_timeout": LIMIT}
     monkeypatch.setattr(type(connection), "vendor", vendor)
 
-    def options() -> dict[str, Any]:
+    def options():
         open_own_connection("default", "default")
-        made: dict[str, Any] = connections["default"].settings_dict["OPTIONS"]
-        return made
+        return connections["default"].settings_dict["OPTIONS"]
 
     assert (limits.items() <= elsewhere(options).items()) is limited

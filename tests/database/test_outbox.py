@@ -1,13 +1,9 @@
 """``publish``: a message exists if and only if its transaction committed, and once however often its operation runs."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import logging
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -30,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 # If and only if the transaction commits
 
 
-def test_a_message_is_there_when_its_transaction_has_committed() -> None:
+def test_a_message_is_there_when_its_transaction_has_committed():
     message = send(payload={"id": 1}, headers={"tenant": "a"}, ordering_key="order 1")
     assert OutboxMessage.objects.values().get() == {
         **{name: getattr(message, name) for name in ("id", "message_id", "created_at", "next_try_at")},
@@ -52,13 +48,13 @@ def test_a_message_is_there_when_its_transaction_has_committed() -> None:
 
 
 @pytest.mark.failure_54
-def test_a_rolled_back_transaction_publishes_nothing() -> None:
-    def undo() -> None:
+def test_a_rolled_back_transaction_publishes_nothing():
+    def undo():
         with transaction.atomic():
             publish("orders.placed", "undone", sender=SENDER)
             transaction.set_rollback(True)
 
-    def fail() -> None:
+    def fail():
         publish("orders.placed", sender=SENDER)
         raise RuntimeError
 
@@ -72,18 +68,18 @@ def test_a_rolled_back_transaction_publishes_nothing() -> None:
     assert broker.payloads == ["kept"]
 
 
-def be_overtaken() -> None:
+def be_overtaken():
     IdempotencyRecord.objects.update(attempt=2)
 
 
-def notice_a_lost_lease() -> None:
+def notice_a_lost_lease():
     require_claim().ownership.lost = True
 
 
 @pytest.mark.failure_54
 @pytest.mark.parametrize("lose", [be_overtaken, notice_a_lost_lease])
-def test_an_attempt_that_lost_its_lease_publishes_nothing(lose: Callable[[], None]) -> None:
-    def block() -> None:
+def test_an_attempt_that_lost_its_lease_publishes_nothing(lose):
+    def block():
         lose()
         publish("orders.placed", sender=SENDER)
         assert lose is be_overtaken, "it goes on though it knows"
@@ -93,7 +89,7 @@ def test_an_attempt_that_lost_its_lease_publishes_nothing(lose: Callable[[], Non
     assert ids() == []
 
 
-def test_outside_of_a_transaction_it_is_refused_with_the_remedy() -> None:
+def test_outside_of_a_transaction_it_is_refused_with_the_remedy():
     with pytest.raises(NoTransactionError, match=r"inside transaction\.atomic\(using='default'\)"):
         publish("orders.placed", sender=SENDER)
     with pytest.raises(NoTransactionError):
@@ -102,21 +98,21 @@ def test_outside_of_a_transaction_it_is_refused_with_the_remedy() -> None:
 
 
 @pytest.mark.django_db(transaction=False)
-def test_the_transaction_of_a_test_case_is_not_the_callers() -> None:
+def test_the_transaction_of_a_test_case_is_not_the_callers():
     with pytest.raises(NoTransactionError):
         publish("orders.placed", sender=SENDER)
     send()
     assert len(ids()) == 1
 
 
-def test_a_message_costs_one_statement() -> None:
+def test_a_message_costs_one_statement():
     with transaction.atomic(), CaptureQueriesContext(connection) as statements:
         publish("orders.placed", sender=SENDER)
     # Elsewhere a message that is there already is an error, which takes a savepoint to survive.
     assert len(statements) == (1 if connection.vendor == "postgresql" else 3)
 
 
-def test_a_delayed_message_is_kept_back() -> None:
+def test_a_delayed_message_is_kept_back():
     message = send(delay=timedelta(hours=1))
     assert message.next_try_at - message.created_at == timedelta(hours=1)
     assert (relay_once().sent, broker.nudges) == (0, 0)
@@ -126,7 +122,7 @@ def test_a_delayed_message_is_kept_back() -> None:
 
 # What it refuses
 
-TOO_DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(100_000), [])
+TOO_DEEP = functools.reduce(lambda inner, _: [inner], range(100_000), [])
 
 
 @pytest.mark.parametrize(
@@ -152,9 +148,7 @@ TOO_DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(100_000),
     ],
     ids=itertools.count(),
 )
-def test_what_can_not_be_sent_is_refused_before_anything_is_written(
-    options: dict[str, Any], error: type[Exception], said: str
-) -> None:
+def test_what_can_not_be_sent_is_refused_before_anything_is_written(options, error, said):
     with transaction.atomic(), CaptureQueriesContext(connection) as statements:
         with pytest.raises(error, match=said):
             publish(**{"topic": "orders.placed", "sender": SENDER, **options})
@@ -164,7 +158,7 @@ def test_what_can_not_be_sent_is_refused_before_anything_is_written(
 # Under a claim
 
 
-def test_under_a_claim_its_identity_is_derived_from_it() -> None:
+def test_under_a_claim_its_identity_is_derived_from_it():
     with claim(inside, account_id="alice", key="k"):
         message = publish("orders.placed", sender=SENDER)
         scope = require_claim().scope
@@ -172,8 +166,8 @@ def test_under_a_claim_its_identity_is_derived_from_it() -> None:
     assert message.idempotency_key == scope.key_for(message.message_id) == f"{scope.trace}.{message.message_id}"
 
 
-def test_an_operation_that_runs_again_publishes_the_same_messages_once() -> None:
-    def block() -> None:
+def test_an_operation_that_runs_again_publishes_the_same_messages_once():
+    def block():
         for topic in ("orders.placed", "orders.placed", "orders.packed"):
             send(topic, {"a": 1, "b": 2})
 
@@ -185,8 +179,8 @@ def test_an_operation_that_runs_again_publishes_the_same_messages_once() -> None
     assert relay_once().sent == 3
 
 
-def test_what_was_published_before_is_returned_whatever_has_become_of_it() -> None:
-    returned: list[OutboxMessage] = []
+def test_what_was_published_before_is_returned_whatever_has_become_of_it():
+    returned = []
     run(outside, lambda: returned.append(send(payload={"a": 1, "b": [2, None]})), cut_off=True)
     relay_once()
     run(outside, lambda: returned.append(send(payload={"b": [2, None], "a": 1})))
@@ -195,8 +189,8 @@ def test_what_was_published_before_is_returned_whatever_has_become_of_it() -> No
     assert relay_once().sent == 0
 
 
-def test_messages_with_names_may_come_in_another_order() -> None:
-    def both(*names: str) -> Callable[[], None]:
+def test_messages_with_names_may_come_in_another_order():
+    def both(*names):
         return lambda: [send(payload=name, name=name) for name in names] and None
 
     run(outside, both("first", "second"), cut_off=True)
@@ -206,8 +200,8 @@ def test_messages_with_names_may_come_in_another_order() -> None:
     assert len({*before}) == 2
 
 
-def test_no_topic_and_no_name_are_taken_for_others() -> None:
-    def block() -> None:
+def test_no_topic_and_no_name_are_taken_for_others():
+    def block():
         for topic in ("a", "a", "a#2", "a:b", "1:a"):
             send(topic)
         for name in ("b", "b#2"):
@@ -217,15 +211,15 @@ def test_no_topic_and_no_name_are_taken_for_others() -> None:
     assert len({*ids()}) == 7
 
 
-def test_another_operation_or_account_publishes_messages_of_its_own() -> None:
+def test_another_operation_or_account_publishes_messages_of_its_own():
     run(outside, send)
     run(outside, send, key="other")
     run(inside, send)
     assert len({*ids()}) == 3
 
 
-def test_a_step_that_is_skipped_does_not_shift_what_comes_after_it() -> None:
-    def block() -> None:
+def test_a_step_that_is_skipped_does_not_shift_what_comes_after_it():
+    def block():
         require_claim().step("pack", lambda: send(payload="in the step") and None)
         send(payload="after it")
 
@@ -236,8 +230,8 @@ def test_a_step_that_is_skipped_does_not_shift_what_comes_after_it() -> None:
 
 
 @pytest.mark.parametrize("payload", [{"id": 2}, {"id": 1.0}, {"id": True}, None])
-def test_another_message_in_the_place_of_one_is_refused_and_the_transaction_lives(payload: object) -> None:
-    def other() -> None:
+def test_another_message_in_the_place_of_one_is_refused_and_the_transaction_lives(payload):
+    def other():
         with transaction.atomic():
             with pytest.raises(MessageReusedError, match="name="):
                 publish("orders.placed", payload, sender=SENDER)
@@ -251,8 +245,8 @@ def test_another_message_in_the_place_of_one_is_refused_and_the_transaction_live
 # The nudge
 
 
-def test_the_sender_is_nudged_once_a_transaction_and_after_its_commit() -> None:
-    def look() -> None:
+def test_the_sender_is_nudged_once_a_transaction_and_after_its_commit():
+    def look():
         assert not connection.in_atomic_block
         assert OutboxMessage.objects.count() == 3
 
@@ -272,7 +266,7 @@ def test_the_sender_is_nudged_once_a_transaction_and_after_its_commit() -> None:
     assert (broker.nudges, other_broker.nudges) == (2, 1)
 
 
-def test_a_nudge_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_nudge_that_fails_changes_nothing(caplog):
     broker.on_nudge = Mock(side_effect=ConnectionError("the broker is down"))
     run(inside, lambda: publish("a", sender=SENDER))
     assert broker.nudges == 1
@@ -282,10 +276,10 @@ def test_a_nudge_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) ->
     assert relay_once().sent == 1
 
 
-def test_a_nudge_that_publishes_and_relays_by_itself_is_nudged_for_that() -> None:
+def test_a_nudge_that_publishes_and_relays_by_itself_is_nudged_for_that():
     """As a Celery that runs its tasks in place does."""
 
-    def relay() -> None:
+    def relay():
         broker.on_nudge = lambda: None
         relay_once()
         send(payload="more")
@@ -298,7 +292,7 @@ def test_a_nudge_that_publishes_and_relays_by_itself_is_nudged_for_that() -> Non
     assert broker.payloads == [1, 2]
 
 
-def test_a_sender_that_can_not_be_nudged_is_left_alone() -> None:
+def test_a_sender_that_can_not_be_nudged_is_left_alone():
     send(sender=PLAIN_SENDER)
     assert relay_once().sent == 1
     assert len(broker.deliveries) == 1

@@ -1,21 +1,19 @@
 """A key that is used again after its retention makes a new request, whose messages are new ones for their consumers."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 from django.db import transaction
 
-from idempotency import Operation, claim, require_claim
+from idempotency import claim, require_claim
 from idempotency.exceptions import MessageReusedError
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox import publish
 from idempotency.outbox.backlog import purge_sent_once
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
-from idempotency.store import Store, store_for
+from idempotency.store import store_for
 from tests.database.publishing import ids, inside, outside, run, send
 from tests.outbox import SENDER, broker
 from tests.records import HOUR, from_now
@@ -29,13 +27,13 @@ record_may_be_purged = pytest.mark.parametrize(
 )
 
 
-def end_retention() -> None:
+def end_retention():
     """Four days pass: the records' retention is over, and their messages are as old."""
     IdempotencyRecord.objects.update(expires_at=from_now(-DAY), created_at=from_now(-4 * DAY))
     OutboxMessage.objects.update(created_at=from_now(-4 * DAY))
 
 
-def consume(message: OutboxMessage) -> bool:
+def consume(message):
     """Whether a consumer, which remembers what it has consumed, runs for this message."""
     with claim("tests.outbox.consumer", account_id=message.account_id, key=message.idempotency_key) as attempt:
         return not attempt.replayed
@@ -43,7 +41,7 @@ def consume(message: OutboxMessage) -> bool:
 
 @pytest.mark.parametrize("operation", [inside, outside], ids=lambda operation: operation.name)
 @record_may_be_purged
-def test_a_consumer_that_remembers_the_first_request_runs_for_the_second(operation: Operation, purged: bool) -> None:
+def test_a_consumer_that_remembers_the_first_request_runs_for_the_second(operation, purged):
     run(operation, lambda: send(payload="same"))
     relay_once()
     assert consume(OutboxMessage.objects.get())
@@ -57,9 +55,9 @@ def test_a_consumer_that_remembers_the_first_request_runs_for_the_second(operati
     assert consume(OutboxMessage.objects.latest("pk"))
 
 
-def test_what_earlier_requests_left_unsent_is_sent_beside_the_new_message() -> None:
+def test_what_earlier_requests_left_unsent_is_sent_beside_the_new_message():
     for payload in ("first", "second", "third"):
-        run(inside, lambda payload=payload: send(payload=payload))  # type: ignore[misc]
+        run(inside, lambda payload=payload: send(payload=payload))
         end_retention()
     assert len(set(ids())) == 3
     assert relay_once().sent == 3
@@ -67,7 +65,7 @@ def test_what_earlier_requests_left_unsent_is_sent_beside_the_new_message() -> N
 
 
 @pytest.mark.parametrize("purged", [False, True], ids=["the old message is there", "the old message was purged"])
-def test_every_attempt_of_the_new_request_publishes_the_same_message(purged: bool) -> None:
+def test_every_attempt_of_the_new_request_publishes_the_same_message(purged):
     run(outside, lambda: send(payload="first"))
     relay_once()
     end_retention()
@@ -82,8 +80,8 @@ def test_every_attempt_of_the_new_request_publishes_the_same_message(purged: boo
 
 
 @record_may_be_purged
-def test_a_name_that_stands_for_two_messages_is_refused_in_a_new_request_too(purged: bool) -> None:
-    def block() -> None:
+def test_a_name_that_stands_for_two_messages_is_refused_in_a_new_request_too(purged):
+    def block():
         with transaction.atomic():
             before = publish("orders.placed", 1, name="it", sender=SENDER)
             assert publish("orders.placed", 1, name="it", sender=SENDER).pk == before.pk
@@ -98,7 +96,7 @@ def test_a_name_that_stands_for_two_messages_is_refused_in_a_new_request_too(pur
     assert [message.payload for message in OutboxMessage.objects.order_by("pk")] == ["0", "1"]
 
 
-def test_a_crash_that_loses_record_and_message_changes_no_id() -> None:
+def test_a_crash_that_loses_record_and_message_changes_no_id():
     """A message that was sent before a database was restored is the same one to its consumer afterwards."""
     run(inside, send)
     first = ids()
@@ -109,10 +107,10 @@ def test_a_crash_that_loses_record_and_message_changes_no_id() -> None:
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
-def test_a_record_in_another_database_decides_nothing_about_messages(attempts: int) -> None:
+def test_a_record_in_another_database_decides_nothing_about_messages(attempts):
     """A crash of that database may lose the record, and the message stays."""
 
-    def elsewhere() -> None:
+    def elsewhere():
         owned = require_claim().ownership
         here, owned.store = owned.store, SimpleNamespace(using="elsewhere")
         send(using=here.using)
@@ -124,14 +122,14 @@ def test_a_record_in_another_database_decides_nothing_about_messages(attempts: i
     assert OutboxMessage.objects.count() == 1
 
 
-def test_a_message_that_is_purged_between_two_looks_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_is_purged_between_two_looks_is_no_obstacle(monkeypatch):
     run(inside, lambda: send(payload="first"))
     relay_once()
     end_retention()
     store = type(store_for("default"))
     insert = store.insert_message
 
-    def slow(self: Store, message: OutboxMessage, delay: timedelta) -> bool:
+    def slow(self, message, delay):
         inserted = insert(self, message, delay)
         OutboxMessage.objects.filter(status="sent").delete()
         return inserted
@@ -142,7 +140,7 @@ def test_a_message_that_is_purged_between_two_looks_is_no_obstacle(monkeypatch: 
     assert broker.payloads == ["first", "second"]
 
 
-def test_a_sent_message_is_kept_for_longer_than_a_consumer_that_took_it_late_remembers_it() -> None:
+def test_a_sent_message_is_kept_for_longer_than_a_consumer_that_took_it_late_remembers_it():
     run(inside, send)
     relay_once()
     OutboxMessage.objects.update(sent_at=from_now(-3 * DAY - HOUR))

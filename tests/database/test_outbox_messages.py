@@ -1,11 +1,8 @@
 """What is kept of messages: how many wait, how a dead one is requeued, when a sent one is forgotten."""
 
-from __future__ import annotations
-
 import logging
 import re
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -32,13 +29,13 @@ DAY = timedelta(days=1)
 
 
 @pytest.mark.parametrize("waiting", [0, 1], ids=["empty", "not due yet"])
-def test_without_a_due_message_there_is_no_delay(waiting: int) -> None:
+def test_without_a_due_message_there_is_no_delay(waiting):
     make_messages(3, MessageStatus.SENT, sent=-HOUR)
     make_messages(waiting, due=HOUR)
     assert backlog() == Backlog(pending=waiting, oldest_due=None, dead=0)
 
 
-def test_the_backlog_is_what_was_not_sent_and_how_long_it_has_been_due() -> None:
+def test_the_backlog_is_what_was_not_sent_and_how_long_it_has_been_due():
     make_messages(2, due=-HOUR)
     make_messages(due=-2 * HOUR)
     make_messages(2, due=HOUR)
@@ -49,7 +46,7 @@ def test_the_backlog_is_what_was_not_sent_and_how_long_it_has_been_due() -> None
     assert abs(found.oldest_due - 2 * HOUR) < timedelta(minutes=1)
 
 
-def test_counting_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_has_a_bound(monkeypatch):
     monkeypatch.setattr(messages, "MAX_COUNTED", 2)
     make_messages(3)
     make_messages(3, MessageStatus.DEAD)
@@ -57,7 +54,7 @@ def test_counting_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.postgres
-def test_the_backlog_is_read_from_the_index_of_what_is_not_sent() -> None:
+def test_the_backlog_is_read_from_the_index_of_what_is_not_sent():
     fill_outbox(3_000)
     make_messages(5)
     make_messages(5, MessageStatus.DEAD)
@@ -72,7 +69,7 @@ def test_the_backlog_is_read_from_the_index_of_what_is_not_sent() -> None:
 # Requeueing
 
 
-def test_a_dead_message_is_requeued_as_if_it_were_new(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_message_is_requeued_as_if_it_were_new(caplog):
     (pk,) = make_messages(1, MessageStatus.DEAD, attempts=16, error="no such queue", due=-DAY)
     dead = OutboxMessage.objects.get()
     with caplog.at_level(logging.INFO, "idempotency.audit"):
@@ -87,7 +84,7 @@ def test_a_dead_message_is_requeued_as_if_it_were_new(caplog: pytest.LogCaptureF
     assert not LogEntry.objects.exists()
 
 
-def test_a_user_who_requeues_leaves_an_entry_in_the_log_of_the_admin() -> None:
+def test_a_user_who_requeues_leaves_an_entry_in_the_log_of_the_admin():
     user = User.objects.create(username="operator")
     expected = []
     for reason, said in (("queue made", "requeued: queue made"), ("", "requeued")):
@@ -100,7 +97,7 @@ def test_a_user_who_requeues_leaves_an_entry_in_the_log_of_the_admin() -> None:
 
 
 @pytest.mark.parametrize("status", [MessageStatus.PENDING, MessageStatus.SENT])
-def test_only_a_dead_message_is_requeued(status: MessageStatus) -> None:
+def test_only_a_dead_message_is_requeued(status):
     user = User.objects.create(username="operator")
     make_messages(1, status, attempts=3)
     with pytest.raises(ResolutionRefusedError, match="not dead"):
@@ -110,7 +107,7 @@ def test_only_a_dead_message_is_requeued(status: MessageStatus) -> None:
 
 
 @pytest.mark.parametrize("change", [{"attempts": 3}, {"next_try_at": from_now(DAY)}], ids=["attempts", "next_try_at"])
-def test_a_message_that_died_again_since_it_was_seen_is_left_alone(change: dict[str, Any]) -> None:
+def test_a_message_that_died_again_since_it_was_seen_is_left_alone(change):
     make_messages(1, MessageStatus.DEAD)
     seen = OutboxMessage.objects.get()
     OutboxMessage.objects.update(**change)
@@ -120,7 +117,7 @@ def test_a_message_that_died_again_since_it_was_seen_is_left_alone(change: dict[
 
 
 @pytest.mark.parametrize("by", ["", None, 1])
-def test_nobody_requeues_without_a_name(by: Any) -> None:
+def test_nobody_requeues_without_a_name(by):
     make_messages(1, MessageStatus.DEAD)
     with pytest.raises(TypeError, match="by="):
         requeue(OutboxMessage.objects.get(), by=by)
@@ -130,7 +127,7 @@ def test_nobody_requeues_without_a_name(by: Any) -> None:
 # The purge
 
 
-def test_what_was_sent_longer_ago_than_the_retention_goes_and_nothing_else() -> None:
+def test_what_was_sent_longer_ago_than_the_retention_goes_and_nothing_else():
     make_messages(3, MessageStatus.SENT, sent=-4 * DAY)
     remains = {
         *make_messages(2, MessageStatus.SENT, sent=-2 * DAY),
@@ -145,7 +142,7 @@ def test_what_was_sent_longer_ago_than_the_retention_goes_and_nothing_else() -> 
         assert purge_sent_once().deleted == 2
 
 
-def test_batches_are_bounded_and_go_on_where_the_one_before_ended() -> None:
+def test_batches_are_bounded_and_go_on_where_the_one_before_ended():
     for age in range(5):
         make_messages(1, MessageStatus.SENT, sent=-(9 - age) * DAY)
     with CaptureQueriesContext(connection) as statements:

@@ -1,10 +1,6 @@
 """Tables that the documentation's SQL has split by account: nothing is lost, and a request reads one partition."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -14,7 +10,7 @@ from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_batches, purge_body_batches, purge_once
-from idempotency.store import Fence, store_for
+from idempotency.store import store_for
 from tests.database.claiming import OUTCOME
 from tests.database.statements import explaining, fill, relations_read
 from tests.partitions import partition
@@ -26,12 +22,12 @@ SCOPE = Scope("acme", "tests.partitions", "key")
 
 
 @pytest.fixture
-def partitioned() -> None:
+def partitioned():
     """Until the end of the test, which rolls everything back."""
     partition(4)
 
 
-def described(table: str) -> dict[str, set[str]]:
+def described(table):
     """A table's columns, indexes and constraints, without the wider primary key."""
     queries = {
         "columns": "SELECT (attname, atttypid::regtype, attnotnull, attcollation)::text FROM pg_attribute "
@@ -43,7 +39,7 @@ def described(table: str) -> dict[str, set[str]]:
         "constraints": "SELECT conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint "
         "WHERE conrelid = %s::regclass",
     }
-    found: dict[str, set[str]] = {}
+    found = {}
     with connection.cursor() as cursor:
         for name, query in queries.items():
             cursor.execute(query, [table])
@@ -51,7 +47,7 @@ def described(table: str) -> dict[str, set[str]]:
     return found
 
 
-def test_the_partitioned_tables_have_what_the_tables_had() -> None:
+def test_the_partitioned_tables_have_what_the_tables_had():
     ids = make_records(20, account_id="acme") + make_records(20, Status.PARKED)
     IdempotencyStep.objects.create(account_id="acme", record_id=ids[0], name="charge", result="1")
     tables = ("idempotency_record", "idempotency_step")
@@ -67,12 +63,12 @@ def test_the_partitioned_tables_have_what_the_tables_had() -> None:
 
 
 @pytest.mark.usefixtures("partitioned")
-def test_each_statement_of_an_operation_reads_one_partition() -> None:
+def test_each_statement_of_an_operation_reads_one_partition():
     for account in range(64):
         make_records(1, account_id=f"account-{account}")
     statements = store_for("default")
 
-    def fence() -> Fence:
+    def fence():
         row = statements.read(SCOPE)
         assert row is not None
         return row.fence
@@ -92,7 +88,7 @@ def test_each_statement_of_an_operation_reads_one_partition() -> None:
     assert [len(relations) for relations in read[1:]] == [1] * (len(read) - 1), read
 
 
-def in_every_partition(make: Callable[..., list[int]], **fields: Any) -> list[int]:
+def in_every_partition(make, **fields):
     """Rows of 16 accounts, one of each in turn, the oldest first."""
     made = [make(1, account_id=f"account-{n}", **{one: of(n) for one, of in fields.items()})[0] for n in range(16)]
     for n, pk in enumerate(made):
@@ -109,7 +105,7 @@ def in_every_partition(make: Callable[..., list[int]], **fields: Any) -> list[in
     ],
     ids=["records", "bodies"],
 )
-def test_a_bounded_purge_takes_the_oldest_of_all_partitions(make: Any, due: Any, batches: Any, left: Any) -> None:
+def test_a_bounded_purge_takes_the_oldest_of_all_partitions(make, due, batches, left):
     """A purge that falls behind would otherwise never reach the last partition."""
     kept = in_every_partition(make_records, expires=lambda n: HOUR) if make is make_records else []
     made = in_every_partition(make, **due)
@@ -117,7 +113,7 @@ def test_a_bounded_purge_takes_the_oldest_of_all_partitions(make: Any, due: Any,
         cursor.execute("SELECT count(DISTINCT tableoid) FROM (SELECT tableoid FROM idempotency_record) AS records")
         assert cursor.fetchone() == (4,)
 
-    def remaining() -> set[int]:
+    def remaining():
         return {*IdempotencyRecord.objects.filter(**left).values_list("pk", flat=True)}
 
     assert next(batches(batch_size=3)).deleted == 3
@@ -127,7 +123,7 @@ def test_a_bounded_purge_takes_the_oldest_of_all_partitions(make: Any, due: Any,
 
 
 @pytest.mark.usefixtures("partitioned")
-def test_a_purge_merges_the_indexes_of_the_partitions() -> None:
+def test_a_purge_merges_the_indexes_of_the_partitions():
     fill(5_000)
     in_every_partition(make_records)
     with explaining("SKIP LOCKED") as plans:

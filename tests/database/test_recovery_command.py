@@ -1,10 +1,7 @@
 """``manage.py recover_idempotency``: its arguments, its report, its exit codes. A sweep's cost. Scenario 26."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
-from typing import Any
 
 import pytest
 from django.db.models import F
@@ -28,7 +25,7 @@ parks = Operation("tests.recover.park", transaction=False, recovery=PARK)
 patient = Operation(
     "tests.recover.patient", transaction=False, recovery=Reconcile(lambda record: Unknown(), max_attempts=100)
 )
-FINDINGS: dict[str, Any] = {}
+FINDINGS = {}
 asks = Operation(
     "tests.recover.reconcile",
     transaction=False,
@@ -36,12 +33,12 @@ asks = Operation(
 )
 
 
-def abandon(count: int = 1, operation: Operation | str = again, **fields: Any) -> list[int]:
+def abandon(count=1, operation=again, **fields):
     name = operation if isinstance(operation, str) else operation.name
     return make_records(count, Status.IN_PROGRESS, **{"expires": HOUR, "lease": -HOUR, "operation": name} | fields)
 
 
-def states() -> Counter[str]:
+def states():
     return Counter(IdempotencyRecord.objects.values_list("status", flat=True))
 
 
@@ -51,7 +48,7 @@ recover = partial(run_command, "recover_idempotency")
 # What it does
 
 
-def test_it_settles_what_is_abandoned_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_settles_what_is_abandoned_and_says_so(monkeypatch):
     monkeypatch.setitem(FINDINGS, "unknown", Unknown())
     abandon(3)
     abandon(2, parks)
@@ -64,14 +61,14 @@ def test_it_settles_what_is_abandoned_and_says_so(monkeypatch: pytest.MonkeyPatc
     assert recover() == (0, ["Settled 0 claims: 0 recoverable, 0 completed, 0 parked."], [])
 
 
-def test_batches_are_taken_until_nothing_is_due() -> None:
+def test_batches_are_taken_until_nothing_is_due():
     abandon(6)
     settled = [f"Settled {count} claims: {count} recoverable, 0 completed, 0 parked." for count in (3, 6, 6, 6)]
     so_far = [f"So far: {line}" for line in settled[:3]]
     assert recover(batch_size=3, verbosity=2)[1] == [*so_far, settled[3]]
 
 
-def test_the_longest_abandoned_comes_first() -> None:
+def test_the_longest_abandoned_comes_first():
     (late,) = abandon(lease=-MINUTE)
     abandon(1, parks, lease=-9 * HOUR)  # of another declaration, and in the same batch
     assert recover_once(batch_size=1).settled == 1
@@ -82,9 +79,7 @@ def test_the_longest_abandoned_comes_first() -> None:
     ("finding", "attempt"),
     [(NotExecuted(), 8), (Unknown(), 8), (Unknown(), 1), (Completed({}), 8)],  # 8 are the most
 )
-def test_what_a_reconciler_finds_that_was_taken_over_meanwhile_is_not_counted(
-    monkeypatch: pytest.MonkeyPatch, finding: Any, attempt: int
-) -> None:
+def test_what_a_reconciler_finds_that_was_taken_over_meanwhile_is_not_counted(monkeypatch, finding, attempt):
     monkeypatch.setitem(FINDINGS, "k", finding)
     take_over = {"attempt": F("attempt") + 1}
     monkeypatch.setitem(fault_point, "reconcile.found", lambda: IdempotencyRecord.objects.update(**take_over) and None)
@@ -93,7 +88,7 @@ def test_what_a_reconciler_finds_that_was_taken_over_meanwhile_is_not_counted(
     assert states() == {"in_progress": 1}
 
 
-def test_what_was_taken_over_since_the_batch_was_selected_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_taken_over_since_the_batch_was_selected_is_left_alone(monkeypatch):
     """A database that can't skip locked rows locks none. What another process does to them then, this one does."""
     taken_over = {"attempt": 2, "lease_expires_at": from_now(HOUR)}
     monkeypatch.setitem(fault_point, "sweep.selected", lambda: IdempotencyRecord.objects.update(**taken_over) and None)
@@ -105,13 +100,13 @@ def test_what_was_taken_over_since_the_batch_was_selected_is_left_alone(monkeypa
     assert recovered == parked == []
 
 
-def test_the_pause_before_a_reconciler_is_asked_again_has_a_bound() -> None:
+def test_the_pause_before_a_reconciler_is_asked_again_has_a_bound():
     abandon(1, patient, attempt=30)
     assert recover_once().postponed == 1
     assert MINUTE < IdempotencyRecord.objects.get().lease_expires_at - database_now() < 5 * MINUTE
 
 
-def test_claims_of_unknown_operations_stay_and_are_told_of() -> None:
+def test_claims_of_unknown_operations_stay_and_are_told_of():
     abandon(1)
     abandon(2, "tests.recover.elsewhere")
     code, lines, errors = recover()
@@ -122,7 +117,7 @@ def test_claims_of_unknown_operations_stay_and_are_told_of() -> None:
     assert recover(verbosity=0)[:2] == (4, [])
 
 
-def test_a_dry_run_counts_and_settles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_counts_and_settles_nothing(monkeypatch):
     abandon(2)
     abandon(1, parks)
     abandon(1, asks)
@@ -144,7 +139,7 @@ def test_a_dry_run_counts_and_settles_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.postgres
-def test_a_sweep_reads_what_is_abandoned_and_nothing_else() -> None:
+def test_a_sweep_reads_what_is_abandoned_and_nothing_else():
     """Whatever the size of the table, and however old the records: the index holds unfinished ones only."""
     fill(20_000)
     old = IdempotencyRecord.objects.filter(idempotency_key__in=["bulk-1", "bulk-10000", "bulk-19999"])
@@ -152,6 +147,6 @@ def test_a_sweep_reads_what_is_abandoned_and_nothing_else() -> None:
     abandon(10)
     make_records(30, Status.IN_PROGRESS, lease=HOUR)
     make_records(30, Status.PARKED)
-    found: list[int] = []
+    found = []
     assert most_rows_read(lambda: found.append(recover_once().recoverable)) <= 13
     assert found == [13]

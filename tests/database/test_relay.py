@@ -1,13 +1,9 @@
 """The relay: what is due is sent in its order and for a bounded number of statements, whoever is killed or frozen."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -32,7 +28,7 @@ class Killed(BaseException):
     """Stands for the end of the process: nothing handles it."""
 
 
-def relay_killed(place: str | None = None) -> None:
+def relay_killed(place=None):
     """A relay is killed at this place, or by its message."""
     if place:
         faults.fault_point[place] = Mock(side_effect=Killed)
@@ -41,7 +37,7 @@ def relay_killed(place: str | None = None) -> None:
     faults.disarm()
 
 
-def test_what_is_due_is_sent_longest_due_first_and_marked() -> None:
+def test_what_is_due_is_sent_longest_due_first_and_marked():
     make_messages(due=-MINUTE, payload='"second"')
     make_messages(due=-HOUR, payload='"first"')
     make_messages(due=HOUR, payload='"later"')
@@ -55,15 +51,15 @@ def test_what_is_due_is_sent_longest_due_first_and_marked() -> None:
     assert relay_once() == RelayResult()
 
 
-def test_nothing_is_held_while_a_message_is_sent() -> None:
+def test_nothing_is_held_while_a_message_is_sent():
     make_messages()
-    seen: list[bool] = []
+    seen = []
     broker.answer = lambda message: seen.append(connection.in_atomic_block)
     relay_once()
     assert seen == [False]
 
 
-def statements_of(count: int, **fields: Any) -> int:
+def statements_of(count, **fields):
     OutboxMessage.objects.all().delete()
     make_messages(count, **fields)
     with CaptureQueriesContext(connection) as statements:
@@ -71,7 +67,7 @@ def statements_of(count: int, **fields: Any) -> int:
     return len(statements)
 
 
-def test_a_batch_costs_the_same_statements_however_many_it_sends() -> None:
+def test_a_batch_costs_the_same_statements_however_many_it_sends():
     # BEGIN, the bounds of the transaction on PostgreSQL, two on MariaDB to find, take, lease, COMMIT; and the mark.
     expected = {"sqlite": 5, "postgresql": 6, "mysql": 7}[connection.vendor]
     assert statements_of(1) == statements_of(20) == expected
@@ -85,7 +81,7 @@ def test_a_batch_costs_the_same_statements_however_many_it_sends() -> None:
 
 
 @pytest.mark.postgres
-def test_a_batch_is_found_through_the_indexes_of_what_is_not_sent() -> None:
+def test_a_batch_is_found_through_the_indexes_of_what_is_not_sent():
     fill_outbox(3_000, ordering_key="a")
     make_messages(20, ordering_key="a")
     make_messages(20)
@@ -102,7 +98,7 @@ def test_a_batch_is_found_through_the_indexes_of_what_is_not_sent() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
-def test_order_is_kept_within_a_key_whatever_the_batches(batch_size: int) -> None:
+def test_order_is_kept_within_a_key_whatever_the_batches(batch_size):
     for number, key in itertools.product(range(5), ("a", "b", "")):
         make_messages(ordering_key=key, payload=json.dumps([key, number]))
     list(relay_batches(batch_size=batch_size))
@@ -111,7 +107,7 @@ def test_order_is_kept_within_a_key_whatever_the_batches(batch_size: int) -> Non
     assert len(broker.deliveries) == 15
 
 
-def test_a_whole_order_is_sent_in_one_batch_also_after_a_relay_was_killed() -> None:
+def test_a_whole_order_is_sent_in_one_batch_also_after_a_relay_was_killed():
     make_messages(50, ordering_key="a")
     relay_killed("relay.published")
     make_due()
@@ -122,7 +118,7 @@ def test_a_whole_order_is_sent_in_one_batch_also_after_a_relay_was_killed() -> N
 @pytest.mark.parametrize(
     "held_up", [{"due": HOUR}, {"lease": MINUTE, "attempts": 1}], ids=["not due", "another relay is sending it"]
 )
-def test_one_that_can_not_be_sent_now_holds_up_those_behind_it(held_up: dict[str, Any]) -> None:
+def test_one_that_can_not_be_sent_now_holds_up_those_behind_it(held_up):
     """Another relay may have the second of an order: an earlier one was committed after it took that."""
     make_messages(ordering_key="a", payload="1")
     make_messages(ordering_key="a", payload="2", **held_up)
@@ -133,7 +129,7 @@ def test_one_that_can_not_be_sent_now_holds_up_those_behind_it(held_up: dict[str
     assert broker.payloads == [1, 2, 3]
 
 
-def test_what_is_behind_a_message_of_another_sender_waits_for_its_own() -> None:
+def test_what_is_behind_a_message_of_another_sender_waits_for_its_own():
     make_messages(1, ordering_key="a", sender=OTHER_SENDER)
     make_messages(1, ordering_key="a")
     assert relay_once(skip={"tests.outbox.broker"}) == RelayResult(sent=1)
@@ -141,7 +137,7 @@ def test_what_is_behind_a_message_of_another_sender_waits_for_its_own() -> None:
 
 
 @pytest.mark.parametrize("error", [BROKEN, UNREACHABLE])
-def test_order_is_kept_across_failures(error: Exception) -> None:
+def test_order_is_kept_across_failures(error):
     make_messages(4, ordering_key="a")
     make_messages(1, payload='"b"', ordering_key="b", sender=OTHER_SENDER)
     broker.refuse(1, error=error)
@@ -160,7 +156,7 @@ def test_order_is_kept_across_failures(error: Exception) -> None:
     assert counted == ([1, 3, 1, 1, 1] if error is BROKEN else [1] * 5), "who waits is not tried"
 
 
-def test_a_dead_message_holds_up_those_behind_it_until_it_is_requeued() -> None:
+def test_a_dead_message_holds_up_those_behind_it_until_it_is_requeued():
     (dead,) = make_messages(1, MessageStatus.DEAD, ordering_key="a", attempts=MAX_ATTEMPTS)
     make_messages(2, ordering_key="a", payload='"behind"')
     make_messages(1, payload='"elsewhere"')
@@ -179,9 +175,7 @@ def test_a_dead_message_holds_up_those_behind_it_until_it_is_requeued() -> None:
     ("place", "before", "after"),
     [("relay.claimed", [], [0, 1]), ("relay.published", [0], [0, 1]), ("relay.marked", [0, 1], [])],
 )
-def test_what_a_killed_relay_has_not_marked_is_sent_again_with_the_same_id(
-    place: str, before: list[int], after: list[int]
-) -> None:
+def test_what_a_killed_relay_has_not_marked_is_sent_again_with_the_same_id(place, before, after):
     make_messages(2)
     relay_killed(place)
     assert broker.payloads == before
@@ -193,19 +187,19 @@ def test_what_a_killed_relay_has_not_marked_is_sent_again_with_the_same_id(
     assert statuses() == [("sent", 2 if after else 1)] * 2
 
 
-def another_has_sent_it() -> None:
+def another_has_sent_it():
     """The lease is over, and another relay sends what this one has taken."""
     faults.disarm()
     make_due()
     relay_once()
 
 
-def an_earlier_one_is_confirmed() -> None:
+def an_earlier_one_is_confirmed():
     """It was slow, and got its confirmation while this one had the message."""
     OutboxMessage.objects.update(status=MessageStatus.SENT)
 
 
-def another_is_sending_it() -> None:
+def another_is_sending_it():
     OutboxMessage.objects.update(attempts=F("attempts") + 1, lease_expires_at=from_now(MINUTE))
 
 
@@ -219,10 +213,8 @@ def another_is_sending_it() -> None:
         (another_is_sending_it, MAX_ATTEMPTS - 1, ("pending", MAX_ATTEMPTS + 1)),  # and not dead
     ],
 )
-def test_the_failure_of_a_frozen_relay_undoes_nothing_of_another(
-    meanwhile: Callable[[], None], attempts: int, left: tuple[str, int], error: Exception
-) -> None:
-    def freeze() -> None:
+def test_the_failure_of_a_frozen_relay_undoes_nothing_of_another(meanwhile, attempts, left, error):
+    def freeze():
         meanwhile()
         broker.refuse(0, error=error)
 
@@ -234,7 +226,7 @@ def test_the_failure_of_a_frozen_relay_undoes_nothing_of_another(
 
 
 @pytest.mark.parametrize(("meanwhile", "sent"), [(another_has_sent_it, 0), (another_is_sending_it, 1)])
-def test_the_first_confirmation_counts_whoever_has_the_message_by_now(meanwhile: Callable[[], None], sent: int) -> None:
+def test_the_first_confirmation_counts_whoever_has_the_message_by_now(meanwhile, sent):
     make_messages()
     faults.fault_point["relay.claimed"] = meanwhile
     assert relay_once().sent == sent
@@ -242,12 +234,12 @@ def test_the_first_confirmation_counts_whoever_has_the_message_by_now(meanwhile:
     assert len(set(broker.ids)) == 1
 
 
-def test_a_relay_that_has_used_half_of_its_lease_puts_the_rest_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relay_that_has_used_half_of_its_lease_puts_the_rest_back(monkeypatch):
     make_messages(3)
     clock = [0.0]
     monkeypatch.setattr(relay, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
-    def take_long(message: OutboxMessage) -> None:
+    def take_long(message):
         clock[0] += relay.LEASE.total_seconds() / 2
 
     broker.answer = take_long
@@ -258,7 +250,7 @@ def test_a_relay_that_has_used_half_of_its_lease_puts_the_rest_back(monkeypatch:
     assert broker.payloads == [1, 2]
 
 
-def test_a_message_that_kills_its_relay_ends_up_dead_and_takes_no_other_along() -> None:
+def test_a_message_that_kills_its_relay_ends_up_dead_and_takes_no_other_along():
     make_messages(4)
     broker.refuse(1, error=Killed())
     for times in (1, 2):

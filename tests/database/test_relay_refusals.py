@@ -1,9 +1,6 @@
 """What becomes of a message that could not be sent; what a relay tells of its work; and ``manage.py relay_outbox``."""
 
-from __future__ import annotations
-
 import logging
-from datetime import timedelta
 from functools import partial
 from unittest.mock import Mock
 
@@ -24,15 +21,15 @@ from tests.records import HOUR, MINUTE
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def message(pk: int) -> OutboxMessage:
+def message(pk):
     return OutboxMessage.objects.get(pk=pk)
 
 
-def seconds_until_next_try(pk: int) -> float:
+def seconds_until_next_try(pk):
     return (message(pk).next_try_at - timezone.now()).total_seconds()
 
 
-def test_a_message_that_is_refused_is_tried_again_later_and_later() -> None:
+def test_a_message_that_is_refused_is_tried_again_later_and_later():
     (pk,) = make_messages()
     broker.refuse(0, error=ValueError("no such queue"))
     waits = []
@@ -56,7 +53,7 @@ def test_a_message_that_is_refused_is_tried_again_later_and_later() -> None:
     assert message(pk).error == ""
 
 
-def test_an_error_is_kept_as_far_as_a_database_can(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_is_kept_as_far_as_a_database_can(caplog):
     caplog.set_level(logging.CRITICAL, "idempotency")  # what the log captured could not be reported by a test process
     (pk,) = make_messages()
     broker.refuse(0, error=ValueError("a\0b\ud800c" + "d" * 5_000))
@@ -65,7 +62,7 @@ def test_an_error_is_kept_as_far_as_a_database_can(caplog: pytest.LogCaptureFixt
     assert len(message(pk).error) == MAX_REASON
 
 
-def test_a_broker_that_can_not_be_reached_is_nobodys_fault() -> None:
+def test_a_broker_that_can_not_be_reached_is_nobodys_fault():
     first, second = make_messages(2)
     broker.refuse(0, 1, error=UNREACHABLE)
     for _ in range(MAX_ATTEMPTS + 1):
@@ -80,7 +77,7 @@ def test_a_broker_that_can_not_be_reached_is_nobodys_fault() -> None:
     assert statuses() == [("sent", 1)] * 2
 
 
-def test_a_broker_that_can_not_be_reached_is_asked_once_a_run_and_holds_up_no_other() -> None:
+def test_a_broker_that_can_not_be_reached_is_asked_once_a_run_and_holds_up_no_other():
     broker.answer = asked = Mock(side_effect=UNREACHABLE)
     make_messages(3, due=-HOUR)
     make_messages(3, due=-HOUR, sender=OTHER_SENDER)
@@ -96,7 +93,7 @@ def test_a_broker_that_can_not_be_reached_is_asked_once_a_run_and_holds_up_no_ot
 # What a relay tells of its work: signals, log lines
 
 
-def test_a_signal_tells_how_many_were_sent() -> None:
+def test_a_signal_tells_how_many_were_sent():
     make_messages(3)
     broker.refuse(1, error=ConnectionError())
     with receiving(signals.relayed) as received:
@@ -106,7 +103,7 @@ def test_a_signal_tells_how_many_were_sent() -> None:
 
 
 @pytest.mark.parametrize("lease", [None, -MINUTE])
-def test_a_signal_tells_of_a_dead_message(lease: timedelta | None, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_signal_tells_of_a_dead_message(lease, caplog):
     attempts = MAX_ATTEMPTS - 1 if lease is None else MAX_ATTEMPTS
     (pk,) = make_messages(attempts=attempts, lease=lease, account_id="alice", payload='"secret"')
     broker.refuse("secret", error=ConnectionError("secret"))
@@ -122,12 +119,10 @@ def test_a_signal_tells_of_a_dead_message(lease: timedelta | None, caplog: pytes
 
 @pytest.mark.failure_83
 @pytest.mark.parametrize("kind", [ValueError, BrokerUnavailableError])
-def test_the_log_says_where_a_sender_failed_and_not_what_it_quotes(
-    kind: type[Exception], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_says_where_a_sender_failed_and_not_what_it_quotes(kind, caplog):
     (pk,) = make_messages(payload='"4242"')
 
-    def refuse(message: OutboxMessage) -> None:
+    def refuse(message):
         try:
             raise RuntimeError(f"card {message.payload}")
         except RuntimeError as error:
@@ -149,14 +144,14 @@ def test_the_log_says_where_a_sender_failed_and_not_what_it_quotes(
 run = partial(run_command, "relay_outbox")
 
 
-def test_it_sends_what_is_due_and_says_so() -> None:
+def test_it_sends_what_is_due_and_says_so():
     make_messages(600)
     assert run() == (0, ["Sent 600 messages."], [])
     assert len(broker.deliveries) == 600  # more than one batch
     assert run() == (0, ["Sent 0 messages."], [])
 
 
-def test_it_tells_what_became_of_the_rest() -> None:
+def test_it_tells_what_became_of_the_rest():
     make_messages(3)
     make_messages(1, payload='"dies"', attempts=15)
     make_messages(2, ordering_key="a", payload='"refused"')
@@ -164,7 +159,7 @@ def test_it_tells_what_became_of_the_rest() -> None:
     assert run() == (0, ["Sent 3 messages, 1 to be tried again, 1 not tried, 1 dead."], [])
 
 
-def test_a_broker_that_can_not_be_reached_has_an_exit_code_of_its_own() -> None:
+def test_a_broker_that_can_not_be_reached_has_an_exit_code_of_its_own():
     make_messages(2)
     make_messages(1, sender=OTHER_SENDER)
     broker.refuse(0, 1, error=UNREACHABLE)
@@ -174,7 +169,7 @@ def test_a_broker_that_can_not_be_reached_has_an_exit_code_of_its_own() -> None:
     assert run(verbosity=0) == (5, [], [told])
 
 
-def test_a_dry_run_counts_and_sends_nothing() -> None:
+def test_a_dry_run_counts_and_sends_nothing():
     assert run(dry_run=True) == (0, ["0 messages pending, of which 0 can be sent now.", "0 messages dead."], [])
     make_messages(2, due=-HOUR)
     make_messages(3, due=HOUR)

@@ -1,14 +1,9 @@
 """What people decide: a compare-and-set on the state that they saw, audited, and told by a signal. Scenario 28."""
 
-from __future__ import annotations
-
 import itertools
 import logging
-from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -45,7 +40,7 @@ again = Operation("tests.resolutions.reexecute", transaction=False, recovery=REE
 UNRECORDED = {"X-Secret": "s", "Set-Cookie": "session=s"}
 
 
-def record(operation: Operation | str = parks, status: Status = Status.PARKED, **fields: Any) -> IdempotencyRecord:
+def record(operation=parks, status=Status.PARKED, **fields):
     """A record as a person who decides looks at it."""
     name = operation if isinstance(operation, str) else operation.name
     values = {"idempotency_key": "k", "expires": HOUR, "request_hash": PAYLOAD.request_hash, "operation": name}
@@ -53,7 +48,7 @@ def record(operation: Operation | str = parks, status: Status = Status.PARKED, *
     return IdempotencyRecord.objects.get(pk=pk)
 
 
-def state(seen: IdempotencyRecord) -> tuple[str, int]:
+def state(seen):
     now = IdempotencyRecord.objects.get(pk=seen.pk)
     return now.status, now.attempt
 
@@ -62,7 +57,7 @@ def state(seen: IdempotencyRecord) -> tuple[str, int]:
 
 
 @pytest.mark.scenario_28
-def test_what_did_not_happen_runs_at_the_next_retry() -> None:
+def test_what_did_not_happen_runs_at_the_next_retry():
     seen = record()
     with pytest.raises(OutcomeUnknownError):
         acquire(parks)
@@ -83,7 +78,7 @@ def test_what_did_not_happen_runs_at_the_next_retry() -> None:
         (None, 200, "application/json", b"null"),
     ],
 )
-def test_what_did_happen_is_replayed(found: Any, status: int, content_type: str, content: bytes) -> None:
+def test_what_did_happen_is_replayed(found, status, content_type, content):
     seen = record()
     record_outcome(seen, found, by="ops")
     assert state(seen) == ("completed", 1)
@@ -100,7 +95,7 @@ class Rendered(SimpleTemplateResponse):
 
 
 @pytest.mark.parametrize("found", [Rendered("none"), Rendered("none").render()], ids=["not yet", "already"])
-def test_a_template_response_is_rendered(found: Any) -> None:
+def test_a_template_response_is_rendered(found):
     record_outcome(record(), found, by="ops")
     assert response_of(acquire(parks)).content == b"rendered"
 
@@ -117,14 +112,14 @@ def test_a_template_response_is_rendered(found: Any) -> None:
     ],
     ids=["503", "429", "stream", "too large", "no JSON", "NaN"],
 )
-def test_what_is_no_outcome_is_refused(found: Any, error: type[Exception]) -> None:
+def test_what_is_no_outcome_is_refused(found, error):
     seen = record()
     with pytest.raises(error):
         record_outcome(seen, found, by="ops")
     assert state(seen) == ("parked", 1)
 
 
-def test_no_outcome_is_recorded_for_an_operation_that_is_not_known() -> None:
+def test_no_outcome_is_recorded_for_an_operation_that_is_not_known():
     seen = record("tests.resolutions.removed")
     with pytest.raises(ImproperlyConfigured, match=r"tests\.resolutions\.removed.*operations\.py"):
         record_outcome(seen, {}, by="ops")
@@ -133,7 +128,7 @@ def test_no_outcome_is_recorded_for_an_operation_that_is_not_known() -> None:
 
 
 @pytest.mark.parametrize("operation", [in_transaction, parks, asks, again, "tests.resolutions.removed"], ids=str)
-def test_a_claim_is_released_under_the_next_attempt_once_it_is_abandoned(operation: Operation | str) -> None:
+def test_a_claim_is_released_under_the_next_attempt_once_it_is_abandoned(operation):
     seen = record(operation, Status.IN_PROGRESS, lease=HOUR)
     if operation not in (in_transaction, again):  # nothing would stop the late effect of a live one
         with pytest.raises(ResolutionRefusedError, match="may be alive"):
@@ -146,14 +141,14 @@ def test_a_claim_is_released_under_the_next_attempt_once_it_is_abandoned(operati
         assert acquire(operation).attempt == 3
 
 
-def assert_powerless(owner: Ownership) -> None:
+def assert_powerless(owner):
     with pytest.raises(LeaseLostError), transaction.atomic():
         ownership.complete(owner, OUTCOME)
     assert [change(owner) for change in (ownership.release, ownership.park, renew)] == [False] * 3
 
 
 @pytest.mark.parametrize("operation", [in_transaction, again])
-def test_a_live_claim_is_released_by_force_where_running_again_is_safe(operation: Operation) -> None:
+def test_a_live_claim_is_released_by_force_where_running_again_is_safe(operation):
     """P1, P6: its owner has lost its lease, whatever it tries."""
     owner = acquire(operation)
     seen = IdempotencyRecord.objects.get()
@@ -170,11 +165,11 @@ def test_a_live_claim_is_released_by_force_where_running_again_is_safe(operation
 
 
 @pytest.mark.postgres  # SQLite has one writer at a time: the person waits for the owner's commit
-def test_an_owner_that_is_about_to_commit_is_left_to_commit() -> None:
+def test_an_owner_that_is_about_to_commit_is_left_to_commit():
     owner = acquire(in_transaction)
     seen = IdempotencyRecord.objects.get()
 
-    def try_to_release() -> None:
+    def try_to_release():
         with pytest.raises(ResolutionRefusedError, match="being settled by another process"):
             release(seen, by="ops", force=True)
 
@@ -186,7 +181,7 @@ def test_an_owner_that_is_about_to_commit_is_left_to_commit() -> None:
 
 # What is refused
 
-DECISIONS: dict[str, Callable[[IdempotencyRecord], None]] = {
+DECISIONS = {
     "mark_not_executed": lambda seen: mark_not_executed(seen, by="ops"),
     "record_outcome": lambda seen: record_outcome(seen, {"id": 1}, by="ops"),
     "release": lambda seen: release(seen, by="ops"),
@@ -200,9 +195,7 @@ DECISIONS: dict[str, Callable[[IdempotencyRecord], None]] = {
         *itertools.product(["mark_not_executed", "record_outcome"], [Status.IN_PROGRESS], [HOUR, -HOUR]),
     ],
 )
-def test_what_is_settled_or_not_yet_parked_is_not_decided(
-    decision: str, status: Status, lease: timedelta | None
-) -> None:
+def test_what_is_settled_or_not_yet_parked_is_not_decided(decision, status, lease):
     seen = record(status=status, lease=lease)
     said = f"is {status.replace('_', ' ')}, attempt 1. This decision is not possible"
     with pytest.raises(ResolutionRefusedError, match=said):
@@ -222,9 +215,7 @@ def test_what_is_settled_or_not_yet_parked_is_not_decided(
         (None, "is gone"),
     ],
 )
-def test_who_saw_another_state_is_told_and_changes_nothing(
-    decision: str, change: dict[str, Any] | None, said: str
-) -> None:
+def test_who_saw_another_state_is_told_and_changes_nothing(decision, change, said):
     seen = record()
     if change is None:
         IdempotencyRecord.objects.all().delete()
@@ -238,17 +229,17 @@ def test_who_saw_another_state_is_told_and_changes_nothing(
 
 
 @pytest.mark.parametrize("nobody", [None, "", 7])
-def test_a_decision_has_somebody_behind_it(nobody: Any) -> None:
+def test_a_decision_has_somebody_behind_it(nobody):
     seen = record()
     with pytest.raises(TypeError, match="by="):
         mark_not_executed(seen, by=nobody)
     assert state(seen) == ("parked", 1)
 
 
-def test_of_two_who_decide_at_once_one_wins() -> None:
+def test_of_two_who_decide_at_once_one_wins():
     seen = record()
 
-    def decide(decision: Callable[[IdempotencyRecord], None]) -> bool:
+    def decide(decision):
         with suppress(ResolutionRefusedError):
             decision(IdempotencyRecord.objects.get(pk=seen.pk))
             return True
@@ -261,7 +252,7 @@ def test_of_two_who_decide_at_once_one_wins() -> None:
 
 
 @pytest.fixture(autouse=True)
-def audited(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def audited(caplog):
     """The lines of the audit."""
     caplog.set_level(logging.INFO, "idempotency.audit")
     return lambda: [one.getMessage() for one in caplog.records if one.name == "idempotency.audit"]
@@ -269,7 +260,7 @@ def audited(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 @pytest.mark.scenario_28
 @pytest.mark.parametrize("decision", DECISIONS)
-def test_a_decision_leaves_an_audit_entry(decision: str, audited: Callable[[], list[str]]) -> None:
+def test_a_decision_leaves_an_audit_entry(decision, audited):
     user = User.objects.create(username="olga")
     seen = record(idempotency_key="a-rather-long-key", account_id="42")
     arguments = [{"secret": "s"}] if decision == "record_outcome" else []
@@ -286,9 +277,7 @@ def test_a_decision_leaves_an_audit_entry(decision: str, audited: Callable[[], l
 
 
 @pytest.mark.parametrize("commits", [False, True])
-def test_in_a_transaction_of_the_callers_it_stands_or_falls_with_it(
-    commits: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_in_a_transaction_of_the_callers_it_stands_or_falls_with_it(commits, caplog):
     seen = record()
     with transaction.atomic():
         mark_not_executed(seen, by="ops")
@@ -300,9 +289,7 @@ def test_in_a_transaction_of_the_callers_it_stands_or_falls_with_it(
 
 
 @pytest.mark.parametrize("forged", ["\n", "\r", "\x1b[2K", "\x85", "\u2028", "\u202e", "', reason: 'x"])
-def test_nothing_that_a_person_or_a_caller_named_forges_an_audit_line(
-    forged: str, audited: Callable[[], list[str]]
-) -> None:
+def test_nothing_that_a_person_or_a_caller_named_forges_an_audit_line(forged, audited):
     seen = record(f"an{forged}operation", idempotency_key="k" * 9)
     mark_not_executed(seen, by=f"ops{forged}", reason=f"asked{forged}")
     (line,) = audited()
@@ -310,7 +297,7 @@ def test_nothing_that_a_person_or_a_caller_named_forges_an_audit_line(
     assert line.endswith(f"marked not executed by {f'ops{forged}'!r}, reason: {f'asked{forged}'!r}")
 
 
-def test_without_the_admin_there_is_the_log_alone(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_the_admin_there_is_the_log_alone(settings, caplog):
     user = User.objects.create(username="olga")
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django.contrib.admin"]
     mark_not_executed(record(), by=user)
@@ -318,7 +305,7 @@ def test_without_the_admin_there_is_the_log_alone(settings: Any, caplog: pytest.
     assert not LogEntry.objects.exists()
 
 
-def test_a_decision_without_its_audit_entry_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_without_its_audit_entry_is_none(monkeypatch):
     monkeypatch.setattr(LogEntry.objects, "create", Mock(side_effect=RuntimeError("no room")))
     seen = record()
     with pytest.raises(RuntimeError, match="no room"):

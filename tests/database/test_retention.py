@@ -1,14 +1,10 @@
 """The purge deletes what is past retention and never a claim, also under load; and ``purge_idempotency``."""
 
-from __future__ import annotations
-
 import signal
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import pytest
 from django.core.management import CommandError
@@ -19,7 +15,6 @@ from idempotency import REEXECUTE, Operation
 from idempotency.lifecycle import Status
 from idempotency.management import running
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.operate.batches import BatchResult
 from idempotency.operate.purge import PurgeResult, due, purge_batches, purge_body_batches, purge_once
 from idempotency.operate.sweep import recover_batches
 from idempotency.outbox.models import MessageStatus, OutboxMessage
@@ -42,20 +37,20 @@ from tests.records import HOUR, from_now, make_bodies, make_records, remaining
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def make_step(record: int, account: str = "1") -> None:
+def make_step(record, account="1"):
     IdempotencyStep.objects.create(account_id=account, record_id=record, name="charge", result="1")
 
 
 @pytest.mark.parametrize("lease", [HOUR, -HOUR, None], ids=["live", "abandoned", "without lease"])
 @pytest.mark.parametrize("include_parked", [False, True])
-def test_a_claim_is_never_purged(lease: timedelta | None, include_parked: bool) -> None:
+def test_a_claim_is_never_purged(lease, include_parked):
     kept = make_records(3, Status.IN_PROGRESS, lease=lease)
     assert purge_once(include_parked=include_parked) == PurgeResult()
     assert remaining() == {*kept}
 
 
 @pytest.mark.failure_5
-def test_the_application_clock_plays_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_application_clock_plays_no_part(monkeypatch):
     kept = make_records(1, expires=HOUR)
     make_records(1)
     ahead = timezone.now() + timedelta(days=365)
@@ -66,7 +61,7 @@ def test_the_application_clock_plays_no_part(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.scenario_27
 @pytest.mark.failure_30
-def test_steps_go_with_their_records_and_no_others() -> None:
+def test_steps_go_with_their_records_and_no_others():
     gone, parked, *kept = [*make_records(1), *make_records(1, Status.PARKED), *make_records(1, expires=HOUR)]
     other_account, *_ = make_records(1, Status.PARKED, account_id="2")
     for pk, account in IdempotencyRecord.objects.values_list("pk", "account_id"):
@@ -77,7 +72,7 @@ def test_steps_go_with_their_records_and_no_others() -> None:
     assert {*left} == {("1", parked), ("2", other_account), ("2", gone), *(("1", pk) for pk in kept)}
 
 
-def test_records_that_are_kept_do_not_keep_a_batch_from_those_behind_them() -> None:
+def test_records_that_are_kept_do_not_keep_a_batch_from_those_behind_them():
     make_records(3, expires=-3 * HOUR)
     kept = make_records(9, Status.PARKED, expires=-2 * HOUR)
     make_records(3)
@@ -87,11 +82,11 @@ def test_records_that_are_kept_do_not_keep_a_batch_from_those_behind_them() -> N
 
 
 @pytest.mark.sqlite
-def test_steps_are_found_by_their_accounts_and_not_by_every_pair_of_account_and_record() -> None:
+def test_steps_are_found_by_their_accounts_and_not_by_every_pair_of_account_and_record():
     make_records(3)
-    plans: list[str] = []
+    plans = []
 
-    def explain(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:
+    def explain(execute, statement, parameters, many, context):
         if statement.startswith("DELETE") and "idempotency_step" in statement:
             plans.extend(row[3] for row in execute(f"EXPLAIN QUERY PLAN {statement}", parameters, many, context))
         return execute(statement, parameters, many, context)
@@ -107,14 +102,14 @@ def test_steps_are_found_by_their_accounts_and_not_by_every_pair_of_account_and_
 NOT_DUE = {MessageStatus.SENT: {"sent": -HOUR}, MessageStatus.DEAD: {"due": -96 * HOUR}, MessageStatus.PENDING: {}}
 
 
-def purge(**options: Any) -> tuple[int, list[str]]:
+def purge(**options):
     return run_command("purge_idempotency", **options)[:2]
 
 
 make_sent = partial(make_messages, status=MessageStatus.SENT, sent=-96 * HOUR)  # longer ago than the retention
 
 
-def test_it_purges_all_that_is_due_and_says_so() -> None:
+def test_it_purges_all_that_is_due_and_says_so():
     make_records(1_234)
     make_sent(1)
     kept = make_records(2, expires=HOUR) + make_records(2, Status.RECOVERABLE, expires=HOUR)
@@ -131,7 +126,7 @@ def test_it_purges_all_that_is_due_and_says_so() -> None:
     assert purge(verbosity=0) == (0, [])
 
 
-def test_a_dry_run_counts_and_deletes_nothing() -> None:
+def test_a_dry_run_counts_and_deletes_nothing():
     assert purge(dry_run=True) == (0, ["Would purge 0 records from database 'default'."])
     make_records(3)
     make_records(2, Status.RECOVERABLE)
@@ -158,9 +153,7 @@ def test_a_dry_run_counts_and_deletes_nothing() -> None:
         *("bodies are due", "the last batch of bodies was full"),
     ],
 )
-def test_a_run_tells_whether_its_last_batches_have_left_anything(
-    records: int, messages: int, bodies: int, more: bool
-) -> None:
+def test_a_run_tells_whether_its_last_batches_have_left_anything(records, messages, bodies, more):
     make_records(records)
     make_sent(messages)
     make_bodies(bodies)
@@ -170,7 +163,7 @@ def test_a_run_tells_whether_its_last_batches_have_left_anything(
     assert len(remaining()) - bodies + with_bodies + OutboxMessage.objects.count() == int(more)
 
 
-def test_a_verbose_run_reports_each_batch() -> None:
+def test_a_verbose_run_reports_each_batch():
     make_records(1)
     make_sent(2)
     # Where only an empty batch tells that nothing more is due, it has a line, too.
@@ -183,14 +176,14 @@ def test_a_verbose_run_reports_each_batch() -> None:
     ]
 
 
-def test_what_falls_due_after_the_last_batch_is_left_to_the_next_run() -> None:
+def test_what_falls_due_after_the_last_batch_is_left_to_the_next_run():
     make_records(1)
     with receiving(purged, then=make_records):
         assert purge() == (0, ["Purged 1 record from database 'default'."])
     assert len(remaining()) == 1
 
 
-def test_a_signal_ends_a_purge_before_its_messages() -> None:
+def test_a_signal_ends_a_purge_before_its_messages():
     make_records(1)
     make_sent(1)
     with (
@@ -203,7 +196,7 @@ def test_a_signal_ends_a_purge_before_its_messages() -> None:
 
 
 @pytest.mark.parametrize("pause", [-0.1, 3600.1, float("nan"), float("inf")])
-def test_a_wrong_pause_is_named_and_nothing_is_done(pause: float) -> None:
+def test_a_wrong_pause_is_named_and_nothing_is_done(pause):
     ids = make_records(1)
     with pytest.raises(CommandError, match="--pause must be between 0 and 3600 seconds") as refused:
         purge(pause=pause)
@@ -211,9 +204,9 @@ def test_a_wrong_pause_is_named_and_nothing_is_done(pause: float) -> None:
     assert remaining() == {*ids}
 
 
-def test_a_pause_lies_between_batches_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_lies_between_batches_only(monkeypatch):
     make_records(25)
-    slept: list[float] = []
+    slept = []
     monkeypatch.setattr(time, "sleep", slept.append)
     monkeypatch.setattr(time, "monotonic", lambda: sum(slept))
     assert purge(batch_size=10, pause=1.0)[0] == 0
@@ -224,16 +217,16 @@ def test_a_pause_lies_between_batches_only(monkeypatch: pytest.MonkeyPatch) -> N
 # Responses past a retention of their own are deleted, and their records stay
 
 
-def gone() -> set[int]:
+def gone():
     bodies = IdempotencyRecord.objects.filter(body_expires_at=None).values_list("pk", "response_body")
     return {pk for pk, body in bodies if body == BODY_GONE}
 
 
-def purge_bodies() -> list[int]:
+def purge_bodies():
     return [batch.deleted for batch in purge_body_batches()]
 
 
-def test_what_is_due_is_deleted_and_the_rest_of_the_record_stays() -> None:
+def test_what_is_due_is_deleted_and_the_rest_of_the_record_stays():
     due = make_bodies(10)
     make_bodies(1, due=-HOUR)  # is not due yet
     make_records(1, expires=HOUR)  # is kept as long as its record
@@ -245,7 +238,7 @@ def test_what_is_due_is_deleted_and_the_rest_of_the_record_stays() -> None:
     assert IdempotencyRecord.objects.values().get(pk=due[0]) == before | changed
 
 
-def test_what_the_steps_tell_is_deleted_with_the_response() -> None:
+def test_what_the_steps_tell_is_deleted_with_the_response():
     due, kept = make_bodies(1) + make_bodies(1, due=-HOUR)
     for pk in (due, kept):
         make_step(pk)
@@ -253,7 +246,7 @@ def test_what_the_steps_tell_is_deleted_with_the_response() -> None:
     assert IdempotencyStep.objects.get().record_id == kept
 
 
-def test_the_command_purges_records_then_responses_then_messages() -> None:
+def test_the_command_purges_records_then_responses_then_messages():
     make_bodies(2)
     make_records(1)
     make_sent(1)
@@ -269,7 +262,7 @@ def test_the_command_purges_records_then_responses_then_messages() -> None:
 
 
 @pytest.mark.postgres
-def test_a_refusal_of_the_server_ends_the_purge() -> None:
+def test_a_refusal_of_the_server_ends_the_purge():
     kept = make_records(3)
     with (
         before_statement("DELETE FROM", lambda: execute("SELECT pg_cancel_backend(pg_backend_pid())")),
@@ -280,7 +273,7 @@ def test_a_refusal_of_the_server_ends_the_purge() -> None:
 
 
 @pytest.mark.postgres
-def test_a_lock_of_the_whole_table_is_waited_for() -> None:
+def test_a_lock_of_the_whole_table_is_waited_for():
     """As when an index is built. The batch has locked nothing meanwhile."""
     make_records(3)
     with ThreadPoolExecutor(1) as pool:
@@ -305,10 +298,10 @@ claimed_meanwhile = Operation("tests.purge.claimed")
         *(pytest.param(level, marks=pytest.mark.postgres) for level in ("REPEATABLE_READ", "SERIALIZABLE")),
     ],
 )
-def test_purges_sweeps_relays_and_claims_at_once_end_and_no_claim_is_lost(level: str) -> None:
+def test_purges_sweeps_relays_and_claims_at_once_end_and_no_claim_is_lost(level):
     """Nor does a claim wait for the others long enough to be turned away, which would raise here."""
-    live: list[int] = []
-    abandoned: list[int] = []
+    live = []
+    abandoned = []
     for account in "abcdefghij":  # on a cluster they are in several shards
         make_records(30, account_id=account)
         live += make_records(2, Status.IN_PROGRESS, lease=HOUR, account_id=account)
@@ -320,7 +313,7 @@ def test_purges_sweeps_relays_and_claims_at_once_end_and_no_claim_is_lost(level:
     for key in keys[::2]:  # their retention is over, all the same to their claimants
         make_records(1, operation=claimed_meanwhile.name, idempotency_key=key, request_hash=PAYLOAD.request_hash)
 
-    def again_and_again(take: Callable[[], Iterator[BatchResult]]) -> None:
+    def again_and_again(take):
         """Until nothing is due. The database may refuse a batch because of the others."""
         while True:
             try:
@@ -331,7 +324,7 @@ def test_purges_sweeps_relays_and_claims_at_once_end_and_no_claim_is_lost(level:
                 if not store_for("default").is_busy(error):
                     raise
 
-    def claim_all(keys: list[str]) -> None:
+    def claim_all(keys):
         for number, key in enumerate(keys):
             owned = acquire(claimed_meanwhile, key)
             assert isinstance(owned, Ownership), f"{key} was answered from a record past retention"
@@ -339,13 +332,13 @@ def test_purges_sweeps_relays_and_claims_at_once_end_and_no_claim_is_lost(level:
                 ownership.record(owned, OUTCOME)
             (completed if number % 4 < 2 else open_claims).add(owned.fence.id)
 
-    kinds: list[Callable[[], Iterator[BatchResult]]] = [
+    kinds = [
         partial(purge_batches, batch_size=7),
         partial(recover_batches, batch_size=5),
         partial(relay_batches, batch_size=5),
     ]
-    completed: set[int] = set()
-    open_claims: set[int] = set()
+    completed = set()
+    open_claims = set()
     claimants = [partial(claim_all, keys[:20]), partial(claim_all, keys[20:])]
     with at_level(level):
         race([*claimants, *(partial(again_and_again, kind) for kind in kinds * 2)])

@@ -1,15 +1,9 @@
 """A router of the project may keep records in different databases, by their operation or their account."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 from django.core.management import call_command
 from django.db import connections
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 
 from idempotency import PARK, Operation, claim, idempotent
@@ -30,18 +24,18 @@ ELSEWHERE = "elsewhere"
 
 
 class Router:
-    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+    def db_for_read(self, model, **hints):
         # There is no such database, so whatever is read by the router's choice fails.
         return "replica" if model._meta.app_label == "idempotency" else None
 
-    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+    def db_for_write(self, model, **hints):
         if hints.get("operation") in {invoices.name, refunds.name} or hints.get("account_id") == "far":
             return ELSEWHERE
         return None
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(transactional_db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _elsewhere(transactional_db, tmp_path, monkeypatch):
     file = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "elsewhere.sqlite3")}
     options = {"OPTIONS": {"transaction_mode": "IMMEDIATE"}}
     connections.settings[ELSEWHERE] = connections.settings["default"] | file | options
@@ -55,16 +49,16 @@ def _elsewhere(transactional_db: None, tmp_path: Path, monkeypatch: pytest.Monke
     del connections.settings[ELSEWHERE]
 
 
-def _connect() -> None:
+def _connect():
     if connections[ELSEWHERE].connection is None:
         connections[ELSEWHERE].connect()
 
 
-def kept(using: str) -> list[tuple[str, str]]:
+def kept(using):
     return list(IdempotencyRecord.objects.using(using).order_by("id").values_list("account_id", "status"))
 
 
-def test_a_record_stays_in_the_database_that_its_operation_or_its_account_leads_to() -> None:
+def test_a_record_stays_in_the_database_that_its_operation_or_its_account_leads_to():
     for _ in range(2):
         for operation, account_id in ((invoices, "near"), ("tests.routing.charges", "far"), ("charges", "near")):
             with claim(operation, account_id=account_id, key="k") as run:
@@ -78,7 +72,7 @@ def test_a_record_stays_in_the_database_that_its_operation_or_its_account_leads_
     assert key_status(invoices.policy, Scope("near", invoices.name, "another")).status == "unknown"
 
 
-def test_a_claim_elsewhere_is_settled_by_the_sweep_of_its_database_and_resolved_there() -> None:
+def test_a_claim_elsewhere_is_settled_by_the_sweep_of_its_database_and_resolved_there():
     with claim(invoices, account_id="near", key="k") as run:
         run.result = None
     elsewhere = IdempotencyRecord.objects.using(ELSEWHERE)
@@ -93,13 +87,13 @@ def test_a_claim_elsewhere_is_settled_by_the_sweep_of_its_database_and_resolved_
 
 
 @pytest.mark.failure_76
-def test_a_call_is_no_part_of_a_transaction_in_another_database_than_its_record() -> None:
+def test_a_call_is_no_part_of_a_transaction_in_another_database_than_its_record():
     """The transaction would not have its effects, and in an open transaction it can't claim for itself."""
     inner = idempotent(refunds)(lambda request: HttpResponse(status=201))
-    answers: list[int] = []
+    answers = []
 
     @idempotent("tests.routing.outer", account=Fixed("near"))
-    def outer(request: HttpRequest) -> HttpResponse:
+    def outer(request):
         answers.append(inner(request).status_code)
         return HttpResponse(status=201)
 

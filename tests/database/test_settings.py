@@ -3,13 +3,9 @@
 ``CitusStore`` sends them in another way. A server without the extension accepts that, too, so both are tested here.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from itertools import count
-from typing import Any
 
 import pytest
 from django.db import OperationalError, ProgrammingError, connection, connections, transaction
@@ -17,7 +13,7 @@ from django.db import OperationalError, ProgrammingError, connection, connection
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
-from idempotency.store import Fence, Store, store_for
+from idempotency.store import Fence, store_for
 from idempotency.store.postgresql import CitusStore, PostgreSQLStore, choose, statements
 from tests.aliases import reconnected
 from tests.concurrency.racing import race
@@ -40,38 +36,38 @@ NO_DISK = {"synchronous_commit": "off"}
 
 
 @pytest.fixture(params=[PostgreSQLStore, CitusStore])
-def store(request: pytest.FixtureRequest) -> Any:
+def store(request):
     return request.param(connection)
 
 
 @pytest.fixture(params=[False, True], ids=["", "server_side_binding"])
-def binding(request: pytest.FixtureRequest) -> Iterator[bool]:
+def binding(request):
     with reconnected(server_side_binding=request.param):
         vars(connection.features).pop("uses_server_side_binding", None)
         yield request.param
     vars(connection.features).pop("uses_server_side_binding", None)
 
 
-def insert(store: Store, wait_for_disk: bool = True) -> Fence:
+def insert(store, wait_for_disk=True):
     pk = store.insert_claim(SCOPE, HASH, lease=OVER, ttl=OVER, wait_for_disk=wait_for_disk)
     assert pk is not None
     return Fence(SCOPE, pk, 1, HASH)
 
 
-def begun(store: Store) -> Fence:
+def begun(store):
     """A committed claim whose lease is over."""
     IdempotencyRecord.objects.all().delete()
     with transaction.atomic(durable=True):
         return insert(store)
 
 
-def observed(store: Store) -> Fence:
+def observed(store):
     row = store.read(SCOPE)
     assert row is not None
     return row.fence
 
 
-CHANGES: dict[str, Callable[[Any, Fence], bool]] = {
+CHANGES = {
     "take_over": lambda store, fence: store.take_over(observed(store), lease=HOUR, ttl=HOUR),
     "start_over": lambda store, fence: store.start_over(observed(store), HASH, lease=HOUR, ttl=HOUR),
     "park_abandoned": lambda store, fence: store.park_abandoned(observed(store)),
@@ -82,7 +78,7 @@ CHANGES: dict[str, Callable[[Any, Fence], bool]] = {
 }
 
 
-def in_force() -> dict[str, str]:
+def in_force():
     """The settings that differ from those of the session."""
     with connection.cursor() as cursor:
         cursor.execute(
@@ -93,7 +89,7 @@ def in_force() -> dict[str, str]:
         return dict(cursor.fetchall())
 
 
-def test_the_settings_of_a_change_hold_until_its_transaction_ends(store: Any, binding: bool) -> None:
+def test_the_settings_of_a_change_hold_until_its_transaction_ends(store, binding):
     for name, change in CHANGES.items():
         fence = begun(store)
         with transaction.atomic(durable=True):
@@ -104,7 +100,7 @@ def test_the_settings_of_a_change_hold_until_its_transaction_ends(store: Any, bi
 
 
 @pytest.mark.parametrize("wait_for_disk", [False, True])
-def test_a_claim_waits_for_the_disk_if_it_must(store: Any, binding: bool, wait_for_disk: bool) -> None:
+def test_a_claim_waits_for_the_disk_if_it_must(store, binding, wait_for_disk):
     with transaction.atomic(durable=True):
         insert(store, wait_for_disk)
         assert in_force() == WAITING | IDLING | ({} if wait_for_disk else NO_DISK)
@@ -114,7 +110,7 @@ def test_a_claim_waits_for_the_disk_if_it_must(store: Any, binding: bool, wait_f
     assert IdempotencyCounter.objects.filter(operation="tests.settings").count() == 2
 
 
-def test_a_statement_is_committed_when_it_returns_if_one_message_brings_its_settings(store: Any, binding: bool) -> None:
+def test_a_statement_is_committed_when_it_returns_if_one_message_brings_its_settings(store, binding):
     with store.own_statement("A claim"):
         insert(store)
         two_messages = isinstance(store, CitusStore) and binding
@@ -124,14 +120,14 @@ def test_a_statement_is_committed_when_it_returns_if_one_message_brings_its_sett
     assert IdempotencyRecord.objects.count() == 1
 
 
-def test_in_a_test_case_nothing_is_set(store: Any) -> None:
+def test_in_a_test_case_nothing_is_set(store):
     with transaction.atomic(), transaction.atomic():
         assert store.complete(insert(store), OUTCOME, ttl=HOUR)
         assert in_force() == {}
 
 
 @contextmanager
-def locked(fence: Fence) -> Iterator[None]:
+def locked(fence):
     """Another session holds the record."""
     with closing(connection.copy()) as other:
         other.set_autocommit(False)
@@ -140,12 +136,12 @@ def locked(fence: Fence) -> Iterator[None]:
         yield
 
 
-def change_at_once(store: Any, change: Callable[[Any, Fence], bool], fence: Fence) -> None:
+def change_at_once(store, change, fence):
     with store.own_statement("A change"):
         change(store, fence)
 
 
-def test_a_change_sets_its_bound_before_it_waits_for_the_record(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_sets_its_bound_before_it_waits_for_the_record(store, monkeypatch):
     monkeypatch.setattr(statements, "WAITING", statements.Setting("lock_timeout", "10ms"))
     for name, change in CHANGES.items():
         fence = begun(store)
@@ -158,9 +154,9 @@ def test_a_change_sets_its_bound_before_it_waits_for_the_record(store: Any, monk
 
 
 @pytest.fixture
-def unknown(monkeypatch: pytest.MonkeyPatch) -> Any:
+def unknown(monkeypatch):
     """A connection to the same database under a name that this process has not asked yet."""
-    other: Any = connection.copy()
+    other = connection.copy()
     host = other.settings_dict["HOST"]
     monkeypatch.setitem(other.settings_dict, "HOST", ",".join([host] * next(TIMES)))
     yield other
@@ -170,12 +166,12 @@ def unknown(monkeypatch: pytest.MonkeyPatch) -> Any:
 TIMES = count(2)
 
 
-def kind(store: PostgreSQLStore) -> tuple[type, bool]:
+def kind(store):
     return type(store), store.is_provisional
 
 
 @pytest.mark.parametrize("sent", [0, 1])
-def test_the_question_for_the_extension_leaves_the_transaction_as_it_was(unknown: Any, sent: int) -> None:
+def test_the_question_for_the_extension_leaves_the_transaction_as_it_was(unknown, sent):
     unknown.set_autocommit(False)  # as atomic() does
     with unknown.cursor() as cursor:
         for _ in range(sent):
@@ -187,14 +183,14 @@ def test_the_question_for_the_extension_leaves_the_transaction_as_it_was(unknown
     unknown.rollback()
 
 
-def test_a_database_is_asked_once(unknown: Any) -> None:
+def test_a_database_is_asked_once(unknown):
     choose(unknown)
     unknown.close()
     assert kind(choose(unknown)) == (PostgreSQLStore, False)
     assert unknown.connection is None
 
 
-def test_a_database_that_can_not_be_asked_is_asked_again(unknown: Any) -> None:
+def test_a_database_that_can_not_be_asked_is_asked_again(unknown):
     unknown.set_autocommit(False)
     with unknown.cursor() as cursor, pytest.raises(ProgrammingError):
         cursor.execute("SELECT no_such_column")
@@ -204,11 +200,11 @@ def test_a_database_that_can_not_be_asked_is_asked_again(unknown: Any) -> None:
     assert kind(choose(unknown)) == (PostgreSQLStore, False)
 
 
-def test_only_a_store_that_was_chosen_for_sure_is_kept(unknown: Any) -> None:
+def test_only_a_store_that_was_chosen_for_sure_is_kept(unknown):
     host = unknown.settings_dict["HOST"]
 
-    def take() -> None:
-        own: Any = connections["default"]  # a thread has connections of its own
+    def take():
+        own = connections["default"]  # a thread has connections of its own
         own.settings_dict["HOST"] = "/nowhere"
         assert store_for("default") is not store_for("default")
         own.settings_dict["HOST"] = host

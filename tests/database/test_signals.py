@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +26,6 @@ from idempotency.outcome import Outcome
 from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
 from idempotency.protocol.claim import Claim
 from idempotency.protocol.execution import Running, release_or_park, running
-from idempotency.protocol.ownership import Ownership
 from tests.concurrency.traces import end_lease
 from tests.database.claiming import OUTCOME, PAYLOAD
 from tests.records import HOUR, make_records
@@ -38,7 +36,7 @@ SIGNALS = {name: value for name, value in vars(signals).items() if isinstance(va
 
 plain = Operation("tests.signals.plain")
 parks = Operation("tests.signals.park", transaction=False, recovery=PARK)
-FINDING: list[Any] = []
+FINDING = []
 asks = Operation(
     "tests.signals.reconcile", transaction=False, recovery=Reconcile(lambda record: FINDING[0], max_attempts=2)
 )
@@ -52,8 +50,8 @@ class Receiver:
     sent: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
     inside: list[str] = field(default_factory=list)
 
-    def named(self, name: str) -> Callable[..., None]:
-        def receive(sender: Any, signal: Signal, **arguments: Any) -> None:
+    def named(self, name):
+        def receive(sender, signal, **arguments):
             if name in {"claimed", "taken_over"}:
                 assert arguments.pop("request_hash")
             self.sent.append((name, sender, arguments))
@@ -66,7 +64,7 @@ class Receiver:
 
 
 @pytest.fixture(params=[False, True], ids=["receiver", "failing receiver"])
-def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
+def receiver(request):
     """Every test here runs a second time with a receiver that fails, and must come out the same."""
     receiver = Receiver(fails=request.param)
     connected = [(signal, receiver.named(name)) for name, signal in SIGNALS.items()]
@@ -78,43 +76,41 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
     assert receiver.inside == []
 
 
-def acquire(operation: Operation = plain, payload: Payload = PAYLOAD) -> Any:
+def acquire(operation=plain, payload=PAYLOAD):
     return acquire_or_wait(ClaimRequest(operation.policy, Scope("1", operation.name, "k"), payload))
 
 
-def complete(held: Ownership) -> None:
+def complete(held):
     with running(Running(Claim(held))) as slot:
         slot.outcome = OUTCOME
 
 
-def status() -> str:
+def status():
     return IdempotencyRecord.objects.get().status
 
 
-def sent(
-    name: str, operation: Operation | None = plain, attempt: int = 1, **more: Any
-) -> tuple[str, Any, dict[str, Any]]:
+def sent(name, operation=plain, attempt=1, **more):
     return name, operation, {"account_id": "1", "idempotency_key": "k", "attempt": attempt, **more}
 
 
 asked = sent("taken_over", asks, 2)
 
 
-def test_a_run_is_claimed_and_completed_and_its_retry_replayed(receiver: Receiver) -> None:
+def test_a_run_is_claimed_and_completed_and_its_retry_replayed(receiver):
     complete(acquire())
     acquire()
     assert receiver.sent == [sent("claimed"), sent("completed"), sent("replayed")]
     assert status() == Status.COMPLETED
 
 
-def test_a_duplicate_of_a_live_claim_is_a_conflict(receiver: Receiver) -> None:
+def test_a_duplicate_of_a_live_claim_is_a_conflict(receiver):
     acquire()
     with pytest.raises(InProgressError):
         acquire()
     assert receiver.sent == [sent("claimed"), sent("conflicted", attempt=0)]
 
 
-def test_another_payload_is_a_reused_key(receiver: Receiver) -> None:
+def test_another_payload_is_a_reused_key(receiver):
     complete(acquire())
     with pytest.raises(KeyReusedError):
         acquire(payload=Payload({"amount": 2}))
@@ -124,23 +120,21 @@ def test_another_payload_is_a_reused_key(receiver: Receiver) -> None:
 @pytest.mark.parametrize(
     ("operation", "name", "left"), [(plain, "released", Status.RECOVERABLE), (parks, "parked", Status.PARKED)]
 )
-def test_a_run_that_failed_is_released_or_parked(
-    receiver: Receiver, operation: Operation, name: str, left: Status
-) -> None:
+def test_a_run_that_failed_is_released_or_parked(receiver, operation, name, left):
     with pytest.raises(ZeroDivisionError), running(Running(Claim(acquire(operation)))):
         _ = 1 / 0
     assert receiver.sent[1:] == [sent(name, operation)]
     assert status() == left
 
 
-def test_an_attempt_that_declined_and_then_failed_is_a_failure(receiver: Receiver) -> None:
+def test_an_attempt_that_declined_and_then_failed_is_a_failure(receiver):
     held = acquire()
     held.declined = True
     release_or_park(held, "OperationalError: the connection is gone")
     assert receiver.sent[1:] == [sent("released")]
 
 
-def test_an_abandoned_claim_is_taken_over_and_its_owner_learns_it(receiver: Receiver) -> None:
+def test_an_abandoned_claim_is_taken_over_and_its_owner_learns_it(receiver):
     owner = acquire()
     end_lease()
     winner = acquire()
@@ -150,13 +144,13 @@ def test_an_abandoned_claim_is_taken_over_and_its_owner_learns_it(receiver: Rece
     assert receiver.sent[1:] == [sent("taken_over", attempt=2), sent("lease_lost"), sent("completed", attempt=2)]
 
 
-def test_a_record_past_retention_is_claimed_as_a_new_one(receiver: Receiver) -> None:
+def test_a_record_past_retention_is_claimed_as_a_new_one(receiver):
     make_records(1, operation=plain.name, idempotency_key="k", request_hash="v1:0")
     acquire()
     assert receiver.sent == [sent("claimed", attempt=2)]
 
 
-def test_what_nobody_may_run_again_is_parked_by_the_retry(receiver: Receiver) -> None:
+def test_what_nobody_may_run_again_is_parked_by_the_retry(receiver):
     acquire(parks)
     end_lease()
     with pytest.raises(OutcomeUnknownError):
@@ -176,9 +170,7 @@ def test_what_nobody_may_run_again_is_parked_by_the_retry(receiver: Receiver) ->
     ],
     ids=["reexecute", "park", "completed", "not executed", "unknown"],
 )
-def test_the_sweep_tells_what_became_of_each_claim(
-    receiver: Receiver, operation: Operation, finding: Any, expected: list[Any]
-) -> None:
+def test_the_sweep_tells_what_became_of_each_claim(receiver, operation, finding, expected):
     FINDING[:] = [finding]
     acquire(operation)
     end_lease()
@@ -187,7 +179,7 @@ def test_the_sweep_tells_what_became_of_each_claim(
     assert status() == expected[-1][2]["status"]
 
 
-def test_a_retry_that_finds_the_outcome_tells_the_same(receiver: Receiver) -> None:
+def test_a_retry_that_finds_the_outcome_tells_the_same(receiver):
     FINDING[:] = [Completed({})]
     acquire(asks)
     end_lease()
@@ -195,7 +187,7 @@ def test_a_retry_that_finds_the_outcome_tells_the_same(receiver: Receiver) -> No
     assert receiver.sent[1:] == [asked, sent("recovered", asks, 2, status="completed")]
 
 
-def test_an_operator_settles_a_record(receiver: Receiver) -> None:
+def test_an_operator_settles_a_record(receiver):
     make_records(1, Status.PARKED, expires=HOUR, operation=parks.name, idempotency_key="k")
     resolutions.mark_not_executed(IdempotencyRecord.objects.get(), by="ops")
     IdempotencyRecord.objects.update(status=Status.PARKED)
@@ -210,7 +202,7 @@ def test_an_operator_settles_a_record(receiver: Receiver) -> None:
     ]
 
 
-def test_a_purged_batch_is_counted(receiver: Receiver) -> None:
+def test_a_purged_batch_is_counted(receiver):
     make_records(3)
     purge_once()
     purge_once()
@@ -221,18 +213,18 @@ def test_a_purged_batch_is_counted(receiver: Receiver) -> None:
 # The logging filter: each line says which operation it belongs to
 
 
-def named() -> tuple[object, ...]:
+def named():
     record = logging.makeLogRecord({})
     assert ClaimFilter().filter(record) is True
     fields = vars(record)
     return fields["idempotency_operation"], fields["idempotency_trace"], fields["idempotency_attempt"]
 
 
-def test_a_line_bears_the_operation_trace_and_attempt_that_it_was_logged_under() -> None:
+def test_a_line_bears_the_operation_trace_and_attempt_that_it_was_logged_under():
     with claim("tests.log", account_id="7", key=f"{'0' * 32}.{'1' * 36}") as run:
         run.result = named()
     assert run.result == ("tests.log", "0" * 32, 1)
 
 
-def test_outside_of_an_operation_they_are_empty() -> None:
+def test_outside_of_an_operation_they_are_empty():
     assert named() == ("", "", "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -56,7 +55,7 @@ class Record:
     #: The number of the operation that the key stands for.
     life: int = field(default_factory=partial(next, itertools.count()))
 
-    def owned_again(self) -> None:
+    def owned_again(self):
         """An owner, or an outcome, was written: lease and retention begin."""
         self.lease_over = self.retention_over = False
 
@@ -71,7 +70,7 @@ class Held:
     claim: Claim
     ended: set[str] = field(default_factory=set)
 
-    def owns(self, records: dict[Any, Record]) -> bool:
+    def owns(self, records):
         record = self.record
         is_latest = records.get(self.scope) is record and record.attempt == self.attempt
         return is_latest and record.status == "in_progress"
@@ -80,30 +79,30 @@ class Held:
 class Machine(RuleBasedStateMachine):
     steps_made = 0
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.records: dict[tuple[str, str], Record] = {}
-        self.held: list[Held] = []
+        self.records = {}
+        self.held = []
         #: How often the message of each operation was sent.
-        self.messages: dict[int, int] = {}
+        self.messages = {}
         self.calls = 0
         broker.reset()
         for model in (IdempotencyRecord, IdempotencyStep, OutboxMessage):
             model.objects.all().delete()
 
-    def one(self, number: int) -> Held:
+    def one(self, number):
         return self.held[number % len(self.held)]
 
-    def stored(self, scope: tuple[str, str]) -> IdempotencyRecord:
+    def stored(self, scope):
         return IdempotencyRecord.objects.get(operation=OPERATIONS[scope[0]].name, idempotency_key=scope[1])
 
-    def some(self, number: int) -> tuple[tuple[str, str], Record]:
+    def some(self, number):
         scope = sorted(self.records)[number % len(self.records)]
         return scope, self.records[scope]
 
     # A request
 
-    def expected(self, scope: tuple[str, str], payload: int) -> Any:
+    def expected(self, scope, payload):
         """What a request gets: an error, a result, or the record that it owns now."""
         record = self.records.get(scope)
         if record is None:
@@ -126,7 +125,7 @@ class Machine(RuleBasedStateMachine):
         return record
 
     @rule(scope=scopes, payload=st.integers(0, 1))
-    def ask(self, scope: tuple[str, str], payload: int) -> None:
+    def ask(self, scope, payload):
         expected = self.expected(scope, payload)
         if isinstance(expected, type):
             with pytest.raises(expected):
@@ -143,7 +142,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(which=numbers, result=st.integers(0, 1))
-    def complete(self, which: int, result: int) -> None:
+    def complete(self, which, result):
         held = self.one(which)
         record, operation = held.record, OPERATIONS[held.scope[0]]
         mine = self.records.get(held.scope) is record and record.attempt == held.attempt
@@ -161,7 +160,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(which=numbers, parks=st.booleans())
-    def give_up(self, which: int, parks: bool) -> None:
+    def give_up(self, which, parks):
         held = self.one(which)
         ended = (ownership.park if parks else ownership.release)(held.claim.ownership)
         assert ended is held.owns(self.records)
@@ -170,7 +169,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(which=numbers)
-    def renew(self, which: int) -> None:
+    def renew(self, which):
         held = self.one(which)
         try:
             held.claim.renew()
@@ -182,12 +181,12 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(which=numbers, name=st.sampled_from("xy"))
-    def step(self, which: int, name: str) -> None:
+    def step(self, which, name):
         held, calls = self.one(which), self.calls
         if name in held.ended:
             return
 
-        def call() -> str:
+        def call():
             self.calls += 1
             return name
 
@@ -205,7 +204,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(which=numbers, rolls_back=st.booleans())
-    def publish(self, which: int, rolls_back: bool) -> None:
+    def publish(self, which, rolls_back):
         held = self.one(which)
         record = self.records.get(held.scope)
         if record is None:
@@ -227,7 +226,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.records)
     @rule(which=numbers)
-    def lease_ends(self, which: int) -> None:
+    def lease_ends(self, which):
         scope, record = self.some(which)
         if record.status == "in_progress":
             record.lease_over = True
@@ -235,13 +234,13 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.records)
     @rule(which=numbers)
-    def retention_ends(self, which: int) -> None:
+    def retention_ends(self, which):
         scope, record = self.some(which)
         record.retention_over = True
         IdempotencyRecord.objects.filter(pk=self.stored(scope).pk).update(expires_at=from_now(-HOUR))
 
     @rule()
-    def sweep(self) -> None:
+    def sweep(self):
         sweep.recover_once()
         for (operation, _), record in self.records.items():
             if record.status == "in_progress" and record.lease_over:
@@ -249,7 +248,7 @@ class Machine(RuleBasedStateMachine):
                 record.lease_over = False
 
     @rule()
-    def purge(self) -> None:
+    def purge(self):
         over = [key for key, each in self.records.items() if each.retention_over]
         gone = [key for key in over if self.records[key].status in {"completed", "recoverable"}]
         assert purge_once().deleted == len(gone)
@@ -257,7 +256,7 @@ class Machine(RuleBasedStateMachine):
             del self.records[key]
 
     @rule()
-    def relay(self) -> None:
+    def relay(self):
         relay_once()
         self.messages = dict.fromkeys(self.messages, 1)
 
@@ -265,7 +264,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.records)
     @rule(which=numbers, decision=st.sampled_from(["not executed", "outcome", "release"]))
-    def decide(self, which: int, decision: str) -> None:
+    def decide(self, which, decision):
         scope, record = self.some(which)
         may = record.status == "parked"
         try:
@@ -288,7 +287,7 @@ class Machine(RuleBasedStateMachine):
         record.status, record.lease_over = "recoverable", False
 
     @invariant()
-    def the_table_is_as_the_model(self) -> None:
+    def the_table_is_as_the_model(self):
         Machine.steps_made += 1
         stored = {
             (operation.rpartition(".")[2], key): (status, attempt)
@@ -303,7 +302,7 @@ class Machine(RuleBasedStateMachine):
         assert len(broker.deliveries) == sum(self.messages.values())
 
 
-def try_sequences(count: int) -> None:
+def try_sequences(count):
     run_state_machine_as_test(
         Machine,
         settings=settings(
@@ -316,14 +315,14 @@ def try_sequences(count: int) -> None:
     )
 
 
-def test_any_sequence_of_calls_does_what_the_model_does(count: int | None) -> None:
+def test_any_sequence_of_calls_does_what_the_model_does(count):
     before = Machine.steps_made
     try_sequences(count or SEQUENCES)
     assert Machine.steps_made > before
     note("sequences", calls=Machine.steps_made - before, database=connection.vendor, violations=0)
 
 
-def test_a_sweep_that_frees_what_may_not_run_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_frees_what_may_not_run_again_is_found(monkeypatch):
     settle = sweep.settle_as
     monkeypatch.setattr(sweep, "settle_as", lambda status, *rest: settle(Status.RECOVERABLE, *rest))
     with pytest.raises(AssertionError):

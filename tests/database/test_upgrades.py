@@ -1,8 +1,5 @@
 """This release beside a newer one: its code on tables that a later migration has extended, and beside newer records."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -34,7 +31,7 @@ TABLES = [model._meta.db_table for model in (IdempotencyRecord, IdempotencyStep,
 
 
 @pytest.fixture
-def newer_tables() -> Iterator[None]:
+def newer_tables():
     """Tables as an additive migration leaves them: each has a nullable column more, and one with a default."""
     for table in TABLES:
         execute(f"ALTER TABLE {table} ADD COLUMN later_note varchar(20) NULL")
@@ -46,12 +43,12 @@ def newer_tables() -> Iterator[None]:
 
 
 @pytest.fixture
-def operation() -> Iterator[Operation]:
+def operation():
     with forgetting_operations("upgrades."):
         yield Operation("upgrades.run", transaction=False, recovery=PARK, ttl=timedelta(hours=2))
 
 
-def test_the_life_of_a_record_goes_on_while_a_newer_release_migrates(newer_tables: None, operation: Operation) -> None:
+def test_the_life_of_a_record_goes_on_while_a_newer_release_migrates(newer_tables, operation):
     first = acquire(operation)
     Claim(first).step("pay", lambda: 71)
     assert ownership.release(first, "refused")
@@ -73,7 +70,7 @@ def test_the_life_of_a_record_goes_on_while_a_newer_release_migrates(newer_table
     assert purge_once().deleted == 1
 
 
-def test_an_abandoned_claim_is_taken_over_on_newer_tables(newer_tables: None) -> None:
+def test_an_abandoned_claim_is_taken_over_on_newer_tables(newer_tables):
     with forgetting_operations("upgrades."):
         operation = Operation("upgrades.again")
         acquire(operation)
@@ -81,7 +78,7 @@ def test_an_abandoned_claim_is_taken_over_on_newer_tables(newer_tables: None) ->
         assert acquire(operation).attempt == 2
 
 
-def test_messages_and_counts_are_written_to_newer_tables(newer_tables: None, operation: Operation) -> None:
+def test_messages_and_counts_are_written_to_newer_tables(newer_tables, operation):
     IdempotencyCounter.objects.all().delete()
     counters.reset()
     acquire(operation)
@@ -93,7 +90,7 @@ def test_messages_and_counts_are_written_to_newer_tables(newer_tables: None, ope
     assert broker.payloads == [{"id": 1}]
 
 
-def test_upkeep_leaves_a_record_alone_whose_status_only_a_newer_release_knows(operation: Operation) -> None:
+def test_upkeep_leaves_a_record_alone_whose_status_only_a_newer_release_knows(operation):
     _, newer = make_records(2, operation=operation.name)
     IdempotencyRecord.objects.filter(pk=newer).update(status="sealed", lease_expires_at=from_now(-HOUR))
     assert recover_once().settled == 0

@@ -1,13 +1,10 @@
 """One stage for all delivery tests of a session: a broker, a database, providers and a zygote of its own."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 
 import pytest
 
-from tests.delivery.stage import BROKERS, Stage, stage
+from tests.delivery.stage import BROKERS, stage
 from tests.harness.servers import skip_without_redis
 
 #: Redis comes with the test environment. RabbitMQ is asked for by an environment that knows it to be installed.
@@ -15,7 +12,7 @@ BROKER = os.environ.get("DELIVERY_BROKER", "redis")
 
 
 @pytest.fixture(scope="session")
-def shared() -> Iterator[Stage]:
+def shared():
     assert BROKER in BROKERS, f"DELIVERY_BROKER is one of {list(BROKERS)}, and not {BROKER!r}"
     if BROKER == "redis":
         skip_without_redis()

@@ -10,17 +10,14 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from testproject.harness.redis import Redis
 from tests.delivery import names, tally
-from tests.delivery.stage import Scene, Stage
+from tests.delivery.stage import Scene
 from tests.delivery.tally import Verdict, judge
-from tests.harness.keeper import Keeper
 from tests.harness.proxy import Proxy
 from tests.harness.strikes import Strike, held
 from tests.harness.world import LONG_AGO
-from tests.harness.zygote import Fork
 
 #: Seconds for which the claim of a worker that was killed is in the way of the next one, by the real clock.
 LEASE = 2.0
@@ -35,7 +32,7 @@ class Fault:
     deduplicate: bool = False
 
 
-def run(stage: Stage, name: str, messages: int, **defaults: Any) -> Verdict:
+def run(stage, name, messages, **defaults):
     """Play a script with so many messages of each kind. ``defaults`` are part of every process's specification."""
     fault, verdict = FAULTS[name], Verdict(name, stage.broker.name)
     started = time.monotonic()
@@ -50,9 +47,7 @@ def run(stage: Stage, name: str, messages: int, **defaults: Any) -> Verdict:
     return verdict
 
 
-def consume(
-    scene: Scene, verdict: Verdict, *strikes: Strike, meanwhile: Callable[[], object] = lambda: None, **options: Any
-) -> Keeper[Fork]:
+def consume(scene, verdict, *strikes, meanwhile=lambda: None, **options):
     """Workers that are struck consume all messages, which a relay sends while they come up.
 
     kombu takes a message off Redis' list first and notes that it has it afterwards. Whoever dies in between, the
@@ -69,7 +64,7 @@ def consume(
     return keeper
 
 
-def consume_outbox(scene: Scene, **options: Any) -> None:
+def consume_outbox(scene, **options):
     """Workers consume all messages, which are published before any is sent."""
     scene.start_workers()
     scene.publish(**options)
@@ -77,15 +72,15 @@ def consume_outbox(scene: Scene, **options: Any) -> None:
     scene.settle()
 
 
-def one_in(scene: Scene, share: int, least: int = 2) -> int:
+def one_in(scene, share, least=2):
     """Of how many messages one is struck, so that ``share`` of them are, and at least ``least`` in all."""
     return max(1, min(share, scene.count // least))
 
 
-def struck_by(act: str, place: str, share: int, **options: Any) -> Callable[[Scene, Verdict], None]:
+def struck_by(act, place, share, **options):
     """A process of a worker is killed at a place that one message in ``share`` reaches."""
 
-    def script(scene: Scene, verdict: Verdict) -> None:
+    def script(scene, verdict):
         every = one_in(scene, share)
         # Protected messages and the control's are struck far from each other. Whoever dies takes along what else its
         # worker has at hand, and of a message that was just committed there is no second run that could be struck.
@@ -101,7 +96,7 @@ def struck_by(act: str, place: str, share: int, **options: Any) -> Callable[[Sce
     return script
 
 
-def redelivered_while_it_runs(scene: Scene, verdict: Verdict) -> None:
+def redelivered_while_it_runs(scene, verdict):
     """Redis: the visibility timeout is shorter than the task. RabbitMQ: the connection is lost, and with it the
     delivery. In both the message is delivered again while its first run goes on, and goes on to its end.
     """
@@ -113,7 +108,7 @@ def redelivered_while_it_runs(scene: Scene, verdict: Verdict) -> None:
     else:
         with Proxy(scene.stage.broker.url) as proxy:
 
-            def cut(label: str) -> int:
+            def cut(label):
                 scene.outages += 1
                 return proxy.cut()
 
@@ -122,10 +117,10 @@ def redelivered_while_it_runs(scene: Scene, verdict: Verdict) -> None:
     judge(scene, verdict)
 
 
-def release_each(scene: Scene, may_go: Callable[[str], object]) -> Callable[[], None]:
+def release_each(scene, may_go):
     """For each message that a task is held at, something is done until it may go."""
 
-    def release() -> None:
+    def release():
         for label in held(scene.marks):
             if may_go(label):
                 scene.marks.leave(f"go.{label}")
@@ -133,14 +128,14 @@ def release_each(scene: Scene, may_go: Callable[[str], object]) -> Callable[[], 
     return release
 
 
-def published_twice(scene: Scene, verdict: Verdict) -> None:
+def published_twice(scene, verdict):
     consume_outbox(scene, sender=names.TWICE)
     verdict.struck = scene.count
     judge(scene, verdict)
     verdict.expect(verdict.kept.deliveries >= 2 * scene.count, "not every message was delivered twice")
 
 
-def confirm_lost(scene: Scene, verdict: Verdict) -> None:
+def confirm_lost(scene, verdict):
     """The broker has the message and says so, and the connection breaks before the relay hears it."""
     scene.start_workers()
     scene.publish()
@@ -151,7 +146,7 @@ def confirm_lost(scene: Scene, verdict: Verdict) -> None:
     judge(scene, verdict)
 
 
-def relay_killed(scene: Scene, verdict: Verdict) -> None:
+def relay_killed(scene, verdict):
     """Between the broker's confirm and the mark that it was sent."""
     scene.start_workers()
     scene.publish()
@@ -169,7 +164,7 @@ def relay_killed(scene: Scene, verdict: Verdict) -> None:
     judge(scene, verdict)
 
 
-def relay_frozen(scene: Scene, verdict: Verdict) -> None:
+def relay_frozen(scene, verdict):
     """Relays freeze with a batch each. Their leases end, others send everything, and then they wake and send it too."""
     scene.start_workers()
     scene.publish()
@@ -189,7 +184,7 @@ def relay_frozen(scene: Scene, verdict: Verdict) -> None:
     judge(scene, verdict)
 
 
-def relays_at_once(scene: Scene, verdict: Verdict) -> None:
+def relays_at_once(scene, verdict):
     """Four relays on one backlog: nothing is even published twice."""
     scene.start_workers()
     scene.publish()
@@ -209,7 +204,7 @@ def relays_at_once(scene: Scene, verdict: Verdict) -> None:
         verdict.expect(found.deliveries == scene.count, f"{found.deliveries} deliveries of {scene.count} messages")
 
 
-def producer_rolled_back(scene: Scene, verdict: Verdict) -> None:
+def producer_rolled_back(scene, verdict):
     """Of four operations one is rolled back for good, and one is rolled back and tried again. The control publishes as
     it is done without an outbox. Others commit so late that messages with higher ids are sent before.
     """
@@ -233,7 +228,7 @@ def producer_rolled_back(scene: Scene, verdict: Verdict) -> None:
     judge(scene, verdict, scene.labels("kept", committed) + late, scene.labels("plain", committed))
 
 
-def broker_restarted(scene: Scene, verdict: Verdict) -> None:
+def broker_restarted(scene, verdict):
     """Killed in mid-load, with messages queued and others under way. While it is gone a task ends, whose message can't
     be acknowledged then. It is started again, on what it has on disk, when a worker has failed to reach it.
     """
@@ -241,7 +236,7 @@ def broker_restarted(scene: Scene, verdict: Verdict) -> None:
     workers = 2
     broker = scene.stage.broker
 
-    def restart(label: str) -> bool:
+    def restart(label):
         failures = scene.log().count("Cannot connect to")
         scene.outages += 1
         broker.kill()
@@ -257,7 +252,7 @@ def broker_restarted(scene: Scene, verdict: Verdict) -> None:
     judge(scene, verdict)
 
 
-def other_payload(scene: Scene, verdict: Verdict) -> None:
+def other_payload(scene, verdict):
     """Each protected message is published again under its id with another amount. One of the two is dead-lettered."""
     consume_outbox(scene)
     sent = scene.stage.query(
@@ -281,7 +276,7 @@ def other_payload(scene: Scene, verdict: Verdict) -> None:
     judge(scene, verdict, dead_letters=scene.count)
 
 
-def poison(scene: Scene, verdict: Verdict) -> None:
+def poison(scene, verdict):
     """Messages that kill their worker's child at every run. The control's are let through after the sixth, because
     nothing else would end them.
     """
@@ -297,7 +292,7 @@ def poison(scene: Scene, verdict: Verdict) -> None:
     judge(scene, verdict, scene.labels("kept", others), dead_letters=len(poisonous), cut_off=len(poisonous))
 
 
-def forgotten(scene: Scene, verdict: Verdict) -> None:
+def forgotten(scene, verdict):
     """All messages are delivered again long after. For the second half the inbox has forgotten by then, which is what a
     retention shorter than the broker's longest redelivery comes to: they serve as the control.
     """

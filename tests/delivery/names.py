@@ -1,7 +1,5 @@
 """Names that the harness and its processes share. The harness itself loads no Django."""
 
-from __future__ import annotations
-
 #: The tasks: one that is protected, and its control.
 KEPT = "delivery.kept"
 PLAIN = "delivery.plain"

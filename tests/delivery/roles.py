@@ -1,16 +1,12 @@
 """What a forked process does: work, relay, or produce. Each is told what to do by a specification in JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from django.conf import settings
 from django.db import connections, transaction
@@ -24,12 +20,7 @@ from idempotency.protocol import faults
 from testproject.celery import app
 from testproject.harness.marks import Marks
 from tests.delivery import names, tasks
-from tests.harness.channel import Channel
 from tests.harness.strikes import Strike, Strikes
-
-Spec = dict[str, Any]
-#: What a process tells of its work when it has done it.
-Told = dict[str, Any]
 
 #: Whose operations the producers run, and so whose messages are consumed.
 ACCOUNT = "7"
@@ -46,13 +37,13 @@ LOADED_ONCE = (
 )
 
 
-def load() -> None:
+def load():
     """In the zygote."""
     for module in LOADED_ONCE:
         import_module(module)
 
 
-def run(spec: Spec, channel: Channel) -> None:
+def run(spec, channel):
     """In its fork: point it at its broker, break it where it is told to, and let it do its work."""
     app.conf.update(
         broker_url=spec["broker"],
@@ -73,7 +64,7 @@ def run(spec: Spec, channel: Channel) -> None:
     connections.close_all()
 
 
-def work(spec: Spec, channel: Channel) -> None:
+def work(spec, channel):
     """A Celery worker with a prefork pool. Runs until it is killed."""
     tasks.count_deliveries()
     worker = app.Worker(
@@ -89,7 +80,7 @@ def work(spec: Spec, channel: Channel) -> None:
     sys.exit(worker.exitcode)
 
 
-def relay(spec: Spec, channel: Channel) -> Told:
+def relay(spec, channel):
     """Relay until nothing has been due for a moment and the harness has let go, and tell how much was sent."""
     channel.tell(event="ready")
     channel.wait()
@@ -102,7 +93,7 @@ def relay(spec: Spec, channel: Channel) -> Told:
         time.sleep(PAUSE)  # a relay looks again after a while; nothing tells it of a new message
 
 
-def produce(spec: Spec, channel: Channel) -> Told:
+def produce(spec, channel):
     """Publish a message to each task for every number, each pair from an operation of its own.
 
     Of ``rolled_back`` operations, every fourth is rolled back for good, and the one after it is rolled back and tried
@@ -121,13 +112,13 @@ class RolledBackError(Exception):
     """The operation fails after it has published."""
 
 
-def _passes(spec: Spec, number: int) -> list[bool]:
+def _passes(spec, number):
     if not spec.get("rolled_back"):
         return [False]
     return {0: [True], 1: [True, False]}.get(number % 4, [False])
 
 
-def _order(spec: Spec, number: int, rolls_back: bool) -> None:
+def _order(spec, number, rolls_back):
     label = f"{spec['name']}-{{}}-{number:05d}"
     with claim(ORDER, account_id=ACCOUNT, key=label.format("order"), payload=number) as run:
         publish(names.KEPT, {"label": label.format("kept")}, sender=spec["sender"])
@@ -141,7 +132,7 @@ def _order(spec: Spec, number: int, rolls_back: bool) -> None:
             raise RolledBackError
 
 
-def produce_late(spec: Spec, channel: Channel) -> Told:
+def produce_late(spec, channel):
     """Publish, and hold the transaction open until it is told to commit: the message has a low id and appears late."""
     with transaction.atomic():
         message = publish(names.KEPT, {"label": spec["label"]}, sender=names.ONCE)
@@ -150,24 +141,24 @@ def produce_late(spec: Spec, channel: Channel) -> Told:
     return {}
 
 
-def call_tasks(spec: Spec, channel: Channel) -> Told:
+def call_tasks(spec, channel):
     """Publish past the outbox. The file ``calls`` has lists of a task's name, its arguments and options."""
     for name, kwargs, options in json.loads(Path(spec["calls"]).read_text()):
         app.send_task(name, kwargs=kwargs, **options)
     return {}
 
 
-def purge(spec: Spec, channel: Channel) -> Told:
+def purge(spec, channel):
     """Delete all records that are past their retention."""
     return {"deleted": sum(batch.deleted for batch in purge_batches())}
 
 
-def resend(spec: Spec, channel: Channel) -> Told:
+def resend(spec, channel):
     """Have those messages sent again that never reached their consumer."""
     return {"found": resend_lost_messages(older_than=timedelta(0))}
 
 
-ROLES: dict[str, Callable[[Spec, Channel], Told | None]] = {
+ROLES = {
     "worker": work,
     "relay": relay,
     "producer": produce,

@@ -3,29 +3,23 @@
 What is counted is read through connections that know nothing of the package.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 from uuid import uuid4
 
 from kombu import Connection
 
 from testproject.harness.marks import Marks
 from testproject.harness.redis import Redis, redelivering, running_redis
-from testproject.provider import Provider
 from tests.delivery import names
 from tests.harness.keeper import Keeper
-from tests.harness.rabbitmq import Rabbit, running_rabbitmq
-from tests.harness.strikes import Strike
-from tests.harness.world import LONG_AGO, Database, World, world
-from tests.harness.zygote import Fork, ImpossibleError
+from tests.harness.rabbitmq import running_rabbitmq
+from tests.harness.world import LONG_AGO, Database, world
+from tests.harness.zygote import ImpossibleError
 
 BROKERS = {"redis": running_redis, "rabbitmq": running_rabbitmq}
 #: Seconds after which Redis delivers a message again that nobody has acknowledged, in scripts that don't say otherwise.
@@ -36,7 +30,7 @@ VISIBILITY = 600.0
 class Stage:
     """One broker and one database, on which one script runs after the other."""
 
-    def __init__(self, broker: Redis | Rabbit, shared: World, database: Database) -> None:
+    def __init__(self, broker, shared, database):
         self.broker = broker
         self.zygote = shared.zygote
         self.log = shared.log
@@ -46,7 +40,7 @@ class Stage:
         self._providers = shared.providers
 
     @contextmanager
-    def scene(self, name: str, count: int, *, deduplicate: bool = False, **defaults: Any) -> Iterator[Scene]:
+    def scene(self, name, count, *, deduplicate=False, **defaults):
         """What one script has to itself: names, a queue, marks, and the processes that it starts.
 
         :param count: of how many messages of each kind.
@@ -61,9 +55,7 @@ class Stage:
 
 
 class Scene:
-    def __init__(
-        self, stage: Stage, name: str, count: int, marks: Marks, provider: Provider, defaults: dict[str, Any]
-    ) -> None:
+    def __init__(self, stage, name, count, marks, provider, defaults):
         self.stage = stage
         self.name = name
         self.count = count
@@ -72,20 +64,20 @@ class Scene:
         self._defaults = defaults
         #: How often the broker, or the connection to it, was taken from the workers.
         self.outages = 0
-        self._processes: list[Fork] = []
-        self._keepers: list[Keeper[Fork]] = []
+        self._processes = []
+        self._keepers = []
         self._log_offset = stage.log.stat().st_size
 
-    def labels(self, kind: str, numbers: Iterable[int] | None = None) -> list[str]:
+    def labels(self, kind, numbers=None):
         """The labels of messages of a kind; by default of all."""
         return [f"{self.name}-{kind}-{number:05d}" for number in (range(self.count) if numbers is None else numbers)]
 
     # Processes
 
-    def spec(self, role: str, *strikes: Strike, **more: Any) -> dict[str, Any]:
+    def spec(self, role, *strikes, **more):
         options = {**self._defaults, **more}
         visibility = options.pop("visibility", VISIBILITY)
-        transport: dict[str, Any] = {"confirm_publish": True}
+        transport = {"confirm_publish": True}
         if isinstance(self.stage.broker, Redis):
             transport = {**redelivering(visibility, look_every=0.2), "unacked_restore_limit": 1000}
         return {
@@ -101,20 +93,20 @@ class Scene:
             **options,
         }
 
-    def start(self, role: str, *strikes: Strike, **more: Any) -> Fork:
+    def start(self, role, *strikes, **more):
         process = self.stage.zygote.fork(**self.spec(role, *strikes, **more))
         self._processes.append(process)
         return process
 
-    def run(self, role: str, **more: Any) -> dict[str, Any]:
+    def run(self, role, **more):
         """Start a process, wait until it has done its work, and return what it tells of it."""
         return self.start(role, **more).expect("done")
 
-    def publish(self, **more: Any) -> None:
+    def publish(self, **more):
         """Run the operations that publish all messages."""
         self.run("producer", numbers=[0, self.count], **more)
 
-    def start_workers(self, *strikes: Strike, count: int = 2, **more: Any) -> Keeper[Fork]:
+    def start_workers(self, *strikes, count=2, **more):
         """Workers that are started again when they have died."""
         spec = self.spec("worker", *strikes, **more)
         keeper = Keeper(
@@ -125,25 +117,24 @@ class Scene:
         self._keepers.append(keeper)
         return keeper
 
-    def start_relay(self, *strikes: Strike, **more: Any) -> Fork:
+    def start_relay(self, *strikes, **more):
         process = self.start("relay", *strikes, **more)
         process.expect("ready")
         process.go()
         return process
 
-    def finish(self, relay: Fork) -> int:
+    def finish(self, relay):
         """Let a relay end when nothing is due, and say how much it has sent."""
         relay.go()
-        sent: int = relay.expect("done")["sent"]
-        return sent
+        return relay.expect("done")["sent"]
 
-    def relay_all(self, **more: Any) -> int:
+    def relay_all(self, **more):
         """Relay until nothing is left to be sent, whoever has had it before."""
         relay = self.start_relay(**more)
         self.until(lambda: not self.unsent(), "the outbox is empty", meanwhile=self.end_backoffs)
         return self.finish(relay)
 
-    def end(self) -> None:
+    def end(self):
         for keeper in self._keepers:
             keeper.stop()
             for process in keeper.started:
@@ -156,7 +147,7 @@ class Scene:
 
     # The database's clock, moved by back-dating
 
-    def end_leases(self) -> None:
+    def end_leases(self):
         """End the leases of all relays that have messages."""
         self.stage.query(
             "UPDATE idempotency_outbox_message SET lease_expires_at = %s "
@@ -164,7 +155,7 @@ class Scene:
             LONG_AGO,
         )
 
-    def end_backoffs(self) -> None:
+    def end_backoffs(self):
         self.stage.query(
             "UPDATE idempotency_outbox_message SET next_try_at = %s WHERE status = 'pending' AND next_try_at > now()",
             LONG_AGO,
@@ -172,15 +163,7 @@ class Scene:
 
     # Looking
 
-    def until(
-        self,
-        condition: Callable[[], Any],
-        what: str,
-        *,
-        meanwhile: Callable[[], object] = lambda: None,
-        limit: float = 60.0,
-        pause: float = 0.02,
-    ) -> Any:
+    def until(self, condition, what, *, meanwhile=lambda: None, limit=60.0, pause=0.02):
         """Wait until it holds, for as long as messages still take effect and ``limit`` seconds longer.
 
         :raises ImpossibleError: nothing happens any more, or a worker keeps ending by itself.
@@ -197,42 +180,42 @@ class Scene:
             time.sleep(pause)  # between two looks at other processes, which have no event to wait for
         return found
 
-    def complaint(self) -> str:
+    def complaint(self):
         """Why the workers can't be relied on, or nothing."""
         return "; ".join(f"A worker {words}" for keeper in self._keepers if (words := keeper.complaint()))
 
-    def log(self) -> str:
+    def log(self):
         """What the script's processes have written."""
         return self.stage.log.read_bytes()[self._log_offset :].decode(errors="replace")
 
-    def unsent(self) -> int:
+    def unsent(self):
         return self.stage.count("SELECT count(*) FROM idempotency_outbox_message WHERE status = 'pending'")
 
-    def deliveries(self) -> int:
+    def deliveries(self):
         """How often a message has reached a task."""
         return len(self.marks.notes("deliveries"))
 
-    def deliveries_of(self, kind: str) -> Counter[str]:
+    def deliveries_of(self, kind):
         return Counter(label for label in self.marks.notes("deliveries") if label.startswith(f"{self.name}-{kind}-"))
 
-    def rows(self, kind: str) -> Counter[str]:
+    def rows(self, kind):
         """How many rows there are of each message that has any."""
         return self.stage.transfers(f"{self.name}-{kind}")
 
-    def payouts(self, kind: str) -> Counter[str]:
+    def payouts(self, kind):
         """How often the provider has paid for each message that it has paid for."""
         prefix = f"{self.name}-{kind}-"
         return Counter(effect.label for effect in self._provider.effects() if effect.label.startswith(prefix))
 
-    def settle(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def settle(self, meanwhile=lambda: None):
         """Wait until nothing is to be sent, nothing is queued, and nothing is with a worker.
 
         A worker has acknowledged a message when the broker no longer counts it. Looked at twice, because kombu takes a
         message off a Redis list a moment before it notes that it has it.
         """
-        calm: list[int] = []
+        calm = []
 
-        def idle() -> bool:
+        def idle():
             if self.unsent() or self.stage.broker.count(self.name):
                 calm.clear()
                 return False
@@ -242,7 +225,7 @@ class Scene:
         # Less often: to ask a broker takes a connection.
         self.until(idle, "all messages are consumed", meanwhile=meanwhile, pause=0.1)
 
-    def send_again_what_was_lost(self) -> int:
+    def send_again_what_was_lost(self):
         """Have those protected messages sent again that the broker had confirmed and that never reached their inbox,
         until every one has, and say how many there were.
         """
@@ -256,14 +239,14 @@ class Scene:
                 "WHERE payload ->> 'label' LIKE %s",
                 f"{self.name}-%",
             )
-            found: int = self.run("resender")["found"]
+            found = self.run("resender")["found"]
             if found < missing:
                 raise ImpossibleError(f"{missing} messages have no record, and {found} were found")
             sent_again += found
             self.settle()
         return sent_again
 
-    def _without_record(self) -> int:
+    def _without_record(self):
         # Citus joins no table that is spread over servers with one that is not, so this is two questions.
         known = set(self.stage.query("SELECT idempotency_key FROM idempotency_record WHERE operation = %s", names.KEPT))
         keys = self.stage.query(
@@ -273,7 +256,7 @@ class Scene:
         )
         return sum(key not in known for key in keys)
 
-    def dead_letters(self) -> list[dict[str, Any]]:
+    def dead_letters(self):
         """Take what lies in the dead-letter queue: the headers of each message."""
         found = []
         with Connection(self.stage.broker.url) as connection:
@@ -289,7 +272,7 @@ class Scene:
         return found
 
 
-def forget(broker: Redis | Rabbit) -> None:
+def forget(broker):
     """Throw away what nobody consumes: nudges, and what a script that failed has left."""
     if isinstance(broker, Redis):
         with broker.client() as client:
@@ -301,7 +284,7 @@ def forget(broker: Redis | Rabbit) -> None:
 
 
 @contextmanager
-def stage(broker_name: str, url: str | None = None) -> Iterator[Stage]:
+def stage(broker_name, url=None):
     """Bring everything up; ``url`` as for ``world``."""
     with (
         BROKERS[broker_name]() as broker,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from testproject.harness.effects import judge_effects
 from tests.delivery import names
-from tests.delivery.stage import Scene
 
 
 @dataclass
@@ -26,7 +24,7 @@ class Count:
     #: Which messages are wrong, for whoever looks into it.
     examples: list[str] = field(default_factory=list)
 
-    def __str__(self) -> str:
+    def __str__(self):
         return (
             f"{self.expected} messages in {self.deliveries} deliveries: "
             f"doubled {self.doubled}, lost {self.lost}, ghosts {self.ghosts}"
@@ -50,14 +48,14 @@ class Verdict:
     seconds: float = 0.0
 
     @property
-    def passed(self) -> bool:
+    def passed(self):
         return not self.problems
 
-    def expect(self, condition: object, problem: str) -> None:
+    def expect(self, condition, problem):
         if not condition:
             self.problems.append(problem)
 
-    def __str__(self) -> str:
+    def __str__(self):
         result = "; ".join(self.problems) or "ok"
         return (
             f"{self.fault} on {self.broker}: {result} (struck {self.struck}; protected {self.kept}; "
@@ -65,7 +63,7 @@ class Verdict:
         )
 
 
-def count(scene: Scene, kind: str, expected: Iterable[str], leave_out: Iterable[str] = ()) -> Count:
+def count(scene, kind, expected, leave_out=()):
     """Compare what was published with the rows in the database and the provider's ledger."""
     wanted, others = set(expected), set(leave_out)
     rows, payouts, deliveries = (
@@ -83,16 +81,7 @@ def count(scene: Scene, kind: str, expected: Iterable[str], leave_out: Iterable[
     )
 
 
-def judge(
-    scene: Scene,
-    verdict: Verdict,
-    kept: Iterable[str] | None = None,
-    plain: Iterable[str] | None = None,
-    *,
-    dead_letters: int = 0,
-    cut_off: int = 0,
-    leave_out: Iterable[str] = (),
-) -> None:
+def judge(scene, verdict, kept=None, plain=None, *, dead_letters=0, cut_off=0, leave_out=()):
     """What must hold after every fault.
 
     :param kept: the protected messages that must have taken effect; by default all.

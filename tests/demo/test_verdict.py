@@ -1,9 +1,6 @@
 """The demo's storms have every trouble, and its verdict sees every fault, and every trouble that never came."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import Any
 
 import pytest
 from httpx import Response
@@ -14,7 +11,7 @@ from testproject.demo.verdict import CHARGES, ORDERS, ROWS, Findings, complaints
 
 
 @pytest.mark.parametrize("is_order", [False, True])
-def test_the_smallest_storm_has_every_trouble(is_order: bool) -> None:
+def test_the_smallest_storm_has_every_trouble(is_order):
     storm = [Charge(number, str(number), is_order) for number in range(FEWEST)]
     assert {charge.trouble for charge in storm} == set(Trouble)
     assert any(charge.is_sent_late for charge in storm)
@@ -32,7 +29,7 @@ STORMS = {
 }
 
 
-def verdict(storm: str, protected: str = "", unprotected: str = "") -> list[str]:
+def verdict(storm, protected="", unprotected=""):
     """The complaints about a good run that differs in one figure."""
     rows = [row for row in ROWS if storm in row.storms]
     troubles = {row.figure: 1 for row in rows if row.must == "more than 0"}
@@ -44,7 +41,7 @@ def verdict(storm: str, protected: str = "", unprotected: str = "") -> list[str]
 
 
 @pytest.mark.parametrize("storm", STORMS)
-def test_any_fault_and_any_trouble_that_never_came_fails(storm: str) -> None:
+def test_any_fault_and_any_trouble_that_never_came_fails(storm):
     assert verdict(storm) == []
     of_protected, of_unprotected = STORMS[storm]
     for changed in of_protected.split():
@@ -61,26 +58,26 @@ EFFECTS = {LABEL: [7]}
 DECLINED = Response(402, json={})
 
 
-def created(pk: int = 7, status: int = 201, **headers: str) -> Response:
+def created(pk=7, status=201, **headers):
     return Response(status, json={"id": pk}, headers={"Location": f"/charges/{pk}/", **headers})
 
 
-def problem(status: int, code: str) -> Response:
+def problem(status, code):
     return Response(status, json={"code": code}, headers={"Content-Type": "application/problem+json"})
 
 
-def told(*answers: Response, **more: Any) -> History:
+def told(*answers, **more):
     return History(Charge(0, LABEL), answers=list(answers), **more)
 
 
-def nonzero(found: Findings) -> dict[str, int]:
+def nonzero(found):
     return {name: value for name, value in found.figures.items() if value and name != "expected"}
 
 
 FINE, WRONG = {"effects": 1}, {"effects": 1, "wrong": 1}
 REPLAY = created(**{"Idempotency-Replayed": "true"})
 #: What the clients of one charge were told, the effects, and what must be found.
-CHARGED: dict[str, tuple[History, dict[str, list[int]], dict[str, int]]] = {
+CHARGED = {
     "one outcome": (
         told(created(), REPLAY, answers_to_changed=[problem(422, "idempotency_key_reused")]),
         EFFECTS,
@@ -124,12 +121,12 @@ CHARGED: dict[str, tuple[History, dict[str, list[int]], dict[str, int]]] = {
 
 
 @pytest.mark.parametrize(("history", "effects", "found"), CHARGED.values(), ids=CHARGED)
-def test_what_is_found_of_a_charge(history: History, effects: Any, found: dict[str, int]) -> None:
+def test_what_is_found_of_a_charge(history, effects, found):
     assert nonzero(judge([history], effects)) == found
 
 
 #: How an accepted and a declined order differ from good ones, and what must be found of both.
-ORDERED: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+ORDERED = {
     "one receipt": ({"answers": [created(), REPLAY]}, FINE),
     "two receipts": ({"receipts": {LABEL: 2}}, {"effects": 2, "doubled": 1}),
     "no receipt": ({"receipts": {}}, {"lost": 1}),
@@ -143,7 +140,7 @@ ORDERED: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
 
 
 @pytest.mark.parametrize(("differs", "found"), ORDERED.values(), ids=ORDERED)
-def test_what_is_found_of_an_accepted_and_a_declined_order(differs: dict[str, Any], found: dict[str, int]) -> None:
+def test_what_is_found_of_an_accepted_and_a_declined_order(differs, found):
     good = {"answers": [created()], "declined": [DECLINED], "charges": EFFECTS, "receipts": {LABEL: 1}}
     told = {**good, **differs}
     histories = [
@@ -154,7 +151,7 @@ def test_what_is_found_of_an_accepted_and_a_declined_order(differs: dict[str, An
     assert (nonzero(findings), findings.figures["expected"]) == (found, 1)
 
 
-def test_the_first_few_of_each_kind_are_shown_with_their_names() -> None:
+def test_the_first_few_of_each_kind_are_shown_with_their_names():
     histories = [told(created(8), gave_up=1) for _ in range(5)]
     found = judge(histories, {LABEL: [7, 7], **{f"other-{number}": [number] for number in range(5)}})
     kinds = Counter(example.partition(" ")[0] for example in found.examples)

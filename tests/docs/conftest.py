@@ -1,24 +1,18 @@
 """The project that the documentation's examples belong to, and how a page's code is run in it."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
 from unittest.mock import patch
-from uuid import UUID
 
 import celery
 import httpx
 import pytest
 from django.db import connections
-from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 from rest_framework import serializers
 
@@ -37,9 +31,6 @@ from tests.outbox import SENDER, broker
 OPTIONAL = {"adrf", "channels", "corsheaders", "django_tenants", "drf_idempotency", "graphql"}
 OPTIONAL |= {"ninja", "strawberry"}
 
-#: Runs a page's examples, and gives all that they have defined, by name.
-RunPage = Callable[[str], dict[str, Any]]
-
 
 class ShopChargeSerializer(serializers.ModelSerializer[models.Charge]):
     class Meta:
@@ -50,35 +41,35 @@ class ShopChargeSerializer(serializers.ModelSerializer[models.Charge]):
 class Provider:
     """What the examples call ``shop.provider``. It deduplicates nothing."""
 
-    def __init__(self) -> None:
-        self.paid: list[tuple[str, int]] = []
+    def __init__(self):
+        self.paid = []
 
-    def pay(self, key: UUID, amount: int) -> dict[str, Any]:
+    def pay(self, key, amount):
         self.paid.append((str(key), amount))
         return {"id": len(self.paid)}
 
 
 @pytest.fixture
-def provider() -> Provider:
+def provider():
     return Provider()
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def waits(monkeypatch):
     """What every transport that a page makes would have slept, in seconds."""
-    waits: list[float] = []
+    waits = []
     monkeypatch.setitem(IdempotentTransport.__init__.__kwdefaults__, "sleep", waits.append)
     return waits
 
 
 @pytest.fixture
-def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[float]) -> Iterator[RunPage]:
+def run_page(monkeypatch, provider, waits):
     """Runs a page's Python. A block that begins with the name of a file becomes that module, which later blocks can
     import. Any other block goes on where the one before it ended. What is published goes to the tests' broker.
     """
-    clients: list[httpx.Client] = []
+    clients = []
 
-    def install(name: str, **names: Any) -> ModuleType:
+    def install(name, **names):
         module = ModuleType(name)
         vars(module).update(names)
         parent, _, child = name.rpartition(".")
@@ -87,8 +78,8 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
         monkeypatch.setitem(sys.modules, name, module)
         return module
 
-    def run(name: str) -> dict[str, Any]:
-        defined: dict[str, Any] = {}
+    def run(name):
+        defined = {}
         for source in blocks(name, "python"):
             imported = set(re.findall(r"^(?:from|import) (\w+)", source, re.MULTILINE))
             if any(find_spec(package) is None for package in imported & OPTIONAL):
@@ -130,14 +121,13 @@ def run_page(monkeypatch: pytest.MonkeyPatch, provider: Provider, waits: list[fl
         app.tasks.pop(name)
 
 
-def post(view: Any, payload: object, *, key: str = "k", user: Any = None) -> HttpResponse:
+def post(view, payload, *, key="k", user=None):
     request = RequestFactory().post("/", payload, content_type="application/json", headers={"Idempotency-Key": key})
     request.user = UserFactory() if user is None else user
-    response: HttpResponse = view(request)
-    return response
+    return view(request)
 
 
-def twice(view: Any, payload: object) -> list[Any]:
+def twice(view, payload):
     user = UserFactory()
     answers = [post(view, payload, user=user) for _ in range(2)]
     assert ["Idempotency-Replayed" in answer for answer in answers] == [False, True]

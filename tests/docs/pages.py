@@ -1,7 +1,5 @@
 """The documentation's pages, and what stands in them: blocks of code, sections, tables."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -15,26 +13,26 @@ PAGES = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def each_page() -> pytest.MarkDecorator:
+def each_page():
     return pytest.mark.parametrize("name", PAGES)
 
 
-def text_of(name: str) -> str:
+def text_of(name):
     return PAGES[name].read_text()
 
 
-def blocks(name: str, *languages: str) -> list[str]:
+def blocks(name, *languages):
     return [text for language, text in FENCED.findall(text_of(name)) if language in languages]
 
 
-def section(name: str, heading: str) -> str:
+def section(name, heading):
     """What stands below a heading of the second or third level."""
     _, found, rest = re.sub(r"^###? ", "## ", text_of(name), flags=re.MULTILINE).partition(f"\n## {heading}\n")
     assert found, heading
     return rest.partition("\n## ")[0]
 
 
-def table(text: str) -> list[list[str]]:
+def table(text):
     """The rows of the tables in ``text``, as cells, without their heads."""
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in row] for row in rows]
@@ -42,7 +40,7 @@ def table(text: str) -> list[list[str]]:
     return [row for number, row in enumerate(cells) if number not in rules and number + 1 not in rules]
 
 
-def code(cell: str) -> str | None:
+def code(cell):
     """What stands in backticks in a cell of a table, or None for a dash."""
     found = re.fullmatch(r"`([^`]+)`", cell)
     return found[1] if found else None

@@ -1,13 +1,8 @@
 """The reconcilers of the documentation, each with the sample's provider and a connection that is cut around a call."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +14,7 @@ from idempotency.operate.sweep import recover_once
 from testproject.provider.faults import Fault
 from testproject.provider.ledger import Ledger
 from testproject.provider.server import Provider
-from tests.docs.conftest import RunPage, post
+from tests.docs.conftest import post
 from tests.factories import UserFactory
 from tests.harness.servers import in_thread
 from tests.records import from_now
@@ -31,7 +26,7 @@ PROBES = ["find_by_key", "find_by_reference", "find_or_wait"]
 
 
 @pytest.fixture
-def payouts_provider(tmp_path: Path) -> Iterator[Provider]:
+def payouts_provider(tmp_path):
     with closing(Ledger(tmp_path / "ledger")) as ledger, in_thread(Provider(0, ledger, deduplicate=False)) as server:
         yield server
 
@@ -41,7 +36,7 @@ class Cut(httpx.HTTPTransport):
 
     cut = ""
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_request(self, request):
         cut, self.cut = self.cut, ""
         if cut == "before":
             raise httpx.ConnectError("cut", request=request)
@@ -53,7 +48,7 @@ class Cut(httpx.HTTPTransport):
 
 
 class Payouts:
-    def __init__(self, page: dict[str, Any], provider: Provider, probe: str, max_attempts: int = 22) -> None:
+    def __init__(self, page, provider, probe, max_attempts=22):
         self.transport = Cut()
         page["provider"]._transport = self.transport
         page["provider"].base_url = f"http://127.0.0.1:{provider.server_address[1]}"
@@ -62,16 +57,16 @@ class Payouts:
         protect = idempotent(f"docs.{probe}", transaction=False, recovery=recovery, lease=page["LEASE"])
         self.view = protect(page["send_payout"].__wrapped__)
 
-    def send(self, *, cut: str = "") -> Any:
+    def send(self, *, cut=""):
         self.transport.cut = cut
         return post(self.view, {"amount": 7}, user=self.user)
 
-    def end_lease(self) -> None:
+    def end_lease(self):
         IdempotencyRecord.objects.update(lease_expires_at=from_now(-timedelta(seconds=1)))
 
 
 @pytest.mark.parametrize("probe", PROBES)
-def test_a_payout_whose_answer_was_lost_is_found(probe: str, run_page: RunPage, payouts_provider: Provider) -> None:
+def test_a_payout_whose_answer_was_lost_is_found(probe, run_page, payouts_provider):
     payouts = Payouts(run_page(PAGE), payouts_provider, probe)
     assert payouts.send(cut="after").status_code == 502
     assert payouts.send().status_code == 409  # the claim is kept for the rest of its lease
@@ -82,9 +77,7 @@ def test_a_payout_whose_answer_was_lost_is_found(probe: str, run_page: RunPage, 
 
 
 @pytest.mark.parametrize("probe", ["find_by_key", "find_by_reference"])
-def test_a_payout_that_never_arrived_is_made_by_the_retry(
-    probe: str, run_page: RunPage, payouts_provider: Provider
-) -> None:
+def test_a_payout_that_never_arrived_is_made_by_the_retry(probe, run_page, payouts_provider):
     payouts = Payouts(run_page(PAGE), payouts_provider, probe)
     assert payouts.send(cut="before").status_code == 502
     payouts.end_lease()
@@ -92,7 +85,7 @@ def test_a_payout_that_never_arrived_is_made_by_the_retry(
     assert [len(effects) for effects in payouts_provider.ledger.by_key.values()] == [1]
 
 
-def test_a_payout_that_nobody_can_tell_of_is_parked(run_page: RunPage, payouts_provider: Provider) -> None:
+def test_a_payout_that_nobody_can_tell_of_is_parked(run_page, payouts_provider):
     payouts = Payouts(run_page(PAGE), payouts_provider, "find_or_wait", max_attempts=3)
     assert payouts.send(cut="before").status_code == 502
     payouts.end_lease()
@@ -103,7 +96,7 @@ def test_a_payout_that_nobody_can_tell_of_is_parked(run_page: RunPage, payouts_p
     assert payouts_provider.ledger.by_key == {}
 
 
-def test_a_reference_that_was_paid_twice_is_left_to_a_person(run_page: RunPage, payouts_provider: Provider) -> None:
+def test_a_reference_that_was_paid_twice_is_left_to_a_person(run_page, payouts_provider):
     payouts = Payouts(run_page(PAGE), payouts_provider, "find_by_reference", max_attempts=2)
     assert payouts.send(cut="after").status_code == 502
     (effect,) = next(iter(payouts_provider.ledger.by_key.values()))
@@ -113,7 +106,7 @@ def test_a_reference_that_was_paid_twice_is_left_to_a_person(run_page: RunPage, 
     assert IdempotencyRecord.objects.get().status == Status.PARKED
 
 
-def test_a_refusal_is_an_outcome(run_page: RunPage, payouts_provider: Provider, monkeypatch: Any) -> None:
+def test_a_refusal_is_an_outcome(run_page, payouts_provider, monkeypatch):
     payouts = Payouts(run_page(PAGE), payouts_provider, "find_by_key")
     monkeypatch.setattr(payouts_provider, "fault_of", lambda payout, asked_for: Fault.REFUSE)
     answers = [payouts.send() for _ in range(2)]

@@ -1,7 +1,5 @@
 """The documentation's examples run, and do what they say."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json
@@ -9,14 +7,12 @@ import re
 import sys
 from dataclasses import fields
 from types import SimpleNamespace
-from typing import Any
 from uuid import uuid4
 
 import django
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.db.models.functions import Now
-from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import path
 from rest_framework.test import force_authenticate
@@ -30,8 +26,8 @@ from idempotency.operate.stats import stats
 from idempotency.operate.sweep import recover_once
 from idempotency.outbox.models import OutboxMessage
 from testproject.models import Charge, Export, Notification, Transfer
-from tests.contrib.servers import Server, answer, cut
-from tests.docs.conftest import Provider, RunPage, post, twice
+from tests.contrib.servers import answer, cut
+from tests.docs.conftest import post, twice
 from tests.docs.pages import PAGES, blocks, text_of
 from tests.factories import RecordFactory, UserFactory
 from tests.records import purge_body_of
@@ -41,11 +37,11 @@ pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if not name.startswith("tutorial/")])
-def test_every_example_runs(name: str, run_page: RunPage) -> None:
+def test_every_example_runs(name, run_page):
     run_page(name)
 
 
-def test_the_job_is_started_once_and_its_duplicates_attach(run_page: RunPage) -> None:
+def test_the_job_is_started_once_and_its_duplicates_attach(run_page):
     view, user = run_page("how-to/start-a-job.md")["create_export"], UserFactory()
     running = [post(view, {"label": "march"}, user=user) for _ in range(2)]
     export = Export.objects.get()
@@ -57,41 +53,40 @@ def test_the_job_is_started_once_and_its_duplicates_attach(run_page: RunPage) ->
 
 
 @pytest.mark.parametrize("name", ["README.md", "how-to/protect-a-view.md"])
-def test_the_plain_view_takes_effect_once(name: str, run_page: RunPage) -> None:
+def test_the_plain_view_takes_effect_once(name, run_page):
     first, retry = twice(run_page(name)["create_transfer"], {"recipient": "carol", "amount": 5})
     assert (first.status_code, retry.status_code, retry.content) == (201, 201, first.content)
     assert Transfer.objects.count() == 1
 
 
 @pytest.mark.parametrize("name", ["README.md", "how-to/protect-a-view.md", "reference/payloads.md"])
-def test_the_viewset_takes_effect_once(name: str, run_page: RunPage) -> None:
+def test_the_viewset_takes_effect_once(name, run_page):
     viewset = run_page(name)["ChargeViewSet"]
     if name == "reference/payloads.md":
         viewset.perform_create = lambda self, serializer: serializer.save(account=self.request.user)
     view = viewset.as_view({"post": "create"})
 
-    def send(request: HttpRequest) -> HttpResponse:
+    def send(request):
         force_authenticate(request, request.user)
-        response: HttpResponse = view(request)
-        return response
+        return view(request)
 
     first, retry = twice(send, {"amount": 1000, "currency": "usd"})
     assert (first.status_code, retry.content) == (201, first.content)
     assert Charge.objects.count() == 1
 
 
-def test_the_block_outside_of_http_keeps_its_result(run_page: RunPage) -> None:
+def test_the_block_outside_of_http_keeps_its_result(run_page):
     send = run_page("how-to/protect-a-view.md")["send_invoice"]
     assert [send("a", "message-1", {"email": "x@example.org"}) for _ in range(2)] == [{"sent_to": "x@example.org"}] * 2
 
 
-def test_the_streamed_report_is_rebuilt(run_page: RunPage) -> None:
+def test_the_streamed_report_is_rebuilt(run_page):
     first, retry = twice(run_page("how-to/stream-a-response.md")["create_report"], {})
     assert b"".join(first) == b"".join(retry) == b"a,b\n1,2\n"
     assert IdempotencyRecord.objects.get().response_reference == "7"
 
 
-def test_the_transfer_is_shown_anew_when_its_body_is_deleted(run_page: RunPage) -> None:
+def test_the_transfer_is_shown_anew_when_its_body_is_deleted(run_page):
     create = run_page("how-to/protect-recorded-data.md")["create_transfer"]
     first, retry = twice(create, {})
     assert retry.content == first.content
@@ -102,7 +97,7 @@ def test_the_transfer_is_shown_anew_when_its_body_is_deleted(run_page: RunPage) 
     assert Transfer.objects.count() == 1
 
 
-def test_the_form_is_sent_once_and_corrected_under_a_new_key(run_page: RunPage, settings: Any) -> None:
+def test_the_form_is_sent_once_and_corrected_under_a_new_key(run_page, settings):
     page = "how-to/protect-a-form.md"
     names = run_page(page)
     first, tagged = blocks(page, "html")
@@ -113,7 +108,7 @@ def test_the_form_is_sent_once_and_corrected_under_a_new_key(run_page: RunPage, 
     browser = Client(enforce_csrf_checks=True)
     browser.force_login(UserFactory())
 
-    def send(shown: Any, url: str = "/", **fields: Any) -> Any:
+    def send(shown, url="/", **fields):
         hidden = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]+)"', shown.content.decode()))
         return browser.post(url, {"recipient": "carol", "amount": 5, **hidden, **fields})
 
@@ -129,12 +124,12 @@ def test_the_form_is_sent_once_and_corrected_under_a_new_key(run_page: RunPage, 
     assert IdempotencyRecord.objects.filter(operation="contact.form").count() == 1
 
 
-def test_the_event_is_taken_once_however_often_it_is_delivered(run_page: RunPage, settings: Any) -> None:
+def test_the_event_is_taken_once_however_often_it_is_delivered(run_page, settings):
     view = run_page("how-to/protect-a-webhook.md")["provider_event"]
     settings.PROVIDER_SECRET = "secret"
     Export.objects.create(pk=uuid4(), label="march", account=UserFactory())
 
-    def deliver(event: dict[str, Any], secret: bytes = b"secret") -> Any:
+    def deliver(event, secret=b"secret"):
         body = json.dumps(event).encode()
         signature = hmac.new(secret, body, "sha256").hexdigest()
         headers = {"X-Signature": signature}
@@ -150,7 +145,7 @@ def test_the_event_is_taken_once_however_often_it_is_delivered(run_page: RunPage
     assert IdempotencyRecord.objects.get().account_id == "provider"
 
 
-def test_the_order_goes_on_behind_its_finished_step(run_page: RunPage, provider: Provider, monkeypatch: Any) -> None:
+def test_the_order_goes_on_behind_its_finished_step(run_page, provider, monkeypatch):
     view, user = run_page("how-to/use-steps.md")["place_order"], UserFactory()
     with monkeypatch.context() as patched:
         patched.setattr("shop.provider.ship", lambda *args: 1 / 0)
@@ -160,7 +155,7 @@ def test_the_order_goes_on_behind_its_finished_step(run_page: RunPage, provider:
     assert len(provider.paid) == 2
 
 
-def test_the_examples_derive_what_they_say(run_page: RunPage) -> None:
+def test_the_examples_derive_what_they_say(run_page):
     keys_of_this_operation = run_page("explanation/derived-keys.md")["keys_of_this_operation"]
     with idempotency.claim("docs.derive", account_id="1", key="k") as run:
         keys = keys_of_this_operation()
@@ -170,14 +165,14 @@ def test_the_examples_derive_what_they_say(run_page: RunPage) -> None:
     assert keys == {"charge": record.derive_key("provider.charge"), "payout": record.derive_text("bank.payout", 30)}
 
 
-def test_the_newsletter_is_written_once(run_page: RunPage) -> None:
+def test_the_newsletter_is_written_once(run_page):
     assert [answer.status_code for answer in twice(run_page("explanation/crashes.md")["send_newsletter"], {})] == [
         201
     ] * 2
     assert Notification.objects.count() == 2
 
 
-def test_a_parked_record_is_resolved_by_what_was_found_out(run_page: RunPage) -> None:
+def test_a_parked_record_is_resolved_by_what_was_found_out(run_page):
     resolve = run_page("how-to/resolve-parked-records.md")["resolve"]
     idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
     for payout_id, status in ((None, Status.RECOVERABLE), (7, Status.COMPLETED)):
@@ -187,7 +182,7 @@ def test_a_parked_record_is_resolved_by_what_was_found_out(run_page: RunPage) ->
         assert (record.status, record.response_status) == (status, 201 if payout_id else None)
 
 
-def test_an_alarm_rings_for_what_is_new_and_then_clears(run_page: RunPage) -> None:
+def test_an_alarm_rings_for_what_is_new_and_then_clears(run_page):
     counters.reset()
     alarms, at_rest = run_page("how-to/monitor.md")["alarms"], stats()
     assert not any(alarms(at_rest).values())
@@ -200,7 +195,7 @@ def test_an_alarm_rings_for_what_is_new_and_then_clears(run_page: RunPage) -> No
     assert not alarms(stats())["clients reuse keys"]
 
 
-def test_a_parked_record_pages_the_operator(run_page: RunPage) -> None:
+def test_a_parked_record_pages_the_operator(run_page):
     page = run_page("how-to/monitor.md")
     claim = RecordFactory(abandoned=True, operation="docs.parked")
     idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
@@ -208,7 +203,7 @@ def test_a_parked_record_pages_the_operator(run_page: RunPage) -> None:
     assert page["PAGES"] == [f"docs.parked of account {claim.account_id}: outcome unknown after attempt 1"]
 
 
-def test_the_envelope_replaces_the_problem(run_page: RunPage) -> None:
+def test_the_envelope_replaces_the_problem(run_page):
     envelope, view = run_page("reference/settings.md")["envelope"], run_page("README.md")["create_transfer"]
     with override_settings(IDEMPOTENCY={"ERROR_RESPONSE": envelope}):
         response = post(view, {}, key="a,b")
@@ -219,17 +214,16 @@ def test_the_envelope_replaces_the_problem(run_page: RunPage) -> None:
 # The pages about clients, whose table is that of the code
 
 
-def test_the_clients_send_one_key_until_they_know(run_page: RunPage, server: Server, waits: list[float]) -> None:
+def test_the_clients_send_one_key_until_they_know(run_page, server, waits):
     page = run_page("how-to/write-a-client.md")
     page["shop"].base_url = page["shop_async"].base_url = server.url
     server.script = [cut, answer(503), answer(201)]
     assert page["charge"](5).status_code == 201
     assert len(waits) == 2
 
-    async def charge() -> int:
+    async def charge():
         async with page["shop_async"]:
-            status: int = (await page["charge_async"](5)).status_code
-            return status
+            return (await page["charge_async"](5)).status_code
 
     assert asyncio.run(charge()) == 201
     assert [request.path for request in server.requests] == ["/charges/"] * 4
@@ -237,12 +231,12 @@ def test_the_clients_send_one_key_until_they_know(run_page: RunPage, server: Ser
     assert len(set(server.keys)) == 2
 
 
-def test_the_order_is_resumed_with_the_key_that_was_saved(run_page: RunPage, server: Server) -> None:
+def test_the_order_is_resumed_with_the_key_that_was_saved(run_page, server):
     page = run_page("how-to/write-a-client.md")
     page["shop"].base_url = server.url
-    saved: list[str] = []
+    saved = []
 
-    def save(*, update_fields: list[str]) -> None:
+    def save(*, update_fields):
         assert update_fields == ["charge_key"]
         assert server.requests == []
         saved.append(order.charge_key)
@@ -254,7 +248,7 @@ def test_the_order_is_resumed_with_the_key_that_was_saved(run_page: RunPage, ser
     assert server.keys == saved * 11
 
 
-def test_the_card_is_charged_under_one_key_by_every_attempt(run_page: RunPage, server: Server) -> None:
+def test_the_card_is_charged_under_one_key_by_every_attempt(run_page, server):
     page = run_page("how-to/call-a-provider.md")
     page["provider"].base_url = server.url
     user = UserFactory()
@@ -267,7 +261,7 @@ def test_the_card_is_charged_under_one_key_by_every_attempt(run_page: RunPage, s
     assert set(server.keys) == {str(IdempotencyRecord.objects.get().derive_key("provider.charge"))}
 
 
-def test_the_table_of_the_policy_is_that_of_the_code() -> None:
+def test_the_table_of_the_policy_is_that_of_the_code():
     text = text_of("how-to/write-a-client.md")
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text.partition("| `RetryPolicy` |")[2], re.MULTILINE)
     default = RetryPolicy()
@@ -284,7 +278,7 @@ FRAMEWORKS = "how-to/use-another-framework.md"
 MUTATION = 'mutation { charge(amount: %d, currency: "usd") %s { id amount } }'
 
 
-def test_the_ninja_route_takes_effect_once(run_page: RunPage, settings: Any) -> None:
+def test_the_ninja_route_takes_effect_once(run_page, settings):
     pytest.importorskip("ninja", reason="Django Ninja is not installed")
     UserFactory(pk=1)
     settings.ROOT_URLCONF = tuple(run_page(FRAMEWORKS)["urlpatterns"])
@@ -298,19 +292,19 @@ def test_the_ninja_route_takes_effect_once(run_page: RunPage, settings: Any) -> 
     assert Charge.objects.count() == 1
 
 
-def test_the_mutation_takes_effect_once(run_page: RunPage) -> None:
+def test_the_mutation_takes_effect_once(run_page):
     pytest.importorskip("strawberry", reason="Strawberry is not installed")
     run_page(FRAMEWORKS)
     schema = sys.modules["shop.strawberry_schema"].schema
-    user: Any = UserFactory()
+    user = UserFactory()
 
-    def mutate(key: str | None, amount: int) -> Any:
+    def mutate(key, amount):
         request = RequestFactory().post("/")
         request.user = user
         mutation = MUTATION % (amount, f'@idempotent(key: "{key}")' if key else "")
         return schema.execute_sync(mutation, context_value=SimpleNamespace(request=request))
 
-    def code(result: Any) -> str:
+    def code(result):
         return str(result.errors[0].extensions["code"])
 
     first, retry = mutate("k", 5), mutate("k", 5)
@@ -324,11 +318,11 @@ def test_the_mutation_takes_effect_once(run_page: RunPage) -> None:
 
 
 @pytest.mark.parametrize("by", ["arguments", "request"])
-def test_the_tool_of_an_agent_takes_effect_once(run_page: RunPage, by: str) -> None:
+def test_the_tool_of_an_agent_takes_effect_once(run_page, by):
     run_page(FRAMEWORKS)
     tool, user = sys.modules["shop.mcp_tools"].charge_tool, UserFactory()
 
-    def call(meta: Any, amount: int = 5) -> Any:
+    def call(meta, amount=5):
         arguments = {"amount": amount, "currency": "usd"}
         if by == "request":
             return tool(user, arguments, meta)
@@ -343,7 +337,7 @@ def test_the_tool_of_an_agent_takes_effect_once(run_page: RunPage, by: str) -> N
 
 
 @pytest.mark.parametrize("deliveries", [1, 2])
-def test_a_task_of_djangos_takes_effect_once(run_page: RunPage, settings: Any, deliveries: int) -> None:
+def test_a_task_of_djangos_takes_effect_once(run_page, settings, deliveries):
     tasks = "django.tasks" if django.VERSION >= (6,) else "django_tasks"  # the package for older versions
     settings.TASKS = {"default": {"BACKEND": f"{tasks}.backends.immediate.ImmediateBackend"}}
     page = run_page("how-to/use-django-tasks.md")

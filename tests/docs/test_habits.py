@@ -1,12 +1,8 @@
 """The files around the code agree: workflows with ``.ci/run``, classifiers with tox, lists of tests with the tests."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tomllib
-from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -19,17 +15,16 @@ CI_RUN = ROOT / ".ci/run"
 TOX = (ROOT / "tox.ini").read_text()
 
 
-def workflow(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
-    return loaded
+def workflow(name):
+    return yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
 
 
-def parts_of(script: Path) -> list[str]:
+def parts_of(script):
     """The parts that ``.ci/run`` describes in its head: those of a whole run, then the long ones."""
     return re.findall(r"^#   (\w+) {2,}", script.read_text(), re.MULTILINE)
 
 
-def test_the_workflows_run_every_part_of_ci_run() -> None:
+def test_the_workflows_run_every_part_of_ci_run():
     jobs = workflow("ci")["jobs"]
     of_ci = jobs["part"]["strategy"]["matrix"]["part"]
     last = jobs["part"]["steps"][-1]
@@ -38,13 +33,13 @@ def test_the_workflows_run_every_part_of_ci_run() -> None:
     assert parts_of(CI_RUN) == of_ci + [command.removeprefix(".ci/run ") for command in weekly]
 
 
-def test_ci_run_refuses_a_part_that_it_does_not_have() -> None:
+def test_ci_run_refuses_a_part_that_it_does_not_have():
     refused = subprocess.run(["bash", CI_RUN, "parts"], capture_output=True, text=True)
     assert refused.returncode == 2
     assert "no part named parts" in refused.stderr
 
 
-def test_the_matrix_is_what_the_classifiers_say() -> None:
+def test_the_matrix_is_what_the_classifiers_say():
     classifiers = PROJECT["project"]["classifiers"]
     pythons = [found[1] for line in classifiers if (found := re.fullmatch(r".* :: Python :: (3\.\d+)", line))]
     assert workflow("matrix")["jobs"]["matrix"]["strategy"]["matrix"]["python"] == pythons
@@ -55,14 +50,14 @@ def test_the_matrix_is_what_the_classifiers_say() -> None:
     assert f"Django {djangos[0]} to {djangos[-1]} on Python {pythons[0]} to {pythons[-1]}" in readme
 
 
-def test_the_version_has_one_source() -> None:
+def test_the_version_has_one_source():
     assert "version" not in PROJECT["project"]
     assert PROJECT["tool"]["hatch"]["version"]["path"] == "idempotency/__init__.py"
     changelog = (ROOT / "CHANGELOG.md").read_text()
     assert re.search(rf"^## \[{re.escape(idempotency.__version__)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE)
 
 
-def test_only_the_limits_speak_of_the_future() -> None:
+def test_only_the_limits_speak_of_the_future():
     """What is to come is in no place that a user reads as a fact."""
     texts = [
         *ROOT.glob("*.md"),
@@ -81,7 +76,7 @@ def test_only_the_limits_speak_of_the_future() -> None:
     assert said == set()
 
 
-def test_the_configurations_are_read() -> None:
+def test_the_configurations_are_read():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     assert all(hook["language"] == "system" for hook in hooks)
     documentation = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
@@ -90,7 +85,7 @@ def test_the_configurations_are_read() -> None:
     assert command.split()[1] in PROJECT["dependency-groups"]
 
 
-def test_the_reading_order_names_files_and_functions_that_exist() -> None:
+def test_the_reading_order_names_files_and_functions_that_exist():
     _, _, text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Read the code in this order")
     names = re.findall(r"`([^`]+)`", text.partition("\n## ")[0])
     files = [ROOT / name for name in names if name.startswith("idempotency/")]
@@ -104,7 +99,7 @@ def test_the_reading_order_names_files_and_functions_that_exist() -> None:
 # The lists of tests: FAILURES.md and README.md
 
 
-def test_each_failure_has_a_test_or_a_reason_and_no_test_names_another() -> None:
+def test_each_failure_has_a_test_or_a_reason_and_no_test_names_another():
     """The marks are those in the sources of all tests, whichever of them are collected here."""
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
     used = {name for text in texts for name in re.findall(r"mark\.((?:scenario|failure)_\w+)", text)}
@@ -115,7 +110,7 @@ def test_each_failure_has_a_test_or_a_reason_and_no_test_names_another() -> None
         assert numbers == list(range(1, len(numbers) + 1)) != []
 
 
-def test_each_module_has_tests_in_the_readme_and_each_row_names_what_exists() -> None:
+def test_each_module_has_tests_in_the_readme_and_each_row_names_what_exists():
     package, readme = ROOT / "idempotency", (ROOT / "tests/README.md").read_text()
     rows = re.findall(r"^\| (`.+?) \| (`.+?) \| \d+ \|$", readme, re.MULTILINE)
     named = [package / name for modules, _ in rows for name in re.findall(r"`([^`]+)`", modules)]

@@ -1,7 +1,5 @@
 """Every name and number in the documentation exists, and what has to be listed is."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json
@@ -10,10 +8,8 @@ import re
 import runpy
 import shlex
 import unittest
-from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission
@@ -37,14 +33,13 @@ from idempotency.outbox.management import commands as outbox_commands
 from idempotency.protocol.recovery import LONGEST_BACKOFF
 from idempotency.testing.checks import CHECKS
 from testproject.provider.faults import FAULTS
-from tests.docs.conftest import RunPage
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks, code, each_page, section, table, text_of
 from tools.evidence import __main__ as evidence
 
 pytestmark = pytest.mark.once
 
 
-def test_every_signal_is_listed_with_its_arguments() -> None:
+def test_every_signal_is_listed_with_its_arguments():
     rows = {code(row[0]): row for row in table(text_of("reference/signals.md")) if len(row) == 3}
     sent = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
     assert set(rows) == sent
@@ -57,7 +52,7 @@ def test_every_signal_is_listed_with_its_arguments() -> None:
     }
 
 
-def test_every_number_of_the_statistics_is_listed() -> None:
+def test_every_number_of_the_statistics_is_listed():
     page = "reference/statistics.md"
     listed = [name for row in table(section(page, "The numbers")) for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(listed) == sorted(field.name for field in fields(Stats))
@@ -65,7 +60,7 @@ def test_every_number_of_the_statistics_is_listed() -> None:
     assert kinds == [str(kind) for kind in Precision]
 
 
-def test_the_table_of_attempts_and_times_is_right() -> None:
+def test_the_table_of_attempts_and_times_is_right():
     """An abandoned first attempt is reconciled as attempt 2, and each Unknown waits for two to the power of it."""
     rows = [row for row in table(section("how-to/ask-a-provider.md", "The contract")) if len(row) == 2]
     units = {"minutes": 60, "hour": 3600, "day": 86_400}
@@ -80,7 +75,7 @@ def test_the_table_of_attempts_and_times_is_right() -> None:
 OPTION = re.compile(r"^(`.+`)\n: .+; default `(.+)`\n\n(?:  .+\n)+", re.MULTILINE)
 
 
-def test_the_list_of_settings_is_the_declaration() -> None:
+def test_the_list_of_settings_is_the_declaration():
     declared = {option.name: option for option in (*OPTIONS.values(), *SETTINGS.values())}
     words = {"timedelta": timedelta, "CONFLICT": idempotency.CONFLICT, "REEXECUTE": idempotency.REEXECUTE}
     listed = OPTION.findall(between("reference/settings.md", "settings"))
@@ -92,7 +87,7 @@ def test_the_list_of_settings_is_the_declaration() -> None:
         assert eval(default, words) == option.default, option.name
 
 
-def errors() -> list[type[exceptions.IdempotencyError]]:
+def errors():
     return [
         member
         for _, member in inspect.getmembers(exceptions, inspect.isclass)
@@ -100,7 +95,7 @@ def errors() -> list[type[exceptions.IdempotencyError]]:
     ]
 
 
-def test_the_wire_contract_has_every_answer_and_every_code_its_remedy() -> None:
+def test_the_wire_contract_has_every_answer_and_every_code_its_remedy():
     rows = {code(row[2]): row[1] for row in table(section("reference/wire.md", "Answers"))}
     answers = {error.code: str(error.status_code) for error in errors() if "title" in vars(error)}
     del answers[exceptions.IdempotencyError.code]
@@ -110,7 +105,7 @@ def test_the_wire_contract_has_every_answer_and_every_code_its_remedy() -> None:
 
 
 @each_page()
-def test_what_a_page_imports_is_in_the_reference(name: str) -> None:
+def test_what_a_page_imports_is_in_the_reference(name):
     reference = text_of("reference/api.md")
     imported = {
         found.name
@@ -122,12 +117,12 @@ def test_what_a_page_imports_is_in_the_reference(name: str) -> None:
     assert {missing for missing in imported if not re.search(rf"\b{missing}\b", reference)} == set()
 
 
-def between(name: str, mark: str) -> str:
+def between(name, mark):
     _, _, text = text_of(name).partition(f"<!-- {mark} -->")
     return text.partition(f"<!-- end of {mark} -->")[0]
 
 
-def test_every_message_that_has_a_remedy_is_written_somewhere() -> None:
+def test_every_message_that_has_a_remedy_is_written_somewhere():
     trees = [ast.parse(path.read_text()) for path in sorted((ROOT / "idempotency").rglob("*.py"))]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
@@ -139,7 +134,7 @@ def test_every_message_that_has_a_remedy_is_written_somewhere() -> None:
     assert [part for message in messages for part in message.split("…") if part.strip(" :") not in said] == []
 
 
-def test_the_problems_shown_are_those_that_are_sent() -> None:
+def test_the_problems_shown_are_those_that_are_sent():
     by_code = {error.code: error for error in errors()}
     shown = [
         json.loads(line)
@@ -153,14 +148,14 @@ def test_the_problems_shown_are_those_that_are_sent() -> None:
         assert body == problem(error, PROFILES["ietf"])
 
 
-def test_each_problem_has_its_place_on_the_page_that_its_type_leads_to(settings: Any) -> None:
+def test_each_problem_has_its_place_on_the_page_that_its_type_leads_to(settings):
     settings.IDEMPOTENCY = {"PROBLEM_DOCS": "https://docs.example.com/problems.html"}
     problems = [error() for error in errors() if "title" in vars(error) and error is not exceptions.IdempotencyError]
     places = [problem(error, PROFILES["ietf"])["type"].partition("#")[2] for error in problems]
     assert sorted(places) == sorted(re.findall(r"^## (\S+)$", text_of("reference/problems.md"), re.MULTILINE))
 
 
-def test_every_public_name_is_in_the_reference() -> None:
+def test_every_public_name_is_in_the_reference():
     reference = text_of("reference/api.md")
     spellings = {name: (f":: idempotency.{name}\n", f"`{name}`") for name in idempotency.__all__}
     assert [name for name, either in spellings.items() if not any(text in reference for text in either)] == []
@@ -175,7 +170,7 @@ TASKS = (ROOT / "idempotency/contrib/celery/tasks.py").read_text()
 PROVIDER_OPTIONS = {*re.findall(r'"(--[a-z-]+)"', (ROOT / "testproject/provider/__main__.py").read_text())}
 
 
-def is_endpoint(path: str) -> bool:
+def is_endpoint(path):
     try:
         return bool(resolve(path))
     except Resolver404:
@@ -189,7 +184,7 @@ LOGGED_AND_TRACED = {"idempotency.audit", log.EVENTS, tracing.OPERATION, tracing
 }
 
 
-def is_dotted_name(name: str) -> bool:
+def is_dotted_name(name):
     """Whether it is a check, a permission, logged or traced, or can be reached from a module by its attributes."""
     if re.search(r"\.[EW]\d{3}$", name) or name in LOGGED_AND_TRACED:
         return True
@@ -197,7 +192,7 @@ def is_dotted_name(name: str) -> bool:
 
 
 #: What pages name, by the pattern that finds it; and whether it is there.
-NAMED: dict[str, tuple[str, Callable[[str], bool]]] = {
+NAMED = {
     "task of a schedule": (r'"task": "([\w.]+)"', lambda name: f"def {name.rpartition('.')[2]}(" in TASKS),
     "endpoint of the sample": (r"`(?:[A-Z]+ )?(/[a-z/]+/)`", is_endpoint),
     "endpoint of the tutorial": (r"http://127\.0\.0\.1:8000(/[a-z/]+/)", is_endpoint),
@@ -212,7 +207,7 @@ NAMED: dict[str, tuple[str, Callable[[str], bool]]] = {
 
 @pytest.mark.django_db
 @each_page()
-def test_everything_that_is_named_exists(name: str) -> None:
+def test_everything_that_is_named_exists(name):
     for what, (pattern, exists) in NAMED.items():
         missing = [named for named in re.findall(pattern, text_of(name)) if not exists(named)]
         assert missing == [], what
@@ -220,12 +215,12 @@ def test_everything_that_is_named_exists(name: str) -> None:
     assert [link for link in links if not (PAGES[name].parent / link).exists()] == []
 
 
-def test_every_pattern_finds_what_it_is_for() -> None:
+def test_every_pattern_finds_what_it_is_for():
     everything = "\n".join(map(text_of, PAGES))
     assert [what for what, (pattern, _) in NAMED.items() if not re.search(pattern, everything)] == []
 
 
-def _exists(name: str) -> bool:
+def _exists(name):
     try:
         pkgutil.resolve_name(name)
     except (AttributeError, ImportError):
@@ -233,7 +228,7 @@ def _exists(name: str) -> bool:
     return True
 
 
-def test_every_system_check_is_listed() -> None:
+def test_every_system_check_is_listed():
     sources = [path.read_text() for path in sorted((ROOT / "idempotency").rglob("*.py"))]
     used = set(re.findall(r'"(idempotency\.[EW]\d{3})"', "".join(sources)))
     used |= {option.check_id for option in SETTINGS.values()}
@@ -250,7 +245,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_of_a_command_exists_and_is_listed(name: str) -> None:
+def test_every_option_of_a_command_exists_and_is_listed(name):
     texts = [text for page in PAGES for text in blocks(page, "sh", "text", "ini")]
     lines = [line for text in texts for line in text.splitlines() if f" {name}" in line]
     command = load_command_class(COMMANDS[name], name)
@@ -262,21 +257,21 @@ def test_every_option_of_a_command_exists_and_is_listed(name: str) -> None:
     assert listed == options_of(command) - options_of(BaseCommand())
 
 
-def options_of(command: BaseCommand) -> set[str]:
+def options_of(command):
     return set(re.findall(r"--[a-z-]+", command.create_parser("manage.py", "command").format_usage()))
 
 
-def test_every_fault_of_the_provider_is_listed() -> None:
+def test_every_fault_of_the_provider_is_listed():
     rows = table(section("reference/sample-project.md", "The sample project's payouts"))
     assert [name for row in rows if len(row) == 2 and (name := code(row[0]))] == list(FAULTS)
 
 
-def test_the_indexes_are_named_as_they_are() -> None:
+def test_the_indexes_are_named_as_they_are():
     named = {name for page in PAGES for name in re.findall(r"`(idempotency_record_\w+)`", text_of(page))}
     assert named == {index.name for index in IdempotencyRecord._meta.indexes}
 
 
-def test_a_search_finds_each_setting_code_and_command_by_its_name() -> None:
+def test_a_search_finds_each_setting_code_and_command_by_its_name():
     """A built page and ``llms-full.txt`` have each as it is spelled. Each check is listed, too: see above."""
     settings = {name for option in (*OPTIONS.values(), *SETTINGS.values()) for name in (option.setting, option.name)}
     codes = {answer.code for profile in PROFILES.values() for answer in profile.answers.values()}
@@ -291,14 +286,14 @@ def test_a_search_finds_each_setting_code_and_command_by_its_name() -> None:
 PICTURES = DOCS / "pictures"
 
 
-def test_the_states_are_drawn_as_they_are_declared() -> None:
+def test_the_states_are_drawn_as_they_are_declared():
     drawn = re.findall(r"<title>(\w+)&#45;&gt;(\w+)</title>", (PICTURES / "states.svg").read_text())
     declared = re.findall(r"^(\w+) +-> (\w+)", lifecycle.__doc__ or "", re.MULTILINE)
     assert len(declared) == 8
     assert sorted(drawn) == sorted([*declared, ("completed", "absent"), ("recoverable", "absent")])
 
 
-def test_the_sequences_are_drawn_from_their_steps() -> None:
+def test_the_sequences_are_drawn_from_their_steps():
     pictures = runpy.run_path(str(PICTURES / "draw.py"))["from_text"]()
     assert {name: (PICTURES / name).read_text() for name in pictures} == pictures
 
@@ -306,13 +301,13 @@ def test_the_sequences_are_drawn_from_their_steps() -> None:
 # The page of evidence is as the results of the runs have it, and no void run is a result
 
 
-def test_the_page_is_as_the_results_have_it() -> None:
+def test_the_page_is_as_the_results_have_it():
     text = evidence.PAGE.read_text(encoding="utf-8")
     assert evidence.page(text) == text
 
 
 @pytest.mark.parametrize("planted", [{"orders": 0}, {"violations": 1}, {"fired": 0}])
-def test_a_void_run_is_refused(planted: dict[str, int]) -> None:
+def test_a_void_run_is_refused(planted):
     line, _, _ = evidence.RESULTS.read_text(encoding="utf-8").partition("\n")
     void = json.loads(line) | {"what": "walks", "orders": 1} | planted
     with pytest.raises(ValueError, match="void"):
@@ -326,9 +321,9 @@ TESTING = "how-to/test-protected-views.md"
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_tests_of_the_page_pass(run_page: RunPage, settings: pytest.MonkeyPatch) -> None:
+def test_the_tests_of_the_page_pass(run_page, settings):
     view = run_page("how-to/protect-a-view.md")["create_transfer"]
-    settings.ROOT_URLCONF = (path("transfers/", view),)  # type: ignore[attr-defined]
+    settings.ROOT_URLCONF = (path("transfers/", view),)
     page = run_page(TESTING)
     result = unittest.TestResult()
     for case in ("TransferTests", "TransferStateTests"):
@@ -336,13 +331,13 @@ def test_the_tests_of_the_page_pass(run_page: RunPage, settings: pytest.MonkeyPa
     assert (result.testsRun, result.errors, result.failures) == (2, [], [])
 
 
-def test_every_check_and_every_helper_is_listed() -> None:
+def test_every_check_and_every_helper_is_listed():
     rows = table(section(TESTING, "Repeat a request in every way"))
     assert sorted(code(row[0]) or "" for row in rows) == sorted(CHECKS)
     helpers = [code(row[0]) or "" for row in table(section(TESTING, "Start from a state of the record"))]
     assert len({helper.partition("(")[0] for helper in helpers} & set(testing.__all__)) == len(helpers) == 4
 
 
-def test_every_verdict_of_the_audit_is_explained() -> None:
+def test_every_verdict_of_the_audit_is_explained():
     rows = table(text_of("how-to/audit-a-project.md"))
     assert [code(row[0]) for row in rows] == [str(verdict) for verdict in Verdict]

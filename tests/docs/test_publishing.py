@@ -1,14 +1,11 @@
 """The pages about publishing and consuming do what they say: their examples, their bounds, their tables."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import logging.config
 from contextlib import nullcontext
 from inspect import signature
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -21,8 +18,7 @@ from idempotency.outbox import publish, relay
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
 from testproject.models import Charge, Notification, Transfer
-from tests.contrib.deliveries import Inbox
-from tests.docs.conftest import RunPage, twice
+from tests.docs.conftest import twice
 from tests.docs.pages import code, section, table, text_of
 from tests.factories import ChargeFactory, UserFactory
 from tests.outbox import broker, make_messages
@@ -34,21 +30,21 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 @pytest.fixture
-def publishing(run_page: RunPage) -> Any:
+def publishing(run_page):
     return SimpleNamespace(**run_page(PUBLISHING))
 
 
-def deliveries() -> list[tuple[str, Any]]:
+def deliveries():
     return [(topic, payload) for _, topic, payload in broker.deliveries]
 
 
-def test_the_view_publishes_once_however_often_it_is_asked(publishing: Any) -> None:
+def test_the_view_publishes_once_however_often_it_is_asked(publishing):
     assert [answer.status_code for answer in twice(publishing.place_order, {})] == [201, 201]
     assert relay_once().sent == 1
     assert deliveries() == [("shop.tasks.ship", {"order_id": Charge.objects.get().pk})]
 
 
-def test_the_other_examples_publish_what_they_say(publishing: Any) -> None:
+def test_the_other_examples_publish_what_they_say(publishing):
     publishing.tell(7, ["a@example.com", "b@example.com"])
     publishing.ship_and_invoice(7)
     relay_once()
@@ -60,7 +56,7 @@ def test_the_other_examples_publish_what_they_say(publishing: Any) -> None:
     ]
 
 
-def test_the_alarms_ring(publishing: Any, run_page: RunPage) -> None:
+def test_the_alarms_ring(publishing, run_page):
     outbox_alarms = run_page("how-to/monitor.md")["outbox_alarms"]
     assert not any(outbox_alarms().values())
     make_messages(1, MessageStatus.DEAD)
@@ -82,7 +78,7 @@ def test_the_alarms_ring(publishing: Any, run_page: RunPage) -> None:
         (302, ValueError),
     ],
 )
-def test_the_sender_tells_apart_what_is_at_fault(publishing: Any, monkeypatch: Any, answer: Any, raised: Any) -> None:
+def test_the_sender_tells_apart_what_is_at_fault(publishing, monkeypatch, answer, raised):
     connect = Mock()
     answers = [answer if isinstance(answer, Exception) else SimpleNamespace(status=answer)]
     connect.return_value.getresponse.side_effect = answers
@@ -97,7 +93,7 @@ def test_the_sender_tells_apart_what_is_at_fault(publishing: Any, monkeypatch: A
     assert asked.kwargs["headers"].items() >= {"Idempotency-Key": str(message.message_id), "Tenant": "a"}.items()
 
 
-def test_its_numbers_are_those_of_the_code() -> None:
+def test_its_numbers_are_those_of_the_code():
     backoff = [min(2**attempt, relay.LONGEST_BACKOFF) for attempt in range(1, relay.MAX_ATTEMPTS)]
     assert 4.5 < sum(backoff) / 3600 < 5.5
     assert f"after {relay.MAX_ATTEMPTS} tries, some five hours" in text_of(PUBLISHING)
@@ -107,7 +103,7 @@ def test_its_numbers_are_those_of_the_code() -> None:
     assert f"{relay.DEFAULT_BATCH_SIZE} by default, up to {relay.MAX_BATCH_SIZE}" in text_of("reference/commands.md")
 
 
-def test_every_argument_of_publish_is_listed() -> None:
+def test_every_argument_of_publish_is_listed():
     assert [code(row[0]) for row in table(section(PUBLISHING, "`publish`"))] == [*publish.__annotations__][:-1]
 
 
@@ -118,11 +114,11 @@ CONSUMING = "how-to/consume-a-message.md"
 
 
 @pytest.fixture
-def consuming(run_page: RunPage) -> Any:
+def consuming(run_page):
     return SimpleNamespace(**run_page(CONSUMING))
 
 
-def test_the_receipt_is_sent_once(inbox: Inbox, consuming: Any) -> None:
+def test_the_receipt_is_sent_once(inbox, consuming):
     policy = policy_of(consuming.send_receipt)
     assert (policy.operation.name, policy.dead_letter) == ("receipts.send", "receipts.dead")
     inbox.publish(consuming.send_receipt, ChargeFactory().pk)
@@ -132,7 +128,7 @@ def test_the_receipt_is_sent_once(inbox: Inbox, consuming: Any) -> None:
     assert Notification.objects.count() == 1
 
 
-def test_a_receipt_of_nothing_is_dead_lettered_and_redriven(inbox: Inbox, consuming: Any) -> None:
+def test_a_receipt_of_nothing_is_dead_lettered_and_redriven(inbox, consuming):
     one = ChargeFactory()
     number = one.pk
     one.delete()
@@ -147,11 +143,11 @@ def test_a_receipt_of_nothing_is_dead_lettered_and_redriven(inbox: Inbox, consum
     assert Notification.objects.count() == 1
 
 
-def test_the_consumer_without_celery_books_once_and_rejects_what_is_reused(consuming: Any) -> None:
-    rejected: list[str] = []
+def test_the_consumer_without_celery_books_once_and_rejects_what_is_reused(consuming):
+    rejected = []
     account = UserFactory().pk
 
-    def deliver(message_id: str, amount: int) -> Any:
+    def deliver(message_id, amount):
         body = json.dumps({"account": account, "amount": amount})
         return consuming.on_message(message_id, body, lambda: rejected.append(message_id))
 
@@ -161,7 +157,7 @@ def test_the_consumer_without_celery_books_once_and_rejects_what_is_reused(consu
     assert (rejected, Transfer.objects.count()) == (["a", "not a key"], 1)
 
 
-def test_the_logging_is_as_django_takes_it(consuming: Any) -> None:
+def test_the_logging_is_as_django_takes_it(consuming):
     before = logging.getLogger().handlers[:], logging.getLogger().level
     try:
         logging.config.dictConfig(consuming.LOGGING)
@@ -173,7 +169,7 @@ def test_the_logging_is_as_django_takes_it(consuming: Any) -> None:
         logging.getLogger().handlers[:], logging.getLogger().level = before
 
 
-def test_the_arguments_are_those_that_there_are() -> None:
+def test_the_arguments_are_those_that_there_are():
     parameters = signature(idempotent_task).parameters
     rows = table(section(CONSUMING, "Settings that matter"))
     assert {code(row[0]) for row in rows} == set(parameters) - {"operation", "policy"}

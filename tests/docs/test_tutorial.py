@@ -4,14 +4,11 @@ What its reader installs is installed here already. The server gets a port of it
 back-dating it instead of by sleeping.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,7 +31,7 @@ pytestmark = pytest.mark.sqlite
 class Reader:
     """A shell in the directory of the tutorial's project, and its server."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         self.directory, self.port = directory, free_port()
         # Development mode would double the time of each command.
         others = ("DJANGO_", "COVERAGE_", "PYTHONDEVMODE")
@@ -44,28 +41,28 @@ class Reader:
             "PYTHONPATH": str(ROOT),
             "PYTHONWARNINGS": "",
         }
-        piped: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         self.shell = subprocess.Popen(["bash"], cwd=directory, env=self.environment, **piped)
-        self.server: Daemon | None = None
+        self.server = None
 
-    def run(self, command: str) -> list[str]:
+    def run(self, command):
         assert self.shell.stdin is not None
         assert self.shell.stdout is not None
         self.shell.stdin.write(f"{command.replace('8000', str(self.port))}\necho; echo '{END_OF_OUTPUT}'\n")
         self.shell.stdin.flush()
-        lines: list[str] = []
+        lines = []
         for line in self.shell.stdout:
             if line.rstrip("\r\n") == END_OF_OUTPUT:
                 return lines
             lines.append(line.rstrip("\r\n"))
         raise AssertionError(f"the shell has ended: {lines}")
 
-    def write(self, file: str, source: str) -> None:
+    def write(self, file, source):
         path = self.directory / file
         before = path.read_text() if file.endswith("settings.py") else ""
         path.write_text(before + source.replace("timedelta(seconds=10)", "timedelta(seconds=600)"))
 
-    def start_server(self, command: str) -> None:
+    def start_server(self, command):
         self.stop_server()
         start = f"env -u DJANGO_SETTINGS_MODULE -u COVERAGE_PROCESS_START {sys.executable} {self.directory}/{SERVER}"
         environment = self.environment | ({"CRASH": "1"} if command.startswith("CRASH=1 ") else {})
@@ -74,14 +71,14 @@ class Reader:
         self.server = Daemon("server", words, self.directory, environment=environment, is_ready=ready)
         self.server.start()
 
-    def stop_server(self) -> None:
+    def stop_server(self):
         if self.server is not None:
             self.server.stop()
 
 
-def commands_and_output(text: str) -> list[tuple[str, list[str]]]:
+def commands_and_output(text):
     """A console's commands, each with the lines that it is said to print."""
-    commands: list[tuple[str, list[str]]] = []
+    commands = []
     for line in text.splitlines():
         if line.startswith("$ "):
             commands.append((line[2:], []))
@@ -90,7 +87,7 @@ def commands_and_output(text: str) -> list[tuple[str, list[str]]]:
     return commands
 
 
-def test_the_tutorial_works_as_it_is_typed_in(tmp_path: Path) -> None:
+def test_the_tutorial_works_as_it_is_typed_in(tmp_path):
     reader = Reader(tmp_path)
     compared = 0
     try:

@@ -5,7 +5,7 @@ It needs a PostgreSQL that has the extension Citus, given by its ``bin`` directo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +33,10 @@ class Cluster:
     #: The programs of the servers.
     binaries: Path
 
-    def url_of(self, database: str) -> str:
+    def url_of(self, database):
         return _in(self.coordinator, f"/{database}")
 
-    def spread(self, url: str) -> str:
+    def spread(self, url):
         """Make a database of the coordinator one of the cluster, and return its URL."""
         database = urlsplit(url).path
         for worker in self.workers:
@@ -57,16 +57,16 @@ class Cluster:
 
 
 @contextmanager
-def running_citus(binaries: Path, workers: int = 2) -> Iterator[Cluster]:
+def running_citus(binaries, workers=2):
     with ExitStack() as stack:
         servers = [stack.enter_context(embedded_postgres(PARAMETERS, binaries)) for _ in range(workers + 1)]
         yield Cluster(servers[0], servers[1:], binaries)
 
 
-def _in(server: str, database: str) -> str:
+def _in(server, database):
     return urlsplit(server)._replace(path=database).geturl()
 
 
-def host_of(url: str) -> str:
+def host_of(url):
     """The directory of a server's socket and data."""
     return parse_qs(urlsplit(url).query)["host"][0]

@@ -1,10 +1,7 @@
 """A MariaDB server of one's own, beside any that the machine runs. A package of the system brings the programs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 from testproject.harness.processes import Daemon, answers, free_port, short_directory
@@ -12,7 +9,7 @@ from tests.harness.servers import find_program
 
 
 @contextmanager
-def running_mariadb() -> Iterator[str]:
+def running_mariadb():
     """The URL of an empty database of the user ``root``, who needs no password on the loopback interface."""
     owner = ["--user=root"] if os.geteuid() == 0 else []
     with short_directory("mariadb-") as directory:

@@ -1,12 +1,8 @@
 """A PgBouncer of one's own in transaction mode. A package of the system brings the program."""
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import psycopg
@@ -38,13 +34,13 @@ server_login_retry = 1
 class Pooler:
     """``url`` is what Django connects to. For libpq, leave out its query."""
 
-    def __init__(self, url: str, port: int, process: Daemon) -> None:
+    def __init__(self, url, port, process):
         self._process = process
         parts = urlsplit(url)
         self._place = f"{parts.username or 'postgres'}@127.0.0.1:{port}"
         self.url = f"postgres://{self._place}{parts.path}?DISABLE_SERVER_SIDE_CURSORS=true"
 
-    def show(self, what: str) -> list[dict[str, Any]]:
+    def show(self, what):
         """One of the tables that PgBouncer has of itself, such as ``clients``."""
         rows = psycopg.rows.dict_row
         console = f"postgres://{self._place}/pgbouncer"
@@ -52,13 +48,13 @@ class Pooler:
         with closing(psycopg.connect(console, autocommit=True, row_factory=rows)) as connection:
             return psycopg.ClientCursor(connection).execute(f"SHOW {what}").fetchall()
 
-    def restart(self) -> None:
+    def restart(self):
         """Kill it, and start it again."""
         self._process.kill()
         self._process.start()
 
     @contextmanager
-    def stopped(self) -> Iterator[None]:
+    def stopped(self):
         """Stop its process in the block. The kernel goes on taking connections and what clients say."""
         os.kill(self._process.pid, signal.SIGSTOP)
         try:
@@ -68,7 +64,7 @@ class Pooler:
 
 
 @contextmanager
-def running_pgbouncer(url: str, size: int = POOL_SIZE) -> Iterator[Pooler]:
+def running_pgbouncer(url, size=POOL_SIZE):
     """Run one in front of the server of ``url``, with so many server sessions for each database."""
     parts, port = urlsplit(url), free_port()
     server = {

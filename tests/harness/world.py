@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,7 @@ User.objects.create(pk=1, username="alice")
 """
 
 
-def vendor_of(url: str) -> str:
+def vendor_of(url):
     """The name of a kind of database, as ``--database`` has it."""
     return {"sqlite": "sqlite", "mysql": "mariadb"}.get(urlsplit(url).scheme, "postgres")
 
@@ -43,7 +42,7 @@ def vendor_of(url: str) -> str:
 class Database:
     """A connection that knows nothing of the package. Statements mark their parameters with ``%s``."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url):
         self.vendor = vendor_of(url)
         parts = urlsplit(url)
         self.connection: Any
@@ -59,20 +58,20 @@ class Database:
 
             self.connection = psycopg.connect(url, autocommit=True)
 
-    def close(self) -> None:
+    def close(self):
         self.connection.close()
 
-    def query(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    def query(self, statement, *parameters):
         cursor = self.connection.cursor()
         cursor.execute(statement.replace("%s", "?") if self.vendor == "sqlite" else statement, parameters)
         return [] if cursor.description is None else list(cursor.fetchall())
 
-    def transfers(self, prefix: str, table: str = "transfer") -> Counter[str]:
+    def transfers(self, prefix, table="transfer"):
         """How many rows there are of each label with this prefix, as an effect in the database is one."""
         statement = f"SELECT label, count(*) FROM testproject_{table} WHERE label LIKE %s GROUP BY label"
         return Counter(dict(self.query(statement, f"{prefix}-%")))
 
-    def count(self, statement: str, *parameters: Any) -> int:
+    def count(self, statement, *parameters):
         return int(self.query(statement, *parameters)[0][0])
 
 
@@ -89,7 +88,7 @@ class World:
     pooler: Pooler | None = None
 
 
-def environment(url: str) -> dict[str, str]:
+def environment(url):
     """What processes see: the run's own database, and no broker that somebody has set for another purpose.
 
     Their coverage is not measured, because it would slow them down and they end without writing it.
@@ -99,7 +98,7 @@ def environment(url: str) -> dict[str, str]:
 
 
 @contextmanager
-def world(module: str, url: str | None = None, *, pooled: bool = False) -> Iterator[World]:
+def world(module, url=None, *, pooled=False):
     """Bring up what a run shares.
 
     :param module: what the zygote's forks run.
@@ -121,7 +120,7 @@ def world(module: str, url: str | None = None, *, pooled: bool = False) -> Itera
 
 
 @contextmanager
-def own_database(url: str) -> Iterator[str]:
+def own_database(url):
     """A new database on the server of ``url``."""
     name = f"harness_{uuid4().hex[:12]}"
     with closing(Database(url)) as server:
@@ -133,6 +132,6 @@ def own_database(url: str) -> Iterator[str]:
             server.query(f"DROP DATABASE {name}{' WITH (FORCE)' if server.vendor == 'postgres' else ''}")
 
 
-def migrate(url: str) -> None:
+def migrate(url):
     """The tables, and the one user whom every effect belongs to."""
     subprocess.run([sys.executable, "-W", "ignore", "-c", PREPARE], cwd=ROOT, env=environment(url), check=True)

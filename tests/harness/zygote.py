@@ -8,8 +8,6 @@ each can be killed as one with what it has started. They are reaped by the syste
 zygote ends when the other end of its socket is closed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc
@@ -22,11 +20,9 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from testproject.harness import processes
 from tests.harness.channel import PATIENCE, Channel
@@ -47,48 +43,48 @@ wait_until = partial(processes.wait_until, limit=PATIENCE)
 class Fork:
     """The test's end of one process."""
 
-    def __init__(self, pid: int, channel: Channel) -> None:
+    def __init__(self, pid, channel):
         self.pid = pid
         self.channel = channel
         try:
-            self._descriptor: int | None = os.pidfd_open(pid)
+            self._descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             self._descriptor = None  # it has died already
 
     @property
-    def alive(self) -> bool:
+    def alive(self):
         return self._descriptor is not None and not select.select([self._descriptor], [], [], 0)[0]
 
-    def hear(self) -> dict[str, Any] | None:
+    def hear(self):
         """What it tells next; None when it has died."""
         try:
-            event: dict[str, Any] = self.channel.wait()
+            event = self.channel.wait()
         except (EOFError, ConnectionResetError):
             return None
         except TimeoutError as error:
             raise ImpossibleError("a process says nothing") from error
         return event
 
-    def expect(self, name: str) -> dict[str, Any]:
+    def expect(self, name):
         """What it tells next, which must be an event of that name."""
         event = self.hear()
         if event is None or event["event"] != name:
             raise ImpossibleError(f"a process should have said {name!r}, and came to {event}")
         return event
 
-    def go(self) -> None:
+    def go(self):
         """Let it go on, if it waits at a place or for its end."""
         self.channel.tell(event="go")
 
-    def wait_until_stopped(self) -> None:
+    def wait_until_stopped(self):
         stat = Path(f"/proc/{self.pid}/stat")
         wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "a process stops")
 
-    def wake(self) -> None:
+    def wake(self):
         """Wake it from SIGSTOP."""
         os.kill(self.pid, signal.SIGCONT)
 
-    def end(self, *, leftovers: bool = False) -> None:
+    def end(self, *, leftovers=False):
         """Kill it, frozen or not, and what it has started; with ``leftovers`` even if it is dead itself."""
         if self.alive or leftovers:
             with contextlib.suppress(ProcessLookupError):
@@ -104,7 +100,7 @@ class Fork:
 class Zygote:
     """The test's end of a zygote. Safe to use from several threads."""
 
-    def __init__(self, module: str, environment: Mapping[str, str], log: Path | None = None) -> None:
+    def __init__(self, module, environment, log=None):
         """Its forks run ``module``, and write to ``log``, or where the test writes."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there, contextlib.nullcontext() if log is None else log.open("ab") as output:
@@ -123,19 +119,19 @@ class Zygote:
         if here.recv(16) != b"ready":
             raise ImpossibleError("the zygote did not start")
 
-    def fork(self, **spec: Any) -> Fork:
+    def fork(self, **spec):
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             socket.send_fds(self._control, [json.dumps(spec).encode()], [theirs.fileno()])
             pid = int(self._control.recv(16))
         return Fork(pid, Channel(ours))
 
-    def close(self) -> None:
+    def close(self):
         self._control.close()
         self._process.wait(PATIENCE)
 
 
-def main(descriptor: int, name: str) -> None:
+def main(descriptor, name):
     """The zygote itself."""
     import django
 

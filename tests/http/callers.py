@@ -1,13 +1,9 @@
 """Who calls, and what a test looks at afterwards: the wire, the effects, the record."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
-from typing import Any
 
 from asgiref.sync import async_to_sync
-from django.contrib.auth.models import User
 from django.test import AsyncClient, Client
 from django.test.client import encode_multipart
 
@@ -41,27 +37,19 @@ PROBLEMS = {
 class Caller:
     """One account at the other end of the wire. A response is what a client would see: a crash is a 500."""
 
-    def __init__(self, user: User | None, transport: str = "wsgi") -> None:
+    def __init__(self, user, transport="wsgi"):
         self._user = user
         self.token = None if user is None else TokenFactory(user=user)
         self.transport = transport
 
     @property
-    def user(self) -> User:
+    def user(self):
         assert self._user is not None
         return self._user
 
     def request(
-        self,
-        method: str,
-        url: str = "/",
-        data: Any = None,
-        *,
-        key: str | None = None,
-        content_type: str = "application/json",
-        headers: dict[str, str] | None = None,
-        **environment: Any,
-    ) -> Any:
+        self, method, url="/", data=None, *, key=None, content_type="application/json", headers=None, **environment
+    ):
         sent = dict(headers or {})
         if self.token is not None:
             sent["Authorization"] = f"Token {self.token.key}"
@@ -73,43 +61,43 @@ class Caller:
             return async_to_sync(_request_async)(method, url, arguments)
         return Client(raise_request_exception=False).generic(method, url, **arguments)
 
-    def post(self, url: str = "/", data: Any = None, **options: Any) -> Any:
+    def post(self, url="/", data=None, **options):
         return self.request("POST", url, data, **options)
 
-    def get(self, url: str = "/", **options: Any) -> Any:
+    def get(self, url="/", **options):
         return self.request("GET", url, b"", **options)
 
 
-async def _request_async(method: str, url: str, arguments: dict[str, Any]) -> Any:
+async def _request_async(method, url, arguments):
     return await AsyncClient(raise_request_exception=False).generic(method, url, **arguments)
 
 
-def multipart(data: dict[str, Any], boundary: str = "one") -> dict[str, Any]:
+def multipart(data, boundary="one"):
     """The arguments of a request that sends ``data``, files among it, as a multipart form."""
     return {"data": encode_multipart(boundary, data), "content_type": f"multipart/form-data; boundary={boundary}"}
 
 
-def effects() -> int:
+def effects():
     return Transfer.objects.count()
 
 
-def records() -> list[tuple[str, int]]:
+def records():
     return list(IdempotencyRecord.objects.order_by("pk").values_list("status", "attempt"))
 
 
-def problem_code(response: Any) -> str:
+def problem_code(response):
     """The code of a response that is a problem of the wire contract, in its status and in every member."""
     assert response["Content-Type"] == "application/problem+json"
     problem = json.loads(response.content)
     assert problem.keys() == {"type", "title", "status", "detail", "code", "retryable"}
     assert all(isinstance(problem[member], str) and problem[member] for member in ("type", "title", "detail"))
-    code: str = problem["code"]
+    code = problem["code"]
     assert problem["retryable"] == response.has_header("Retry-After")
     assert problem["status"] == response.status_code == PROBLEMS[code]
     return code
 
 
-def replayed(caller: Caller, url: str = "/", data: Any = None, *, wrote: int = 1, **options: Any) -> tuple[Any, Any]:
+def replayed(caller, url="/", data=None, *, wrote=1, **options):
     """The first answer and its replay, which has the same status and bytes. Only the first one has had its effects."""
     sent = {"method": "POST", "key": "k", **options}
     before = effects()
@@ -123,7 +111,7 @@ def replayed(caller: Caller, url: str = "/", data: Any = None, *, wrote: int = 1
     return first, replay
 
 
-def assert_refused(caller: Caller, code: str, url: str = "/", data: Any = None, **options: Any) -> Any:
+def assert_refused(caller, code, url="/", data=None, **options):
     """Make a request that is refused with a problem, has no effect and changes no record; the answer."""
     before = effects(), records()
     refused = caller.request(url=url, data=data, **{"method": "POST", **options})
@@ -133,7 +121,7 @@ def assert_refused(caller: Caller, code: str, url: str = "/", data: Any = None, 
     return refused
 
 
-def assert_nothing_kept(caller: Caller, status: int, url: str = "/", **options: Any) -> Any:
+def assert_nothing_kept(caller, status, url="/", **options):
     """Make a request and its retry, which both run and have no effect, and leave a claim to retry; the last answer."""
     for attempt in (1, 2):
         answer = caller.post(url, key="k", **options)
@@ -146,7 +134,7 @@ def assert_nothing_kept(caller: Caller, status: int, url: str = "/", **options: 
     return answer
 
 
-def claim_anew(*, lease: timedelta = timedelta(seconds=60)) -> None:
+def claim_anew(*, lease=timedelta(seconds=60)):
     """Turn the one record back into a claim, as if its run had not come to an end."""
     IdempotencyRecord.objects.update(
         status=Status.IN_PROGRESS,
@@ -164,10 +152,10 @@ class Same:
     A request is given as its body (bytes), as its URL, or as the arguments of ``Caller.request``.
     """
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller):
         self.caller = caller
 
-    def __call__(self, first: Any, second: Any, **of_both: Any) -> bool:
+    def __call__(self, first, second, **of_both):
         IdempotencyRecord.objects.all().delete()
         one, other = ({"method": "POST", "key": "k"} | of_both | _arguments(sent) for sent in (first, second))
         answer, _ = replayed(self.caller, **one)
@@ -182,7 +170,7 @@ class Same:
         return False
 
 
-def _arguments(sent: Any) -> dict[str, Any]:
+def _arguments(sent):
     if isinstance(sent, bytes):
         return {"data": sent}
     return {"url": sent} if isinstance(sent, str) else sent

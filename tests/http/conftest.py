@@ -1,10 +1,5 @@
 """Callers, and a way to put views in front of them. Tests here commit for real, so each of their files says so."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from django.core.cache import cache
 from django.db import connection
@@ -14,51 +9,51 @@ from django.views.decorators.csrf import csrf_exempt
 from testproject.authentication import token_required
 from tests.factories import UserFactory
 from tests.http.callers import Caller, Same
-from tests.http.serving import Framework, Serve
+from tests.http.serving import Framework
 from tests.operations import forgetting_operations
 
 
 @pytest.fixture(params=["wsgi", "asgi"])
-def transport(request: pytest.FixtureRequest) -> str:
+def transport(request):
     return str(request.param)
 
 
 @pytest.fixture
-def alice(db: None) -> Caller:
+def alice(db):
     return Caller(UserFactory(username="alice"))
 
 
 @pytest.fixture
-def bob(db: None) -> Caller:
+def bob(db):
     return Caller(UserFactory(username="bob"))
 
 
 @pytest.fixture
-def anonymous(db: None) -> Caller:
+def anonymous(db):
     return Caller(None)
 
 
 @pytest.fixture(autouse=True)
-def _forget_operations() -> Iterator[None]:
+def _forget_operations():
     """Forget what a test declares, so that the next one may use the name. The views' modules keep theirs."""
     with forgetting_operations():
         yield
 
 
 @pytest.fixture(autouse=True)
-def _empty_cache() -> None:
+def _empty_cache():
     """DRF's throttles count in it."""
     cache.clear()
 
 
 @pytest.fixture
-def serve(settings: Any) -> Serve:
+def serve(settings):
     """Serve views: ``serve(view)``, or a view under ``@serve``, at ``/``, and ``**{"a/": other}`` beside it.
 
     Plain views get their caller from the token; DRF views, which authenticate by themselves, are served as they are.
     """
 
-    def serve(view: Any = None, **others: Any) -> Any:
+    def serve(view=None, **others):
         views = {**({} if view is None else {"": view}), **others}
         settings.ROOT_URLCONF = tuple(path(route, _authenticated(served)) for route, served in views.items())
         return view
@@ -66,33 +61,33 @@ def serve(settings: Any) -> Serve:
     return serve
 
 
-def _authenticated(view: Any) -> Any:
+def _authenticated(view):
     return view if hasattr(getattr(view, "cls", None), "handle_exception") else csrf_exempt(token_required(view))
 
 
 @pytest.fixture
-def middleware(settings: Any) -> None:
+def middleware(settings):
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, "idempotency.http.middleware.IdempotencyMiddleware"]
 
 
 @pytest.fixture
-def atomic_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def atomic_requests(monkeypatch):
     """ATOMIC_REQUESTS on the record's database. Every connection to it shares this dictionary."""
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
 
 
 @pytest.fixture(params=[False, True], ids=["", "ATOMIC_REQUESTS"])
-def atomic(request: pytest.FixtureRequest) -> bool:
+def atomic(request):
     if request.param:
         request.getfixturevalue("atomic_requests")
     return bool(request.param)
 
 
 @pytest.fixture(params=["plain", "drf"])
-def framework(request: pytest.FixtureRequest, serve: Serve) -> Framework:
+def framework(request, serve):
     return Framework(request.param, serve)
 
 
 @pytest.fixture
-def same(alice: Caller) -> Same:
+def same(alice):
     return Same(alice)

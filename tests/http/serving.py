@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,29 +10,29 @@ from uuid import uuid4
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest, JsonResponse
+from django.http import JsonResponse
 from django.http.response import HttpResponseBase
 from rest_framework.decorators import api_view, parser_classes, renderer_classes
-from rest_framework.parsers import BaseParser, FormParser, JSONParser, MultiPartParser
+from rest_framework.parsers import FormParser, JSONParser, MultiPartParser
 from rest_framework.response import Response
 
-from idempotency import PARK, Operation, idempotent
+from idempotency import PARK, idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
-from tests.http.callers import Caller, effects
+from tests.http.callers import effects
 from tests.http.views import Methods, drf_answer, plain_answer, work
 
 Serve = Callable[..., Any]
 
-PARSERS: Sequence[type[BaseParser]] = (JSONParser, FormParser, MultiPartParser)
+PARSERS = (JSONParser, FormParser, MultiPartParser)
 
 #: An operation whose effects no rollback undoes.
-OUTSIDE: dict[str, Any] = {"transaction": False, "recovery": PARK}
+OUTSIDE = {"transaction": False, "recovery": PARK}
 
 #: A transaction around the handler, and none, for a test that asks for a ``policy``.
 policies = pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["in a transaction", "outside"])
 
 
-def drf_view(view: Any, *, parsers: Any = PARSERS, renderers: Sequence[type[Any]] | None = None) -> Any:
+def drf_view(view, *, parsers=PARSERS, renderers=None):
     if renderers is not None:
         view = renderer_classes(renderers)(view)
     return api_view(["POST", "PATCH"])(parser_classes(parsers)(view))
@@ -45,8 +45,8 @@ class Framework:
     name: str
     _serve: Serve
 
-    def view(self, handler: Any = None, protect: Callable[[Any], Any] = lambda view: view, **drf: Any) -> Any:
-        def view(request: Any, **route: Any) -> Any:
+    def view(self, handler=None, protect=lambda view: view, **drf):
+        def view(request, **route):
             answer = handler(request, **route)
             if isinstance(answer, HttpResponseBase):
                 return answer
@@ -57,28 +57,26 @@ class Framework:
             handler = drf_answer if self.name == "drf" else plain_answer
         return drf_view(protect(view), **drf) if self.name == "drf" else protect(view)
 
-    def serve(self, handler: Any = None, *, operation: str = "tests.operation", **policy: Any) -> None:
+    def serve(self, handler=None, *, operation="tests.operation", **policy):
         self._serve(self.view(handler, idempotent(operation, **policy)))
 
-    def serve_twins(self, handler: Any, **drf: Any) -> None:
+    def serve_twins(self, handler, **drf):
         """Serve an operation at ``/``, and the same handler unprotected at ``/twin/``."""
         self._serve(self.view(handler, idempotent("tests.twin"), **drf), **{"twin/": self.view(handler, **drf)})
 
 
-def serve_answer(
-    serve: Serve, make: Callable[[], Any], *, framework: str = "plain", renderers: Any = None, **policy: Any
-) -> None:
+def serve_answer(serve, make, *, framework="plain", renderers=None, **policy):
     """Serve an operation that has its effect and then answers with what ``make`` makes."""
 
     @idempotent("tests.answer", **policy)
-    def view(request: Any) -> Any:
+    def view(request):
         work(request)
         return make()
 
     serve(drf_view(view, renderers=renderers) if framework == "drf" else view)
 
 
-def parse_as_post(http: HttpRequest) -> None:
+def parse_as_post(http):
     """Parse a form of any method, as Django Ninja's middleware does."""
     method, http.method = http.method, "POST"
     http.META["REQUEST_METHOD"] = "POST"
@@ -94,7 +92,7 @@ WAYS = ["decorator", "mixin"]
 
 
 class EveryMethod:
-    def get(self, request: Any) -> Any:
+    def get(self, request):
         return plain_answer(request)
 
     post = put = patch = delete = get
@@ -110,14 +108,14 @@ class Creating:
     """A mixin of the project's own with a decorated method."""
 
     @idempotent("declarations.creating")
-    def post(self, request: Any) -> Any:
+    def post(self, request):
         return drf_answer(request)
 
     put = Methods.put
 
 
 @contextmanager
-def refused(match: str) -> Iterator[None]:
+def refused(match):
     """The block is refused as a wrong declaration. Before Python 3.12 ``__set_name__`` has its errors wrapped."""
     with pytest.raises((ImproperlyConfigured, RuntimeError)) as raised:
         yield
@@ -126,7 +124,7 @@ def refused(match: str) -> Iterator[None]:
     assert match in str(error)
 
 
-def protecting(way: str, base: Any, operations: Mapping[str, str | Operation]) -> Any:
+def protecting(way, base, operations):
     if way == "mixin":
         return type(base.__name__, (IdempotentMixin, base), {"idempotent_operations": operations})
     return type(
@@ -134,7 +132,7 @@ def protecting(way: str, base: Any, operations: Mapping[str, str | Operation]) -
     )
 
 
-def runs_once(alice: Caller, method: str, url: str = "/") -> bool:
+def runs_once(alice, method, url="/"):
     """Whether a request and its retry take effect once, and a request without a key doesn't."""
     before, key = effects(), str(uuid4())
     answers = [alice.request(method, url, key=key) for _ in range(2)]

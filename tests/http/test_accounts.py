@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from django.contrib.auth.base_user import AbstractBaseUser
@@ -24,7 +23,6 @@ from rest_framework.authtoken.models import Token
 from rest_framework.decorators import action, api_view, permission_classes, throttle_classes
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.permissions import BasePermission, IsAuthenticated
-from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.throttling import SimpleRateThrottle, UserRateThrottle
 from rest_framework.views import APIView
@@ -38,13 +36,12 @@ from testproject.authentication import token_required
 from testproject.models import Transfer
 from testproject.views import ChargeViewSet
 from tests.http.callers import Caller, assert_refused, effects, records, replayed
-from tests.http.serving import Framework, Serve
 from tests.http.views import LabelSerializer, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
-def requested(**attributes: Any) -> Any:
+def requested(**attributes):
     request = HttpRequest()
     vars(request).update(attributes)
     return request
@@ -63,11 +60,11 @@ def requested(**attributes: Any) -> Any:
         (None, None),
     ],
 )
-def test_a_token_names_the_account_by_its_claim(auth: Any, account: str | None) -> None:
+def test_a_token_names_the_account_by_its_claim(auth, account):
     assert FromToken("sub")(requested(auth=auth)) == account
 
 
-def test_the_claims_of_a_token_stay_apart_and_a_fixed_account_is_everybodys() -> None:
+def test_the_claims_of_a_token_stay_apart_and_a_fixed_account_is_everybodys():
     both = FromToken("iss", "sub")
     assert both(requested(auth={"iss": "a", "sub": 7})) == "iss=a&sub=7"
     assert both(requested(auth={"sub": 7})) is None
@@ -77,7 +74,7 @@ def test_the_claims_of_a_token_stay_apart_and_a_fixed_account_is_everybodys() ->
     assert Fixed("provider")(requested()) == "provider"
 
 
-def test_an_api_key_is_an_account_and_no_secret_becomes_one() -> None:
+def test_an_api_key_is_an_account_and_no_secret_becomes_one():
     for nobody in (None, {"sub": "7"}, True, "", object(), Token(), b"s3cret"):
         assert api_key(requested(auth=nobody)) is None
     assert api_key(requested()) is None
@@ -89,8 +86,8 @@ def test_an_api_key_is_an_account_and_no_secret_becomes_one() -> None:
         assert account == api_key(requested(auth=secret))
 
 
-def test_an_argument_of_the_url_is_an_account_of_the_permitted(alice: Caller, bob: Caller, settings: Any) -> None:
-    def acts_for(request: Any, organisation: int) -> bool:
+def test_an_argument_of_the_url_is_an_account_of_the_permitted(alice, bob, settings):
+    def acts_for(request, organisation):
         return bool(request.user.pk == alice.user.pk and organisation == 3)
 
     protect = idempotent("accounts.route", account=FromRoute("organisation", acts_for))
@@ -102,7 +99,7 @@ def test_an_argument_of_the_url_is_an_account_of_the_permitted(alice: Caller, bo
         assert_refused(caller, "idempotency_account_required", url, key="k")
 
 
-def test_a_visitor_is_an_account_from_the_time_a_form_is_shown() -> None:
+def test_a_visitor_is_an_account_from_the_time_a_form_is_shown():
     session = SessionStore()
     request = requested(user=AnonymousUser(), session=session)
     assert user_or_visitor(request) is None
@@ -119,8 +116,8 @@ def test_a_visitor_is_an_account_from_the_time_a_form_is_shown() -> None:
     assert user_or_visitor(requested(user=User(pk=7), session=session)) == "7"
 
 
-def test_a_check_says_what_an_anonymous_account_means(settings: Any) -> None:
-    def found() -> list[Any]:
+def test_a_check_says_what_an_anonymous_account_means(settings):
+    def found():
         return [message for message in run_checks() if message.id == "idempotency.W011"]
 
     assert found() == []
@@ -136,7 +133,7 @@ def test_a_check_says_what_an_anonymous_account_means(settings: Any) -> None:
 # Who asks: the users of requests, and what is checked before every replay
 
 
-LOCK_OUTS: dict[str, Callable[[Caller], Any]] = {
+LOCK_OUTS = {
     "deactivated": lambda caller: User.objects.filter(pk=caller.user.pk).update(is_active=False),
     "without a token": lambda caller: Token.objects.all().delete(),
 }
@@ -144,7 +141,7 @@ LOCK_OUTS: dict[str, Callable[[Caller], Any]] = {
 
 @pytest.mark.scenario_21
 @pytest.mark.parametrize("lock_out", LOCK_OUTS.values(), ids=LOCK_OUTS)
-def test_who_is_locked_out_gets_no_stored_answer(alice: Caller, framework: Framework, lock_out: Any) -> None:
+def test_who_is_locked_out_gets_no_stored_answer(alice, framework, lock_out):
     framework.serve()
     first = alice.post(key="k")
     lock_out(alice)
@@ -156,15 +153,15 @@ def test_who_is_locked_out_gets_no_stored_answer(alice: Caller, framework: Frame
 
 
 class MayTransfer(BasePermission):
-    def has_permission(self, request: Any, view: Any) -> bool:
+    def has_permission(self, request, view):
         return bool(request.user.has_perm("testproject.add_transfer"))
 
 
-def transfers_of_a_viewset() -> Any:
+def transfers_of_a_viewset():
     class Charges(ChargeViewSet):
         permission_classes = (IsAuthenticated, MayTransfer)
 
-        def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        def create(self, request, *args, **kwargs):
             return drf_answer(request)
 
     return Charges.as_view({"post": "create"})
@@ -183,7 +180,7 @@ def transfers_of_a_viewset() -> Any:
     ],
     ids=["plain", "drf", "mixin"],
 )
-def test_a_permission_is_checked_before_the_replay(alice: Caller, serve: Serve, view: Callable[[], Any]) -> None:
+def test_a_permission_is_checked_before_the_replay(alice, serve, view):
     serve(view())
     permission = Permission.objects.get(codename="add_transfer")
     assert alice.post(key="k").status_code == 403
@@ -199,7 +196,7 @@ def test_a_permission_is_checked_before_the_replay(alice: Caller, serve: Serve, 
 
 
 @pytest.mark.failure_50
-def test_a_429_of_a_throttle_is_not_stored_and_replays_are_throttled(alice: Caller, bob: Caller, serve: Serve) -> None:
+def test_a_429_of_a_throttle_is_not_stored_and_replays_are_throttled(alice, bob, serve):
     twice_an_hour = type("TwiceAnHour", (UserRateThrottle,), {"rate": "2/hour"})
     serve(api_view(["POST"])(throttle_classes([twice_an_hour])(idempotent("tests.throttled")(drf_answer))))
     replayed(alice)
@@ -209,10 +206,10 @@ def test_a_429_of_a_throttle_is_not_stored_and_replays_are_throttled(alice: Call
 
 
 @pytest.mark.failure_86
-def test_a_handler_that_throttles_itself_is_stopped(alice: Caller, serve: Serve) -> None:
+def test_a_handler_that_throttles_itself_is_stopped(alice, serve):
     class Throttling(APIView):
         @idempotent("tests.throttling")
-        def post(self, request: Request) -> Response:
+        def post(self, request):
             if effects() == 2:
                 self.throttled(request, wait=60)
             return drf_answer(request)
@@ -223,17 +220,17 @@ def test_a_handler_that_throttles_itself_is_stopped(alice: Caller, serve: Serve)
 
 
 @pytest.mark.failure_86
-def test_a_throttle_before_authentication_bounds_the_passwords_that_are_checked(serve: Serve) -> None:
-    checked: list[str] = []
+def test_a_throttle_before_authentication_bounds_the_passwords_that_are_checked(serve):
+    checked = []
 
     class Slow(SimpleRateThrottle):
         rate = "3/hour"
 
-        def get_cache_key(self, request: Request, view: Any) -> str:
+        def get_cache_key(self, request, view):
             return "passwords"
 
     class Password(BaseAuthentication):
-        def authenticate(self, request: Request) -> Any:
+        def authenticate(self, request):
             checked.append(request.META["HTTP_X_PASSWORD"])
             raise AuthenticationFailed
 
@@ -241,12 +238,12 @@ def test_a_throttle_before_authentication_bounds_the_passwords_that_are_checked(
         throttle_classes = (Slow,)
         authentication_classes = (Password,)
 
-        def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        def initial(self, request, *args, **kwargs):
             self.check_throttles(request)
             self.perform_authentication(request)
 
         @idempotent("tests.guarded")
-        def post(self, request: Request) -> Response:
+        def post(self, request):
             raise AssertionError
 
     serve(Guarded.as_view())
@@ -276,13 +273,13 @@ class TokenUser:
 
     is_authenticated = True
 
-    def __init__(self, pk: Any) -> None:
+    def __init__(self, pk):
         self.pk = pk
 
 
-def account_of(user: Any) -> str | None:
+def account_of(user):
     request = HttpRequest()
-    request.user = SimpleLazyObject(lambda: user)  # type: ignore[assignment]
+    request.user = SimpleLazyObject(lambda: user)
     return authenticated_user(request)
 
 
@@ -303,20 +300,20 @@ def account_of(user: Any) -> str | None:
     ],
     ids=["user", "proxy", "another model", "no model", "a chosen key", "anonymous", "unsaved", "no key"],
 )
-def test_two_kinds_of_user_never_share_an_account(user: Any, account: str | None, settings: Any) -> None:
+def test_two_kinds_of_user_never_share_an_account(user, account, settings):
     assert account_of(user) == account
     assert authenticated_user(HttpRequest()) is None
     settings.AUTH_USER_MODEL = "missing.User"
     assert account_of(User(pk=7)) == "auth.User:7"
 
 
-def account_of_header(request: Any) -> str | None:
+def account_of_header(request):
     return request.headers.get("X-Organisation")
 
 
 @pytest.mark.failure_49
 @pytest.mark.parametrize("by", ["policy", "setting", "dotted path"])
-def test_a_resolver_says_the_account(alice: Caller, bob: Caller, framework: Framework, settings: Any, by: str) -> None:
+def test_a_resolver_says_the_account(alice, bob, framework, settings, by):
     if by != "policy":
         settings.IDEMPOTENCY = {"ACCOUNT": account_of_header if by == "setting" else f"{__name__}.account_of_header"}
     framework.serve(**({"account": account_of_header} if by == "policy" else {}))
@@ -331,7 +328,7 @@ def test_a_resolver_says_the_account(alice: Caller, bob: Caller, framework: Fram
 
 
 class IsOwner(BasePermission):
-    def has_object_permission(self, request: Any, view: Any, obj: Any) -> bool:
+    def has_object_permission(self, request, view, obj):
         return bool(obj.account == request.user)
 
 
@@ -344,23 +341,23 @@ class Transfers(IdempotentMixin, viewsets.ModelViewSet[Transfer]):
     }
 
     @action(detail=True, methods=["post"])
-    def lock(self, request: Any, pk: str) -> Response:
+    def lock(self, request, pk):
         return Response({"label": self.get_object().label})
 
     @action(detail=False, methods=["post"])
-    def count(self, request: Any) -> Response:
+    def count(self, request):
         return Response({"count": Transfer.objects.count()})
 
     @action(detail=True, methods=["post"], permission_classes=[IsAuthenticated])
-    def open(self, request: Any, pk: str) -> Response:
+    def open(self, request, pk):
         return Response({"label": self.get_object().label})
 
-    def get_queryset(self) -> Any:
+    def get_queryset(self):
         return Transfer.objects.select_for_update() if self.action == "lock" else super().get_queryset()
 
 
 @pytest.fixture
-def transfer(alice: Caller, serve: Serve) -> Transfer:
+def transfer(alice, serve):
     detail = {"patch": "partial_update", "delete": "destroy"}
     routes = {"<int:pk>/": detail, "<int:pk>/lock/": {"post": "lock"}, "<int:pk>/open/": {"post": "open"}}
     permitted = {"<int:pk>/open/": {"permission_classes": [IsAuthenticated]}}
@@ -371,12 +368,12 @@ def transfer(alice: Caller, serve: Serve) -> Transfer:
     return Transfer.objects.create(account=alice.user, recipient="carol", amount=1, label="mine")
 
 
-def give_away(transfer: Transfer, new_owner: Caller) -> None:
+def give_away(transfer, new_owner):
     Transfer.objects.update(account=new_owner.user)
 
 
-def test_who_has_lost_the_object_gets_no_replay(alice: Caller, bob: Caller, transfer: Transfer) -> None:
-    sent: Any = {"method": "PATCH", "url": f"/{transfer.pk}/", "data": {"label": "changed"}, "key": "k"}
+def test_who_has_lost_the_object_gets_no_replay(alice, bob, transfer):
+    sent = {"method": "PATCH", "url": f"/{transfer.pk}/", "data": {"label": "changed"}, "key": "k"}
     first, _ = replayed(alice, wrote=0, **sent)
     assert first.status_code == 200
     give_away(transfer, bob)
@@ -391,20 +388,20 @@ def test_who_has_lost_the_object_gets_no_replay(alice: Caller, bob: Caller, tran
     assert alice.request(**sent).content == first.content
 
 
-def test_the_first_request_of_somebody_else_is_refused_as_it_was(bob: Caller, transfer: Transfer) -> None:
+def test_the_first_request_of_somebody_else_is_refused_as_it_was(bob, transfer):
     for _ in range(2):
         assert bob.request("PATCH", f"/{transfer.pk}/", {"label": "his"}, key="k").status_code == 403
     transfer.refresh_from_db()
     assert transfer.label == "mine"
 
 
-def test_an_object_that_the_operation_has_deleted_has_nothing_to_check(alice: Caller, transfer: Transfer) -> None:
+def test_an_object_that_the_operation_has_deleted_has_nothing_to_check(alice, transfer):
     first, _ = replayed(alice, f"/{transfer.pk}/", method="DELETE", wrote=-1)
     assert first.status_code == 204
 
 
 @pytest.mark.except_sqlite
-def test_the_views_query_may_lock_the_row(alice: Caller, bob: Caller, transfer: Transfer) -> None:
+def test_the_views_query_may_lock_the_row(alice, bob, transfer):
     answers = [alice.post(f"/{transfer.pk}/lock/", key="k") for _ in range(2)]
     assert answers[1]["Idempotency-Replayed"] == "true"
     give_away(transfer, bob)
@@ -412,7 +409,7 @@ def test_the_views_query_may_lock_the_row(alice: Caller, bob: Caller, transfer: 
 
 
 @pytest.mark.parametrize("url", ["/", "/{pk}/open/"])
-def test_without_permissions_on_an_object_a_replay_looks_for_none(alice: Caller, transfer: Transfer, url: str) -> None:
+def test_without_permissions_on_an_object_a_replay_looks_for_none(alice, transfer, url):
     url = url.format(pk=transfer.pk)
     alice.post(url, key="k")
     with CaptureQueriesContext(connection) as queries:

@@ -1,36 +1,29 @@
 """What a handler may return, in any framework, what becomes of an answer that is not sent, and a replay's type."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from django import http
 from django.core.signals import request_finished
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpResponse, JsonResponse
 from django.template import engines
 from django.template.response import SimpleTemplateResponse
 from django.utils.decorators import decorator_from_middleware
 from django.utils.deprecation import MiddlewareMixin
 
 from idempotency import idempotent, require_claim
-from idempotency.exceptions import IdempotencyError
 from idempotency.http.adapter import Adapter, adapter_for, register, unregister
 from idempotency.models import IdempotencyRecord
-from idempotency.operation import Policy
-from idempotency.outcome import Outcome
-from tests.http.callers import Caller, assert_nothing_kept, effects, problem_code, replayed
-from tests.http.serving import Serve, serve_answer
+from tests.http.callers import assert_nothing_kept, effects, problem_code, replayed
+from tests.http.serving import serve_answer
 from tests.http.views import CrashError, work
 
 # What is stored of an answer is tested on each database in ``test_responses``.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
-async def coroutine() -> None:
+async def coroutine():
     """Nobody awaits it."""
 
 
@@ -46,9 +39,7 @@ async def coroutine() -> None:
         ("drf", lambda: {"id": 1}, "Expected a `Response`, `HttpResponse` or `StreamingHttpResponse`"),
     ],
 )
-def test_a_handler_that_returns_no_response_is_told_what_was_expected(
-    alice: Caller, serve: Serve, name: str, make: Any, said: str, caplog: Any
-) -> None:
+def test_a_handler_that_returns_no_response_is_told_what_was_expected(alice, serve, name, make, said, caplog):
     serve_answer(serve, make, framework=name)
     refused = assert_nothing_kept(alice, 500)
     if "must return" in said:
@@ -61,7 +52,7 @@ class Stream(list[bytes]):
 
     closed = False
 
-    def close(self) -> None:
+    def close(self):
         self.closed = True
         raise OSError("gone already")
 
@@ -69,12 +60,12 @@ class Stream(list[bytes]):
 @pytest.mark.failure_1
 @pytest.mark.failure_31
 @pytest.mark.parametrize("code", ["idempotency_response_unrecordable", "idempotency_in_progress"])
-def test_the_stream_of_an_answer_that_is_not_sent_is_closed(alice: Caller, serve: Serve, code: str) -> None:
+def test_the_stream_of_an_answer_that_is_not_sent_is_closed(alice, serve, code):
     stream, over = Stream(), Mock()
 
     @serve
     @idempotent("tests.stream", rebuild=lambda reference, request: HttpResponse(reference))
-    def view(request: HttpRequest) -> Any:
+    def view(request):
         if code == "idempotency_in_progress":
             require_claim().reference = "late"
             IdempotencyRecord.objects.update(attempt=2)
@@ -108,7 +99,7 @@ class AppRedirect(http.HttpResponseRedirect):
     ],
     ids=["302", "301", "303", "308", "app", "no location", "201", "json", "400", "403", "404", "410"],
 )
-def test_a_replay_has_the_class_of_what_it_replays(alice: Caller, serve: Serve, make: Any, kind: type) -> None:
+def test_a_replay_has_the_class_of_what_it_replays(alice, serve, make, kind):
     serve_answer(serve, make)
     first, replay = replayed(alice)
     assert type(replay) is kind
@@ -118,7 +109,7 @@ def test_a_replay_has_the_class_of_what_it_replays(alice: Caller, serve: Serve, 
         assert replay.url == first["Location"]
 
 
-def answer_with_cookie(headers: dict[str, str]) -> HttpResponse:
+def answer_with_cookie(headers):
     response = HttpResponse(b"{}", headers=headers)
     response.set_cookie("session", "secret")
     return response
@@ -156,9 +147,7 @@ DROPPED = {
     ids=["by default", "a list", "a pattern", "everything"],
 )
 @pytest.mark.parametrize("by", ["policy", "setting"])
-def test_only_listed_headers_come_back_and_credentials_never(
-    alice: Caller, serve: Serve, settings: Any, listed: Any, kept: dict[str, str], dropped: dict[str, str], by: str
-) -> None:
+def test_only_listed_headers_come_back_and_credentials_never(alice, serve, settings, listed, kept, dropped, by):
     if listed is not None and by == "setting":
         settings.IDEMPOTENCY = {"RECORDED_HEADERS": listed}
     policy = {"headers": listed} if listed is not None and by == "policy" else {}
@@ -175,7 +164,7 @@ def test_only_listed_headers_come_back_and_credentials_never(
 
 
 @pytest.mark.parametrize("debug", [True, False])
-def test_a_dropped_header_is_logged_once(alice: Caller, serve: Serve, settings: Any, caplog: Any, debug: bool) -> None:
+def test_a_dropped_header_is_logged_once(alice, serve, settings, caplog, debug):
     settings.DEBUG = debug
     name = f"tests.dropped.{debug}"
     headers = {"X-Dropped": "1", "Location": "/", "Date": "now", "Set-Cookie": "a=b"}
@@ -186,19 +175,19 @@ def test_a_dropped_header_is_logged_once(alice: Caller, serve: Serve, settings: 
 
 
 class Titling(MiddlewareMixin):
-    def process_template_response(self, request: HttpRequest, response: Any) -> Any:
+    def process_template_response(self, request, response):
         response.context_data["title"] = "rendered" if response.is_rendered else "set"
         return response
 
 
 @pytest.mark.failure_71
-def test_template_response_middleware_on_the_view_sees_the_response_unrendered(alice: Caller, serve: Serve) -> None:
+def test_template_response_middleware_on_the_view_sees_the_response_unrendered(alice, serve):
     @serve
     @idempotent("tests.titled")
-    @decorator_from_middleware(Titling)  # type: ignore[arg-type]
-    def view(request: HttpRequest) -> Any:
+    @decorator_from_middleware(Titling)
+    def view(request):
         work(request)
-        return SimpleTemplateResponse(engines["django"].from_string("title: {{ title }}"), {})  # type: ignore[arg-type]
+        return SimpleTemplateResponse(engines["django"].from_string("title: {{ title }}"), {})
 
     first, replay = replayed(alice)
     assert first.content == replay.content == b"title: set"
@@ -214,17 +203,17 @@ class RefusedError(Exception):
 class ToyRequest:
     """What handlers of the toy framework are called with."""
 
-    def __init__(self, http: HttpRequest) -> None:
+    def __init__(self, http):
         self.http = http
         self.method = http.method
         self.user = http.user
         self.GET = http.GET
 
 
-def toy_view(handler: Any) -> Any:
+def toy_view(handler):
     """The toy framework: handlers take a ``ToyRequest``, return dictionaries and raise ``RefusedError``."""
 
-    def view(http: HttpRequest) -> HttpResponse:
+    def view(http):
         request = ToyRequest(http)
         try:
             answer = handler(request)
@@ -235,53 +224,53 @@ def toy_view(handler: Any) -> Any:
     return view
 
 
-def toy_response(answer: dict[str, Any]) -> JsonResponse:
+def toy_response(answer):
     response = JsonResponse({"toy": answer}, status=answer.get("status", 200))
-    response.toy = answer  # type: ignore[attr-defined]
+    response.toy = answer
     return response
 
 
 class ToyAdapter(Adapter):
     @classmethod
-    def speaks_for(cls, request: object) -> bool:
+    def speaks_for(cls, request):
         return isinstance(request, ToyRequest)
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request):
         super().__init__(request, http=request.http)
 
-    def payload(self, policy: Policy) -> object:
+    def payload(self, policy):
         return json.loads(self.http.body)["command"]
 
-    def render(self, answer: Any) -> Any:
+    def render(self, answer):
         return toy_response(answer) if isinstance(answer, dict) else answer
 
-    def answer_to_exception(self, error: Exception) -> Any | None:
+    def answer_to_exception(self, error):
         if isinstance(error, RefusedError):
             return toy_response({"refused": str(error), "status": 409})
         return super().answer_to_exception(error)
 
-    def answer_to_error(self, error: IdempotencyError) -> Any:
+    def answer_to_error(self, error):
         return toy_response({"code": error.code, "status": error.status_code})
 
-    def replay(self, outcome: Outcome) -> Any:
+    def replay(self, outcome):
         response = super().replay(outcome)
         response.toy = json.loads(response.content)["toy"]
         return response
 
 
 @pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
+def _registered():
     register(ToyAdapter)
     yield
     unregister(ToyAdapter)
 
 
 @pytest.fixture
-def toy(serve: Serve) -> None:
+def toy(serve):
     @serve
     @toy_view
     @idempotent("tests.toy")
-    def view(request: ToyRequest) -> Any:
+    def view(request):
         answer, _ = work(request)
         if "refuse" in request.GET:
             raise RefusedError("no")
@@ -289,7 +278,7 @@ def toy(serve: Serve) -> None:
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_handler_of_a_third_framework_runs_once_and_is_replayed(alice: Caller) -> None:
+def test_a_handler_of_a_third_framework_runs_once_and_is_replayed(alice):
     first, _ = replayed(alice, data={"command": 1})
     assert (first.status_code, first.toy["status"], first["Idempotency-Key"]) == (201, 201, "k")
     again = alice.post(data={"command": 1, "not compared": True}, key="k")
@@ -301,14 +290,14 @@ def test_a_handler_of_a_third_framework_runs_once_and_is_replayed(alice: Caller)
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_refusal_of_a_third_framework_is_recorded_and_its_crash_is_not(alice: Caller) -> None:
+def test_a_refusal_of_a_third_framework_is_recorded_and_its_crash_is_not(alice):
     refused, _ = replayed(alice, "/?refuse=1", {"command": 1}, wrote=0)
     assert (refused.status_code, refused.toy["refused"]) == (409, "no")
     assert alice.post("/?crash=1", data={"command": 1}, key="crash").status_code == 500
     assert effects() == 0
 
 
-def test_the_adapter_registered_last_is_asked_first(rf: Any) -> None:
+def test_the_adapter_registered_last_is_asked_first(rf):
     class Later(ToyAdapter):
         """Speaks for the same requests."""
 
@@ -326,7 +315,7 @@ def test_the_adapter_registered_last_is_asked_first(rf: Any) -> None:
     assert type(adapter_for(request)) is ToyAdapter
 
 
-def test_django_itself_is_asked_last_and_a_crash_is_no_answer_of_it(rf: Any) -> None:
+def test_django_itself_is_asked_last_and_a_crash_is_no_answer_of_it(rf):
     assert adapter_for("request") is None
     adapter = adapter_for(rf.post("/"))
     assert type(adapter) is Adapter

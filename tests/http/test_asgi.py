@@ -1,12 +1,8 @@
 """Requests as an ASGI server hands them in: clients that leave, headers as raw bytes, and the context of a view."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, iscoroutinefunction, sync_to_async
@@ -14,7 +10,6 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.handlers.asgi import ASGIHandler
 from django.core.signals import request_started
 from django.db import connection, connections
-from django.http import HttpRequest, HttpResponse
 from django.test import AsyncRequestFactory
 from django.urls import resolve
 from django.utils.decorators import sync_and_async_middleware
@@ -25,15 +20,15 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
 from idempotency.protocol.context import claim_in_context
-from tests.http.callers import Caller, effects, multipart
-from tests.http.serving import OUTSIDE, Framework, Serve, policies
+from tests.http.callers import effects, multipart
+from tests.http.serving import OUTSIDE, Framework, policies
 from tests.http.views import plain_answer, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def _no_persistent_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_persistent_connections(monkeypatch):
     """Each request has a thread of its own, and a connection that would outlive it belongs to nobody."""
     monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)
 
@@ -41,10 +36,10 @@ def _no_persistent_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 class Visit:
     """One request to the ASGI application. ``leaves`` is when its client goes away."""
 
-    def __init__(self, caller: Caller, *headers: tuple[bytes, bytes], path: str = "/", **sent: Any) -> None:
+    def __init__(self, caller, *headers, path="/", **sent):
         assert caller.token is not None
         self.leaves = asyncio.Event()
-        self.sent: list[dict[str, Any]] = []
+        self.sent = []
         sent = {"data": b"{}", "content_type": "application/json", **sent}
         authorization = {"Authorization": f"Token {caller.token.key}"}
         scope = AsyncRequestFactory().generic("POST", path, **sent, headers=authorization).scope
@@ -52,33 +47,33 @@ class Visit:
         self._scope = {**scope, "headers": [*others, *headers]}
         self._body = [{"type": "http.request", "body": sent["data"], "more_body": False}]
 
-    async def run(self) -> None:
+    async def run(self):
         async with ThreadSensitiveContext():
             try:
                 await ASGIHandler().handle(self._scope, self._receive, self._send)
             finally:
                 await sync_to_async(connections.close_all)()
 
-    async def _receive(self) -> dict[str, Any]:
+    async def _receive(self):
         if self._body:
             return self._body.pop()
         await self.leaves.wait()
         return {"type": "http.disconnect"}
 
-    async def _send(self, message: dict[str, Any]) -> None:
+    async def _send(self, message):
         self.sent.append(message)
 
 
 KEY = (b"idempotency-key", b"k")
 
 
-async def happens(event: asyncio.Event) -> None:
+async def happens(event):
     await asyncio.wait_for(event.wait(), 30)
 
 
-async def call_directly(view: Any, caller: Caller) -> None:
+async def call_directly(view, caller):
     """Call an async view in the current task, without the handler that would wait for it."""
-    request: Any = AsyncRequestFactory().post("/", {}, "application/json", headers={"Idempotency-Key": "k"})
+    request = AsyncRequestFactory().post("/", {}, "application/json", headers={"Idempotency-Key": "k"})
     request.user, request.resolver_match = caller.user, resolve("/")
     async with ThreadSensitiveContext():
         try:
@@ -91,11 +86,11 @@ async def call_directly(view: Any, caller: Caller) -> None:
 class Slow:
     """A protected view that stands still before its effect, until it is told to go on."""
 
-    def __init__(self, serve: Serve, answer: Callable[[HttpRequest], Any] = plain_answer, **policy: Any) -> None:
+    def __init__(self, serve, answer=plain_answer, **policy):
         self.entered, self.go_on = asyncio.Event(), asyncio.Event()
 
         @idempotent("tests.slow", **policy)
-        async def view(request: HttpRequest) -> Any:
+        async def view(request):
             if request.headers["Idempotency-Key"] != "fast":
                 self.entered.set()
                 await happens(self.go_on)
@@ -104,11 +99,11 @@ class Slow:
         self.view = view
         serve(view)
 
-    async def finish(self, task: asyncio.Task[None]) -> None:
+    async def finish(self, task):
         self.go_on.set()
         await asyncio.wait([task])
 
-    async def visit_and_leave(self, caller: Caller) -> None:
+    async def visit_and_leave(self, caller):
         """A request whose client goes away while its view runs."""
         visit = Visit(caller, KEY)
         task = asyncio.create_task(visit.run())
@@ -121,13 +116,13 @@ class Slow:
         assert visit.sent == []  # there was nobody to send it to
 
 
-async def turns(count: int = 20) -> None:
+async def turns(count=20):
     for _ in range(count):
         await asyncio.sleep(0)
 
 
-def visited(*visits: Visit) -> list[int]:
-    async def one_by_one() -> list[int]:
+def visited(*visits):
+    async def one_by_one():
         for visit in visits:
             await visit.run()
         return [visit.sent[0]["status"] for visit in visits]
@@ -138,20 +133,20 @@ def visited(*visits: Visit) -> list[int]:
 
 @pytest.mark.failure_33
 @policies
-def test_a_run_whose_client_goes_away_ends_and_is_recorded(alice: Caller, serve: Serve, policy: Any) -> None:
+def test_a_run_whose_client_goes_away_ends_and_is_recorded(alice, serve, policy):
     asyncio.run(Slow(serve, **policy).visit_and_leave(alice))
     assert effects() == 1
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
     assert effects() == 1
 
 
-def test_a_claim_is_made_in_djangos_thread(alice: Caller, serve: Serve, monkeypatch: Any) -> None:
-    threads: list[int] = []
+def test_a_claim_is_made_in_djangos_thread(alice, serve, monkeypatch):
+    threads = []
     monkeypatch.setitem(faults.fault_point, "claim.committed", lambda: threads.append(threading.get_ident()))
     slow = Slow(serve)
     slow.go_on.set()
 
-    def note(**event: Any) -> None:
+    def note(**event):
         threads.append(threading.get_ident())
 
     request_started.connect(note)  # until the function is gone, with the test
@@ -162,10 +157,10 @@ def test_a_claim_is_made_in_djangos_thread(alice: Caller, serve: Serve, monkeypa
 @pytest.mark.failure_33
 @policies
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_cancelled_async_view_ends_its_run_first(alice: Caller, serve: Serve, policy: Any, times: int) -> None:
+def test_a_cancelled_async_view_ends_its_run_first(alice, serve, policy, times):
     """Cancelled itself, as by a server that shuts down, and once more because it has not obeyed."""
 
-    async def scenario() -> None:
+    async def scenario():
         slow = Slow(serve, **policy)
         task = asyncio.create_task(call_directly(slow.view, alice))
         await happens(slow.entered)
@@ -184,8 +179,8 @@ def test_a_cancelled_async_view_ends_its_run_first(alice: Caller, serve: Serve, 
 
 @pytest.mark.failure_33
 @policies
-def test_a_failed_run_whose_client_has_gone_is_released(alice: Caller, serve: Serve, policy: Any) -> None:
-    def fail(request: HttpRequest) -> None:
+def test_a_failed_run_whose_client_has_gone_is_released(alice, serve, policy):
+    def fail(request):
         raise ValueError
 
     asyncio.run(Slow(serve, fail, **policy).visit_and_leave(alice))
@@ -193,8 +188,8 @@ def test_a_failed_run_whose_client_has_gone_is_released(alice: Caller, serve: Se
 
 
 @pytest.mark.failure_33
-def test_a_client_that_goes_while_another_request_runs_disturbs_nobody(alice: Caller, serve: Serve) -> None:
-    async def scenario() -> None:
+def test_a_client_that_goes_while_another_request_runs_disturbs_nobody(alice, serve):
+    async def scenario():
         slow = Slow(serve, **OUTSIDE)
         leaving, staying = Visit(alice, KEY), Visit(alice, (b"idempotency-key", b"fast"))
         task = asyncio.create_task(leaving.run())
@@ -212,14 +207,14 @@ def test_a_client_that_goes_while_another_request_runs_disturbs_nobody(alice: Ca
 @pytest.mark.parametrize(
     ("size", "unprotected"), [(1_000, {200}), (3 * 1024 * 1024, {200, 400})], ids=["small", "above the limit of memory"]
 )
-def test_a_form_in_chunks_is_compared_in_bytes(alice: Caller, serve: Serve, size: int, unprotected: set[int]) -> None:
+def test_a_form_in_chunks_is_compared_in_bytes(alice, serve, size, unprotected):
     """Sent in chunks it has no Content-Length, and without one Django finds no parts in it.
 
     Django 5.2.0 has no limit for such a body. Later ones refuse it, as the unprotected view shows.
     """
     Framework("plain", serve).serve_twins(lambda request: {"files": len(request.FILES), "size": len(request.body)})
 
-    def upload(content: bytes, path: str = "/") -> Visit:
+    def upload(content, path="/"):
         return Visit(alice, KEY, path=path, **multipart({"file": SimpleUploadedFile("name", content)}))
 
     visits = upload(size * b"a", "/twin/"), upload(size * b"a"), upload(size * b"a"), upload(size * b"b")
@@ -229,8 +224,8 @@ def test_a_form_in_chunks_is_compared_in_bytes(alice: Caller, serve: Serve, size
 
 
 @pytest.mark.failure_46
-def test_a_body_in_chunks_is_compared_though_drf_takes_it_for_empty(alice: Caller, serve: Serve) -> None:
-    def handler(request: Any) -> dict[str, Any]:
+def test_a_body_in_chunks_is_compared_though_drf_takes_it_for_empty(alice, serve):
+    def handler(request):
         work(request)
         return {"body": request.body.decode(), "data": request.data}
 
@@ -242,7 +237,7 @@ def test_a_body_in_chunks_is_compared_though_drf_takes_it_for_empty(alice: Calle
 
 @pytest.mark.once
 @pytest.mark.failure_40
-def test_any_byte_in_a_header_is_taken_or_refused(alice: Caller, serve: Serve) -> None:
+def test_any_byte_in_a_header_is_taken_or_refused(alice, serve):
     """What is a key by its characters stands in ``tests/unit/test_keys.py``. This is the way of its bytes to there."""
     serve(idempotent("tests.plain")(plain_answer))
     tried = [*range(0x2E), *b";A[\\~", 0x7F, 0x80, 0x85, 0xA0, 0xC3, 0xE9, 0xFF]
@@ -258,11 +253,11 @@ def test_any_byte_in_a_header_is_taken_or_refused(alice: Caller, serve: Serve) -
 
 tenant = contextvars.ContextVar("tenant", default="nobody")
 #: What the middleware found after the view.
-after: list[tuple[str, str, Any]] = []
+after = []
 
 
 @pytest.fixture(autouse=True)
-def _leave_nothing_behind() -> Iterator[None]:
+def _leave_nothing_behind():
     token = tenant.set("nobody")
     yield
     tenant.reset(token)
@@ -270,25 +265,25 @@ def _leave_nothing_behind() -> Iterator[None]:
     after.clear()
 
 
-def _look() -> None:
+def _look():
     after.append((tenant.get(), translation.get_language(), claim_in_context.get()))
 
 
-def _come_from_above() -> None:
+def _come_from_above():
     tenant.set("from above")
     translation.activate("en")
 
 
 @sync_and_async_middleware
-def looking(get_response: Any) -> Any:
-    def middleware(request: HttpRequest) -> Any:
+def looking(get_response):
+    def middleware(request):
         _come_from_above()
         try:
             return get_response(request)
         finally:
             _look()
 
-    async def async_middleware(request: HttpRequest) -> Any:
+    async def async_middleware(request):
         _come_from_above()
         try:
             return await get_response(request)
@@ -298,7 +293,7 @@ def looking(get_response: Any) -> Any:
     return async_middleware if iscoroutinefunction(get_response) else middleware
 
 
-def _set(request: HttpRequest) -> None:
+def _set(request):
     assert (tenant.get(), translation.get_language()) == ("from above", "en")
     tenant.set("from the view")
     translation.activate("de")
@@ -306,26 +301,24 @@ def _set(request: HttpRequest) -> None:
         raise ValueError
 
 
-def _answer(request: HttpRequest) -> HttpResponse:
+def _answer(request):
     _set(request)
     return plain_answer(request)
 
 
-async def _answer_async(request: HttpRequest) -> HttpResponse:
+async def _answer_async(request):
     _set(request)
     return await sync_to_async(plain_answer)(request)
 
 
-async def _answer_in_a_thread(request: HttpRequest) -> HttpResponse:
+async def _answer_in_a_thread(request):
     return await sync_to_async(_answer)(request)
 
 
 @policies
 @pytest.mark.parametrize("view", [_answer, _answer_async, _answer_in_a_thread])
 @pytest.mark.parametrize("query", ["", "?crash=1"])
-def test_what_a_view_sets_reaches_the_middleware_above(
-    alice: Caller, serve: Serve, settings: Any, transport: str, policy: Any, view: Callable[..., Any], query: str
-) -> None:
+def test_what_a_view_sets_reaches_the_middleware_above(alice, serve, settings, transport, policy, view, query):
     settings.MIDDLEWARE = [f"{__name__}.looking"]
     alice.transport = transport
     serve(idempotent("tests.context", **policy)(view), **{"twin/": view})
@@ -339,8 +332,8 @@ def test_what_a_view_sets_reaches_the_middleware_above(
         assert after == [("from above", "en", None)]
 
 
-def test_what_a_cancelled_view_has_set_is_there_after_its_end(alice: Caller, serve: Serve) -> None:
-    async def scenario() -> None:
+def test_what_a_cancelled_view_has_set_is_there_after_its_end(alice, serve):
+    async def scenario():
         slow = Slow(serve, _answer)
         _come_from_above()
         task = asyncio.create_task(call_directly(slow.view, alice))

@@ -1,12 +1,8 @@
 """``assert_idempotent`` passes a protected view, and names the promises that another one breaks."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import threading
-from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -23,7 +19,6 @@ from idempotency.testing.checks import concurrent
 from idempotency.testing.trial import NotRun
 from testproject.models import Transfer
 from tests.factories import TokenFactory, UserFactory
-from tests.http.serving import Serve
 from tests.http.views import plain_answer
 
 transactional = pytest.mark.django_db(transaction=True)
@@ -34,22 +29,22 @@ EVERY_CHECK += ["crash", "lost_response", "expiry", "revoked"]
 
 
 #: What happens outside of the database, and is not undone.
-ledger: list[int] = []
+ledger = []
 
 
-def request_to(path: str = "/") -> Request:
+def request_to(path="/"):
     return Request("POST", path, {"amount": 1, "labels": ["a", None], "urgent": True}, content_type="application/json")
 
 
-def take_token(user: User) -> None:
+def take_token(user):
     Token.objects.filter(user=user).delete()
 
 
-def client_of(user: User) -> Client:
+def client_of(user):
     return Client(headers={"Authorization": f"Token {TokenFactory(user=user).key}"})
 
 
-def examine(path: str = "/", *, revoke: Callable[[User], None] = take_token, **options: Any) -> Any:
+def examine(path="/", *, revoke=take_token, **options):
     """Examine the view at ``path``, with every check unless ``options`` say otherwise."""
     alice, bob = UserFactory(is_staff=True), UserFactory(is_staff=True)
     ledger.clear()
@@ -57,7 +52,7 @@ def examine(path: str = "/", *, revoke: Callable[[User], None] = take_token, **o
     return assert_idempotent(client_of(alice), request_to(path), **given | options)
 
 
-def broken(match: str = "1 of its promises broke", **options: Any) -> dict[str, str]:
+def broken(match="1 of its promises broke", **options):
     """What the report says about each promise that broke, by the name of its check."""
     with pytest.raises(AssertionError, match=match) as raised:
         examine(**options)
@@ -65,25 +60,25 @@ def broken(match: str = "1 of its promises broke", **options: Any) -> dict[str, 
     return {name: text for name, _, text in paragraphs if name in EVERY_CHECK}
 
 
-def all_but(*names: str) -> list[str]:
+def all_but(*names):
     return [name for name in EVERY_CHECK if name not in names]
 
 
 @pytest.mark.urls("tests.http.views")
 @pytest.mark.parametrize("kind", ["function", "async_function", "mixin_model_viewset"])
 @transactional
-def test_a_protected_view_passes_every_check(kind: str) -> None:
+def test_a_protected_view_passes_every_check(kind):
     report = examine(f"/kinds/{kind}/")
     assert (report.kept, report.not_run) == (EVERY_CHECK, {})
     assert str(report) == f"POST /kinds/{kind}/\n\nKept: {', '.join(EVERY_CHECK)}"
 
 
-def pay(request: Any) -> HttpResponse:
+def pay(request):
     ledger.append(1)
     return JsonResponse({"paid": len(ledger)}, status=201)
 
 
-def count_payments() -> int:
+def count_payments():
     return len(ledger)
 
 
@@ -97,29 +92,29 @@ def count_payments() -> int:
     ids=["found", "unknown", "parked"],
 )
 @transactional
-def test_an_effect_outside_of_the_database_passes_with_the_recovery_that_fits(recovery: Any, serve: Serve) -> None:
+def test_an_effect_outside_of_the_database_passes_with_the_recovery_that_fits(recovery, serve):
     serve(idempotent("kit.outside", transaction=False, recovery=recovery)(pay))
 
     assert examine(effects=count_payments, leave_out=all_but("crash")).kept == ["crash"]
 
 
-def staff_only_below(view: Callable[..., Any]) -> Callable[..., Any]:
+def staff_only_below(view):
     return idempotent("kit.order")(lambda request: view(request) if request.user.is_staff else HttpResponse(status=403))
 
 
-def cached(view: Callable[..., Any]) -> Callable[..., Any]:
-    answers: dict[bytes, Any] = {}
+def cached(view):
+    answers = {}
 
-    def answer_of_payload(request: Any) -> Any:
+    def answer_of_payload(request):
         return answers.get(request.body) or answers.setdefault(request.body, view(request))
 
     return answer_of_payload
 
 
-def signed(view: Callable[..., Any]) -> Callable[..., Any]:
+def signed(view):
     numbers = itertools.count()
 
-    def sign(request: Any) -> Any:
+    def sign(request):
         response = view(request)
         response.content += b" %d" % next(numbers)
         return response
@@ -127,12 +122,12 @@ def signed(view: Callable[..., Any]) -> Callable[..., Any]:
     return sign
 
 
-def in_a_dictionary(view: Callable[..., Any]) -> Callable[..., Any]:
+def in_a_dictionary(view):
     """A process's own memory of keys: looked up first and written last."""
-    answers: dict[tuple[Any, ...], Any] = {}
+    answers = {}
     together = threading.Barrier(4)
 
-    def remembered(request: Any) -> Any:
+    def remembered(request):
         key = (request.user.pk, request.headers["Idempotency-Key"])
         if key not in answers:
             if threading.current_thread() is not threading.main_thread():
@@ -143,7 +138,7 @@ def in_a_dictionary(view: Callable[..., Any]) -> Callable[..., Any]:
     return remembered
 
 
-MUTANTS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
+MUTANTS = {
     "unprotected": (
         lambda view: view,
         {
@@ -189,7 +184,7 @@ MUTANTS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 @transactional
-def test_each_mistake_breaks_its_promises(mutant: str, serve: Serve) -> None:
+def test_each_mistake_breaks_its_promises(mutant, serve):
     wrap, expected = MUTANTS[mutant]
     serve(wrap(plain_answer))
     dismiss = lambda user: User.objects.filter(pk=user.pk).update(is_staff=False)  # noqa: E731
@@ -199,13 +194,13 @@ def test_each_mistake_breaks_its_promises(mutant: str, serve: Serve) -> None:
 
 
 @transactional
-def test_the_advice_on_an_answer_that_differs_holds(serve: Serve) -> None:
+def test_the_advice_on_an_answer_that_differs_holds(serve):
     serve(idempotent("kit.signed")(signed(plain_answer)))
     assert examine(leave_out=all_but("retry", "lost_response")).kept == ["retry", "lost_response"]
 
 
-RUN_AGAIN: dict[str, Any] = {"transaction": False, "recovery": REEXECUTE}
-FINDING_NOTHING: dict[str, Any] = {"transaction": False, "recovery": Reconcile(lambda record: NotExecuted())}
+RUN_AGAIN = {"transaction": False, "recovery": REEXECUTE}
+FINDING_NOTHING = {"transaction": False, "recovery": Reconcile(lambda record: NotExecuted())}
 
 
 @pytest.mark.parametrize(
@@ -219,16 +214,16 @@ FINDING_NOTHING: dict[str, Any] = {"transaction": False, "recovery": Reconcile(l
     ids=["not declared", "run again", "a reconciler that finds nothing", "an answer that is not recorded"],
 )
 @transactional
-def test_an_effect_outside_that_happens_twice_is_found(policy: Any, check: str, text: str, serve: Serve) -> None:
+def test_an_effect_outside_that_happens_twice_is_found(policy, check, text, serve):
     serve(idempotent("kit.outside", **policy)(pay))
     assert text in broken(effects=count_payments, leave_out=all_but(check))[check]
 
 
 @transactional
-def test_an_effect_that_a_crash_after_the_commit_loses_is_found(serve: Serve) -> None:
+def test_an_effect_that_a_crash_after_the_commit_loses_is_found(serve):
     @serve
     @idempotent("kit.callback")
-    def view(request: Any) -> Any:
+    def view(request):
         transaction.on_commit(lambda: ledger.append(1))
         return plain_answer(request)
 
@@ -237,12 +232,12 @@ def test_an_effect_that_a_crash_after_the_commit_loses_is_found(serve: Serve) ->
 
 
 @pytest.mark.django_db
-def test_what_a_crash_leaves_behind_must_not_keep_the_retry_from_running(serve: Serve) -> None:
+def test_what_a_crash_leaves_behind_must_not_keep_the_retry_from_running(serve):
     seen = set()
 
     @serve
     @idempotent("kit.seen")
-    def view(request: Any) -> Any:
+    def view(request):
         if request.headers["Idempotency-Key"] in seen:
             raise RuntimeError
         seen.add(request.headers["Idempotency-Key"])
@@ -262,13 +257,13 @@ def test_what_a_crash_leaves_behind_must_not_keep_the_retry_from_running(serve: 
     ],
 )
 @transactional
-def test_a_wrong_answer_to_a_known_key_is_found(check: str, status: int, text: str, serve: Serve) -> None:
-    seen: set[str] = set()
+def test_a_wrong_answer_to_a_known_key_is_found(check, status, text, serve):
+    seen = set()
 
     protected = idempotent("kit.duplicates")(plain_answer)
 
     @serve
-    def view(request: Any) -> Any:
+    def view(request):
         key = request.headers["Idempotency-Key"]
         if key in seen:
             return HttpResponse(status=status)
@@ -279,10 +274,10 @@ def test_a_wrong_answer_to_a_known_key_is_found(check: str, status: int, text: s
 
 
 @pytest.mark.django_db
-def test_an_answer_that_is_made_anew_may_change(serve: Serve) -> None:
+def test_an_answer_that_is_made_anew_may_change(serve):
     @serve
     @idempotent("kit.rebuilt", rebuild=lambda reference, request: HttpResponse(f"still {reference}", status=200))
-    def view(request: Any) -> Any:
+    def view(request):
         require_claim().reference = "running"
         return plain_answer(request)
 
@@ -290,7 +285,7 @@ def test_an_answer_that_is_made_anew_may_change(serve: Serve) -> None:
 
 
 @pytest.mark.django_db
-def test_a_redacted_body_may_differ_and_nothing_else(serve: Serve) -> None:
+def test_a_redacted_body_may_differ_and_nothing_else(serve):
     serve(idempotent("kit.redacted", redact=lambda *outcome: b"{}")(plain_answer))
     assert examine(leave_out=all_but("retry", "lost_response")).kept == ["retry", "lost_response"]
     serve(idempotent("kit.dropped", redact=lambda *outcome: b"{}", headers=[])(plain_answer))
@@ -301,7 +296,7 @@ def test_a_redacted_body_may_differ_and_nothing_else(serve: Serve) -> None:
 class KitInTestCase(TestCase):
     """Other threads don't see the transaction of a TestCase."""
 
-    def test_threads_and_what_is_not_given_are_reported_as_not_run(self) -> None:
+    def test_threads_and_what_is_not_given_are_reported_as_not_run(self):
         client = client_of(UserFactory())
         with pytest.warns(ChecksNotRunWarning) as warned:
             report = assert_idempotent(client, request_to("/kinds/function/"), effects=Transfer.objects)
@@ -313,7 +308,7 @@ class KitInTestCase(TestCase):
             assert f"{check}: {report.not_run[check]}" in str(warned[0].message)
         assert warned[0].filename == __file__
 
-    def test_threads_do_not_share_a_database_in_memory(self) -> None:
+    def test_threads_do_not_share_a_database_in_memory(self):
         with (
             mock.patch.object(connection, "in_atomic_block", new=False),
             mock.patch.object(connection, "is_in_memory_db", return_value=True, create=True),
@@ -321,18 +316,18 @@ class KitInTestCase(TestCase):
         ):
             concurrent(mock.Mock())
 
-    def test_a_mistake_is_found(self) -> None:
+    def test_a_mistake_is_found(self):
         left_out = all_but("retry", "concurrent", "crash")
         found = broken("2 of its promises broke", path="/unprotected/DecoratedViewSet/", leave_out=left_out)
         assert found.keys() == {"retry", "crash"}
 
-    def test_a_check_that_is_left_out_is_not_missed(self) -> None:
+    def test_a_check_that_is_left_out_is_not_missed(self):
         report = examine("/kinds/function/", leave_out=["concurrent"])
         assert report.left_out == ["concurrent"]
         assert (report.kept, report.not_run) == (all_but("concurrent"), {})
 
 
-def fail(request: Any) -> Any:
+def fail(request):
     pay(request)
     return HttpResponse(status=503)
 
@@ -347,20 +342,20 @@ def fail(request: Any) -> Any:
     ids=["a refusal", "no effect", "a failure with an effect"],
 )
 @pytest.mark.django_db
-def test_a_request_of_which_nothing_can_be_learned_is_refused(view: Any, message: str, serve: Serve) -> None:
+def test_a_request_of_which_nothing_can_be_learned_is_refused(view, message, serve):
 
     serve(idempotent("kit.beginning", transaction=False, recovery=PARK)(view))
     with pytest.raises(AssertionError, match=re.escape(message)):
         examine(effects=count_payments)
 
 
-def test_a_client_of_another_kind_is_refused() -> None:
+def test_a_client_of_another_kind_is_refused():
     for clients in ({"client": AsyncClient()}, {"client": Client(), "other_client": APIRequestFactory()}):
         with pytest.raises(TypeError, match="also serve async views"):
-            assert_idempotent(request=request_to(), effects=count_payments, **clients)  # type: ignore[arg-type]
+            assert_idempotent(request=request_to(), effects=count_payments, **clients)
 
 
-def test_a_check_that_does_not_exist_is_refused() -> None:
+def test_a_check_that_does_not_exist_is_refused():
     for name, advice in (("retries", "Did you mean 'retry'?"), ("nonsense", "There are new_key, retry, ")):
         with pytest.raises(ValueError, match=re.escape(advice)):
             assert_idempotent(Client(), request_to(), effects=count_payments, leave_out=[name])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from django.contrib import admin
@@ -35,30 +33,30 @@ from tests.http.views import ModelActions, PlainView, plain_answer
 pytestmark = pytest.mark.urls(__name__)
 
 
-def custom(view: Callable[..., Any]) -> Callable[..., Any]:
+def custom(view):
     @functools.wraps(view)
-    def check(request: HttpRequest, **kwargs: Any) -> Any:
+    def check(request, **kwargs):
         return view(request, **kwargs)
 
     return check
 
 
-def page(request: HttpRequest) -> HttpResponse:
+def page(request):
     return HttpResponse()
 
 
 class Instance:
-    def __call__(self, request: HttpRequest) -> HttpResponse:
+    def __call__(self, request):
         return page(request)
 
 
 class IsOwner(BasePermission):
-    def has_object_permission(self, request: Any, view: Any, obj: Any) -> bool:
+    def has_object_permission(self, request, view, obj):
         return True
 
 
 class HasPermission:  # no subclass of BasePermission, and Django REST framework doesn't mind
-    def has_permission(self, request: Any, view: Any) -> bool:
+    def has_permission(self, request, view):
         return True
 
 
@@ -69,17 +67,17 @@ class Transfers(IdempotentMixin, ModelActions):
     permission_classes = (IsAuthenticated | IsOwner,)
 
     @action(detail=True, methods=["post"], permission_classes=[HasPermission])
-    def refund(self, request: Any, pk: str) -> None: ...
+    def refund(self, request, pk): ...
 
     @action(detail=True, methods=["post"])
-    def cancel(self, request: Any, pk: str) -> None: ...
+    def cancel(self, request, pk): ...
 
 
 class Sending(APIView):  # whose handler finds the object by itself
     permission_classes: ClassVar = [IsAuthenticated | IsOwner]
 
     @idempotent("audit.sending")
-    def post(self, request: Any, pk: int) -> None: ...
+    def post(self, request, pk): ...
 
 
 class OnlyRead(ModelActions):
@@ -87,36 +85,36 @@ class OnlyRead(ModelActions):
 
 
 class Dispatching(View):  # without handlers, as the views of GraphQL are
-    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def dispatch(self, request, *args, **kwargs):
         return page(request)
 
 
 @method_decorator(transaction.atomic, name="dispatch")
 class InsideAtomic(PlainView):
     @idempotent("audit.atomic_dispatch")
-    def post(self, request: HttpRequest) -> HttpResponse:
+    def post(self, request):
         return plain_answer(request)
 
 
 class Decorated(PlainView):
     @method_decorator(csrf_exempt)
     @idempotent("audit.decorated")
-    def post(self, request: HttpRequest) -> HttpResponse:
+    def post(self, request):
         return plain_answer(request)
 
 
 class Overriding(Decorated):
-    def post(self, request: HttpRequest) -> HttpResponse:
+    def post(self, request):
         return super().post(request)
 
 
 class Copying(Decorated):
     @functools.wraps(Decorated.post)
-    def post(self, request: HttpRequest) -> HttpResponse:
+    def post(self, request):
         return plain_answer(request)
 
 
-class Created(CreateView):  # type: ignore[type-arg]
+class Created(CreateView):
     model = Transfer
     post = idempotent("audit.created")(PlainView.post)
 
@@ -161,7 +159,7 @@ urlpatterns = [
 ]
 
 #: What is said of each route: method and path, the verdict, the operation, and what its reasons say.
-EXPECTED: dict[tuple[str, str], tuple[str, str | None, str]] = {
+EXPECTED = {
     ("ANY", "/pages/"): ("undeclared", None, "can't see which methods"),
     ("ANY", "/pages/instance/"): ("undeclared", None, ""),
     ("ANY", "/plain/"): ("undeclared", None, ""),
@@ -204,7 +202,7 @@ EXPECTED: dict[tuple[str, str], tuple[str, str | None, str]] = {
 }
 
 
-def test_every_mutating_route_has_its_verdict() -> None:
+def test_every_mutating_route_has_its_verdict():
     found = audit()
     assert sorted((route.method, route.route) for route in found.routes) == sorted(EXPECTED)
     for route in found.routes:
@@ -215,7 +213,7 @@ def test_every_mutating_route_has_its_verdict() -> None:
     assert found.admin_routes > 10
 
 
-def test_views_and_urls_have_the_names_that_a_reader_looks_for() -> None:
+def test_views_and_urls_have_the_names_that_a_reader_looks_for():
     named = {
         "/drf/transfers/pay/": (f"{__name__}.Transfers.pay", "drf:transfer-pay"),
         "/drf/function/plain/": ("tests.http.views.plain_answer", ""),
@@ -225,9 +223,9 @@ def test_views_and_urls_have_the_names_that_a_reader_looks_for() -> None:
     assert {route.route: (route.view, route.name) for route in audit().routes if route.route in named} == named
 
 
-def test_a_model_that_is_written_elsewhere_is_a_doubt(settings: Any) -> None:
+def test_a_model_that_is_written_elsewhere_is_a_doubt(settings):
     class Elsewhere:
-        def db_for_write(self, model: type, **hints: Any) -> str | None:
+        def db_for_write(self, model, **hints):
             return "elsewhere" if model is Transfer else None
 
     settings.DATABASE_ROUTERS = [Elsewhere()]
@@ -237,7 +235,7 @@ def test_a_model_that_is_written_elsewhere_is_a_doubt(settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("atomic_requests")
-def test_a_protection_that_is_hidden_from_atomic_requests_is_broken() -> None:
+def test_a_protection_that_is_hidden_from_atomic_requests_is_broken():
     """Django opens a transaction around the view, and every request is refused."""
     reasons = {route.route: " ".join(route.reasons) for route in audit().routes if route.operation is not None}
     found = {place: reason for place, reason in reasons.items() if "ATOMIC_REQUESTS opens a transaction" in reason}
@@ -245,7 +243,7 @@ def test_a_protection_that_is_hidden_from_atomic_requests_is_broken() -> None:
     assert "Put @idempotent above the other decorators of the method" in found["/protected/methods/"]
 
 
-def test_routes_of_django_ninja_are_seen(settings: Any) -> None:
+def test_routes_of_django_ninja_are_seen(settings):
     api = pytest.importorskip("ninja").NinjaAPI(urls_namespace="audit")
 
     @api.post("/pay")
@@ -264,7 +262,7 @@ def test_routes_of_django_ninja_are_seen(settings: Any) -> None:
     assert set(found.values()) == {"undeclared"}  # pages of Ninja's own
 
 
-def test_the_command_lists_what_is_protected_and_how() -> None:
+def test_the_command_lists_what_is_protected_and_how():
     code, lines, _ = run_command("idempotency_audit")
     assert code == 0
     (line,) = [line for line in lines if " /protected/partial/ " in line and line.startswith("POST")]
@@ -275,7 +273,7 @@ def test_the_command_lists_what_is_protected_and_how() -> None:
     assert len(run_command("idempotency_audit", "--include-admin")[1]) > len(lines)
 
 
-def test_the_command_writes_json() -> None:
+def test_the_command_writes_json():
     code, lines, _ = run_command("idempotency_audit", "--json")
     found = json.loads("\n".join(lines))
     assert code == 0
@@ -295,7 +293,7 @@ def test_the_command_writes_json() -> None:
     }
 
 
-def test_the_command_fails_on_what_it_is_told_to(tmp_path: Path) -> None:
+def test_the_command_fails_on_what_it_is_told_to(tmp_path):
     fail = ["idempotency_audit", "--fail-on", "unprotected", "--fail-on", "undeclared"]
     with pytest.raises(CommandError, match=r"^Routes: 6 unprotected, 9 undeclared\.$") as failed:
         run_command(*fail)
@@ -316,5 +314,5 @@ def test_the_command_fails_on_what_it_is_told_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.urls("tests.base.urls")
-def test_a_project_with_one_route_is_listed() -> None:
+def test_a_project_with_one_route_is_listed():
     assert run_command("idempotency_audit")[0] == 0

@@ -4,8 +4,6 @@ A call is a part of the running operation only within its claim and on its conne
 itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import copy
@@ -19,12 +17,12 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, connections, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import JsonResponse
 
 from idempotency import REEXECUTE, Operation, idempotent
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import Caller, assert_nothing_kept, effects, problem_code, replayed
-from tests.http.serving import OUTSIDE, Serve, policies
+from tests.http.callers import assert_nothing_kept, effects, problem_code, replayed
+from tests.http.serving import OUTSIDE, policies
 from tests.http.views import async_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_76]
@@ -35,7 +33,7 @@ Call = Callable[[], Any]
 
 
 @pytest.fixture(autouse=True)
-def _one_writer_does_not_wait(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_writer_does_not_wait(transactional_db, monkeypatch):
     """On SQLite, a claim from another thread can't be had while the transaction of this one is open.
 
     Only connections of other threads have this limit: that of this thread is open already.
@@ -45,10 +43,10 @@ def _one_writer_does_not_wait(transactional_db: None, monkeypatch: pytest.Monkey
         monkeypatch.setitem(connection.settings_dict["OPTIONS"], "timeout", 0.1)
 
 
-def in_a_thread(call: Call) -> Any:
+def in_a_thread(call):
     """The result of a call in another thread, which has connections of its own."""
 
-    def closing() -> Any:
+    def closing():
         try:
             return call()
         finally:
@@ -66,15 +64,15 @@ threads = pytest.mark.parametrize(
 )
 
 
-def recorded() -> set[str]:
+def recorded():
     return set(IdempotencyRecord.objects.completed().values_list("operation", flat=True))
 
 
-def answering_as(*answers: Any) -> HttpResponse:
+def answering_as(*answers):
     return JsonResponse({"answers": [answer.status_code for answer in answers]}, status=201)
 
 
-def must_have_claimed(answers: list[Any], *, is_locked_out: bool) -> None:
+def must_have_claimed(answers, *, is_locked_out):
     """The inner operation ran once, or never where SQLite's one writer is the outer transaction."""
     if is_locked_out:
         assert [problem_code(answer) for answer in answers] == ["idempotency_unavailable"] * 2
@@ -92,34 +90,32 @@ def must_have_claimed(answers: list[Any], *, is_locked_out: bool) -> None:
     [pytest.param({}, id="in a transaction", marks=pytest.mark.except_sqlite), pytest.param(OUTSIDE, id="outside")],
 )
 @pytest.mark.parametrize("protected", [False, True], ids=["unprotected batch", "protected batch"])
-def test_two_views_of_a_pool_at_once_are_two_operations(
-    alice: Caller, serve: Serve, carry: Callable[[Call], Call], policy: Any, protected: bool
-) -> None:
+def test_two_views_of_a_pool_at_once_are_two_operations(alice, serve, carry, policy, protected):
     """At the first request, the second view is called while the first is in its handler."""
     first_runs, second_is_done = threading.Event(), threading.Event()
 
-    def one(request: HttpRequest) -> HttpResponse:
+    def one(request):
         first_runs.set()
         assert second_is_done.wait(PATIENCE)
         return plain_answer(request)
 
-    views: list[Any] = [idempotent("tests.one", **policy)(one), idempotent("tests.two", **policy)(plain_answer)]
+    views = [idempotent("tests.one", **policy)(one), idempotent("tests.two", **policy)(plain_answer)]
 
-    def second(request: HttpRequest) -> Any:
+    def second(request):
         assert first_runs.wait(PATIENCE)
         try:
             return views[1](request)
         finally:
             second_is_done.set()
 
-    def view(request: HttpRequest) -> HttpResponse:
+    def view(request):
         calls = [carry(lambda: views[0](request)), carry(lambda: second(request))]
         with ThreadPoolExecutor(2) as pool:
             answers = list(pool.map(in_a_thread, calls))
         answered.append([answer.status_code for answer in answers])
         raise ValueError
 
-    answered: list[list[int]] = []
+    answered = []
     serve(idempotent("tests.batch", transaction=False, recovery=REEXECUTE)(view) if protected else view)
     for _ in range(2):
         assert alice.post(key="k").status_code == 500
@@ -130,16 +126,14 @@ def test_two_views_of_a_pool_at_once_are_two_operations(
 
 @threads
 @policies
-def test_a_call_from_a_thread_of_the_handler_claims_for_itself(
-    alice: Caller, serve: Serve, carry: Callable[[Call], Call], policy: Any
-) -> None:
+def test_a_call_from_a_thread_of_the_handler_claims_for_itself(alice, serve, carry, policy):
     """The outer transaction doesn't have the inner effect, so an outer run that is undone leaves the inner record."""
-    inner: Any = idempotent("tests.inner", **policy)(plain_answer)
-    answers: list[Any] = []
+    inner = idempotent("tests.inner", **policy)(plain_answer)
+    answers = []
 
     @serve
     @idempotent("tests.outer", transaction=not policy, recovery=REEXECUTE)
-    def outer(request: HttpRequest) -> None:
+    def outer(request):
         if not policy:
             work(request)
         answers.append(in_a_thread(carry(lambda: inner(request))))
@@ -152,28 +146,26 @@ def test_a_call_from_a_thread_of_the_handler_claims_for_itself(
 
 @threads
 @policies
-def test_the_same_operation_in_a_thread_of_its_handler_is_in_progress(
-    alice: Caller, serve: Serve, carry: Callable[[Call], Call], policy: Any
-) -> None:
+def test_the_same_operation_in_a_thread_of_its_handler_is_in_progress(alice, serve, carry, policy):
     operation = Operation("tests.same", **policy)
-    inner: Any = idempotent(operation)(plain_answer)
+    inner = idempotent(operation)(plain_answer)
 
     @serve
     @idempotent(operation)
-    def outer(request: HttpRequest) -> Any:
+    def outer(request):
         return answering_as(in_a_thread(carry(lambda: inner(request))))
 
     assert replayed(alice, wrote=0)[0].json() == {"answers": [409]}
 
 
-def test_tasks_of_an_async_handler_are_parts_of_it(alice: Caller, serve: Serve, transport: str) -> None:
+def test_tasks_of_an_async_handler_are_parts_of_it(alice, serve, transport):
     """Their queries run on the connection that has the transaction."""
     alice.transport = transport
-    inner: list[Any] = [idempotent(f"tests.{name}")(async_answer) for name in ("one", "two")]
+    inner = [idempotent(f"tests.{name}")(async_answer) for name in ("one", "two")]
 
     @serve
     @idempotent("tests.outer")
-    async def outer(request: HttpRequest) -> HttpResponse:
+    async def outer(request):
         answers = await asyncio.gather(*(view(request) for view in inner))
         if "fail" in request.GET:
             raise ValueError
@@ -186,12 +178,12 @@ def test_tasks_of_an_async_handler_are_parts_of_it(alice: Caller, serve: Serve, 
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_task_on_another_connection_claims_for_itself(alice: Caller, serve: Serve, transport: str, kind: str) -> None:
+def test_a_task_on_another_connection_claims_for_itself(alice, serve, transport, kind):
     alice.transport = transport
-    inner: Any = idempotent("tests.inner")(async_answer if kind == "async" else plain_answer)
-    answers: list[Any] = []
+    inner = idempotent("tests.inner")(async_answer if kind == "async" else plain_answer)
+    answers = []
 
-    def call(request: HttpRequest) -> Any:
+    def call(request):
         try:
             return async_to_sync(inner)(request) if kind == "async" else inner(request)
         finally:
@@ -199,7 +191,7 @@ def test_a_task_on_another_connection_claims_for_itself(alice: Caller, serve: Se
 
     @serve
     @idempotent("tests.outer")
-    async def outer(request: HttpRequest) -> HttpResponse:
+    async def outer(request):
         await sync_to_async(work)(request)
         answers.append(await sync_to_async(call, thread_sensitive=False)(request))
         raise ValueError
@@ -209,18 +201,18 @@ def test_a_task_on_another_connection_claims_for_itself(alice: Caller, serve: Se
     must_have_claimed(answers, is_locked_out=connection.vendor == "sqlite")
 
 
-def test_a_call_after_the_end_of_the_claim_claims_for_itself(alice: Caller, serve: Serve) -> None:
+def test_a_call_after_the_end_of_the_claim_claims_for_itself(alice, serve):
     """The context still has the claim, and the thread still has its connection."""
-    kept: list[contextvars.Context] = []
-    inner: Any = idempotent("tests.inner")(plain_answer)
+    kept = []
+    inner = idempotent("tests.inner")(plain_answer)
 
     @idempotent("tests.outer", recordable=lambda status: False)
-    def outer(request: HttpRequest) -> HttpResponse:
+    def outer(request):
         kept.append(contextvars.copy_context())
         return plain_answer(request)
 
     @serve
-    def view(request: HttpRequest) -> Any:
+    def view(request):
         outer(request)
         return kept[-1].run(inner, request)
 
@@ -228,12 +220,12 @@ def test_a_call_after_the_end_of_the_claim_claims_for_itself(alice: Caller, serv
     assert recorded() == {"tests.inner"}
 
 
-def test_a_call_after_the_commit_claims_for_itself(alice: Caller, serve: Serve) -> None:
-    inner: Any = idempotent("tests.inner")(plain_answer)
+def test_a_call_after_the_commit_claims_for_itself(alice, serve):
+    inner = idempotent("tests.inner")(plain_answer)
 
     @serve
     @idempotent("tests.outer")
-    def outer(request: HttpRequest) -> HttpResponse:
+    def outer(request):
         transaction.on_commit(lambda: inner(request))
         return plain_answer(request)
 
@@ -242,13 +234,13 @@ def test_a_call_after_the_commit_claims_for_itself(alice: Caller, serve: Serve) 
 
 
 @policies
-def test_a_copy_of_the_request_is_another_request(alice: Caller, serve: Serve, policy: Any) -> None:
+def test_a_copy_of_the_request_is_another_request(alice, serve, policy):
     """It may have another key. In an open transaction it can't have a claim."""
-    inner: Any = idempotent("tests.inner")(plain_answer)
+    inner = idempotent("tests.inner")(plain_answer)
 
     @serve
     @idempotent("tests.outer", **policy)
-    def outer(request: HttpRequest) -> HttpResponse:
+    def outer(request):
         part = copy.copy(request)
         part.META = {**request.META, "HTTP_IDEMPOTENCY_KEY": "part"}
         return answering_as(inner(part))

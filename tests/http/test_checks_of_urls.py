@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from django.apps import apps
 from django.core.checks import run_checks
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
@@ -46,8 +45,8 @@ EXPOSED = ["retry-after", "Idempotency-Replayed", "Idempotency-Retention", "Idem
     ],
 )
 def test_browsers_have_to_be_allowed_to_send_and_to_read_the_headers(
-    settings: Any, monkeypatch: Any, installed: bool, headers: dict[str, Any], warnings: list[str]
-) -> None:
+    settings, monkeypatch, installed, headers, warnings
+):
     monkeypatch.setattr(apps, "is_installed", lambda name: installed and name == "corsheaders")
     for name, value in headers.items():
         setattr(settings, f"CORS_{name}", value)
@@ -55,11 +54,11 @@ def test_browsers_have_to_be_allowed_to_send_and_to_read_the_headers(
 
 
 class TransfersElsewhere:
-    def db_for_write(self, model: type, **hints: Any) -> str | None:
+    def db_for_write(self, model, **hints):
         return "elsewhere" if model is Transfer else None
 
 
-def named() -> list[str]:
+def named():
     return [f"{message.id} {message.msg}" for message in run_checks() if message.id == "idempotency.W010"]
 
 
@@ -89,7 +88,7 @@ urlpatterns = [
 
 
 @pytest.mark.django_db  # Django's own checks ask SQLite for its features, once in a process
-def test_models_that_are_written_elsewhere_are_warned_of_once(settings: Any) -> None:
+def test_models_that_are_written_elsewhere_are_warned_of_once(settings):
     assert named() == []
     settings.DATABASE_ROUTERS = [TransfersElsewhere()]
     (found,) = named()
@@ -115,8 +114,8 @@ urlpatterns = []
     ("check", "expected"), [(check_visitors, "idempotency.W011"), (check_settings, "idempotency.E018")]
 )
 def test_a_check_knows_the_operations_of_views_that_nothing_has_imported_yet(
-    settings: Any, monkeypatch: Any, tmp_path: Path, check: Any, expected: str
-) -> None:
+    settings, monkeypatch, tmp_path, check, expected
+):
     """Django runs its checks in any order, and one of its own imports the URLconf."""
     name = f"late_urls_of_{check.__name__}"
     (tmp_path / f"{name}.py").write_text(VIEWS)
@@ -125,7 +124,7 @@ def test_a_check_knows_the_operations_of_views_that_nothing_has_imported_yet(
     assert expected in {message.id for message in check(None)}
 
 
-def test_a_project_without_urls_has_nothing_to_check(settings: Any) -> None:
+def test_a_project_without_urls_has_nothing_to_check(settings):
     settings.DATABASE_ROUTERS = [TransfersElsewhere()]
     settings.ROOT_URLCONF = None
     assert check_models(None) == check_visitors(None) == []
@@ -137,7 +136,7 @@ def test_a_project_without_urls_has_nothing_to_check(settings: Any) -> None:
 class Hidden(PlainView):  # from which another decorator hides what is protected
     @method_decorator(never_cache)
     @idempotent("urls.hidden")
-    def post(self, request: HttpRequest) -> HttpResponse:
+    def post(self, request):
         return plain_answer(request)
 
 
@@ -145,7 +144,7 @@ class Calling(Hidden):
     """Guarded, because a class sees what its own body declares."""
 
     @idempotent("urls.calling")
-    def put(self, request: HttpRequest) -> HttpResponse:
+    def put(self, request):
         return plain_answer(request)
 
 
@@ -155,25 +154,25 @@ protected = idempotent("urls.function")(plain_answer)
 class Proxy:
     """As tracers put it around views, with wrapt."""
 
-    def __init__(self, view: Any) -> None:
+    def __init__(self, view):
         self.__dict__["__wrapped__"] = view
 
     @property
-    def __class__(self) -> Any:
+    def __class__(self):
         return type(self.__wrapped__)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.__dict__["__wrapped__"], name)
 
-    def __call__(self, request: HttpRequest) -> Any:
+    def __call__(self, request):
         return self.__wrapped__(request)
 
 
 class Copy:
-    def __call__(self, request: HttpRequest) -> Any: ...
+    def __call__(self, request): ...
 
 
-TRANSACTIONS: dict[str, tuple[Any, list[str]]] = {
+TRANSACTIONS = {
     "unprotected": (plain_answer, []),
     "function": (protected, []),
     "decorated": (csrf_exempt(never_cache(protected)), []),
@@ -193,7 +192,7 @@ TRANSACTIONS: dict[str, tuple[Any, list[str]]] = {
 
 @pytest.mark.failure_77
 @pytest.mark.parametrize("kind", TRANSACTIONS)
-def test_a_wrong_transaction_around_a_view_is_found(kind: str, settings: Any, atomic: bool) -> None:
+def test_a_wrong_transaction_around_a_view_is_found(kind, settings, atomic):
     view, expected = TRANSACTIONS[kind]
     settings.ROOT_URLCONF = (path("api/", include([path("pay/", view)])),)
     found = check_atomic_requests(None)
@@ -202,7 +201,7 @@ def test_a_wrong_transaction_around_a_view_is_found(kind: str, settings: Any, at
 
 
 @pytest.mark.usefixtures("atomic_requests")
-def test_routes_of_django_ninja_within_a_transaction_are_found(settings: Any) -> None:
+def test_routes_of_django_ninja_within_a_transaction_are_found(settings):
     api = pytest.importorskip("ninja").NinjaAPI(urls_namespace="atomic")
 
     @api.post("/pay")

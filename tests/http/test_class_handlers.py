@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from django.db import connection, transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
-from rest_framework.request import Request
-from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency import idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import Caller, effects, problem_code
-from tests.http.serving import Creating, Declaring, EveryMethod, Serve, runs_once
+from tests.http.callers import effects, problem_code
+from tests.http.serving import Creating, Declaring, EveryMethod, runs_once
 from tests.http.views import AsyncView, MethodAPIView, Methods, MethodView, drf_answer, plain_answer
 
 # Whether a method is protected is decided before the database is asked.
@@ -30,16 +28,16 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_62, p
 class CallsByItself:
     """As a project's base class that logs, or catches what its handlers raise, and calls them by itself."""
 
-    def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        self.perform_authentication(request)  # type: ignore[attr-defined]
+    def initial(self, request, *args, **kwargs):
+        self.perform_authentication(request)
 
-    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        self.headers: dict[str, str] = {}
+    def dispatch(self, request, *args, **kwargs):
+        self.headers = {}
         self.args, self.kwargs = args, kwargs
-        self.request = request = self.initialize_request(request, *args, **kwargs)  # type: ignore[attr-defined]
+        self.request = request = self.initialize_request(request, *args, **kwargs)
         self.initial(request, *args, **kwargs)
         response = getattr(self, request.method.lower())(request, *args, **kwargs)
-        return self.finalize_response(request, response, *args, **kwargs)  # type: ignore[attr-defined]
+        return self.finalize_response(request, response, *args, **kwargs)
 
 
 BASES = {
@@ -52,8 +50,8 @@ BASES = {
 
 
 @pytest.mark.parametrize("bases", BASES.values(), ids=BASES)
-def test_a_mixin_protects_wherever_it_stands(alice: Caller, serve: Serve, bases: Any, atomic: bool) -> None:
-    view: Any = type("Mixed", bases, {})
+def test_a_mixin_protects_wherever_it_stands(alice, serve, bases, atomic):
+    view = type("Mixed", bases, {})
     serve(view.as_view())
     assert runs_once(alice, "POST")
     # What isn't protected has its transaction still.
@@ -62,11 +60,11 @@ def test_a_mixin_protects_wherever_it_stands(alice: Caller, serve: Serve, bases:
 
 
 @pytest.mark.parametrize("way", ["inherited", "decorated below its protection"])
-def test_an_async_handler_is_protected(alice: Caller, serve: Serve, transport: str, way: str) -> None:
+def test_an_async_handler_is_protected(alice, serve, transport, way):
     alice.transport = transport
-    decorated: Any = method_decorator(never_cache)(AsyncView.post)
+    decorated = method_decorator(never_cache)(AsyncView.post)
     decorated.__qualname__ = "Decorated.post"
-    view: Any = type("Mixed", (Declaring, AsyncView), {})
+    view = type("Mixed", (Declaring, AsyncView), {})
     if way != "inherited":
         view = type("Decorated", (View,), {"post": idempotent("tests.decorated")(decorated)})
     serve(view.as_view())
@@ -74,20 +72,20 @@ def test_an_async_handler_is_protected(alice: Caller, serve: Serve, transport: s
     assert runs_once(alice, "POST")
 
 
-def test_a_handler_of_a_mixin_in_between_is_called_in_its_turn(alice: Caller, serve: Serve) -> None:
+def test_a_handler_of_a_mixin_in_between_is_called_in_its_turn(alice, serve):
     class Noting(Methods):
-        def post(self, request: Request) -> Response:
+        def post(self, request):
             noted.append(type(self).__name__)
             return super().post(request)
 
-    noted: list[str] = []
-    both: Any = type("Both", (type("Protected", (Declaring, Methods, APIView), {}), Noting), {})
+    noted = []
+    both = type("Both", (type("Protected", (Declaring, Methods, APIView), {}), Noting), {})
     serve(both.as_view())
     assert runs_once(alice, "POST")
     assert noted == ["Both"]
 
 
-def test_a_subclass_may_give_a_handler_of_the_mixin_to_another_operation(alice: Caller, serve: Serve) -> None:
+def test_a_subclass_may_give_a_handler_of_the_mixin_to_another_operation(alice, serve):
     class First(Declaring, Methods, APIView):
         pass
 
@@ -95,7 +93,7 @@ def test_a_subclass_may_give_a_handler_of_the_mixin_to_another_operation(alice: 
         idempotent_operations: ClassVar = {"post": "tests.second"}
 
     class Third(Second):
-        def post(self, request: Request) -> Response:
+        def post(self, request):
             return super().post(request)
 
     serve(First.as_view(), **{"second/": Second.as_view(), "third/": Third.as_view()})
@@ -110,11 +108,11 @@ def test_a_subclass_may_give_a_handler_of_the_mixin_to_another_operation(alice: 
 each_base = pytest.mark.parametrize("base", [MethodView, MethodAPIView])
 
 
-def copied(base: Any) -> Any:
+def copied(base):
     answer = drf_answer if issubclass(base, APIView) else plain_answer
 
     @functools.wraps(base.post)
-    def post(self: Any, request: Any) -> Any:
+    def post(self, request):
         return answer(request)
 
     return post
@@ -124,10 +122,10 @@ def copied(base: Any) -> Any:
 @each_base
 @pytest.mark.parametrize("decorate", [lambda post: post, method_decorator(never_cache)], ids=["copied", "decorated"])
 def test_a_handler_that_only_copies_the_attributes_of_a_protected_one_is_the_unprotected_view(
-    alice: Caller, serve: Serve, atomic: bool, base: Any, decorate: Any
-) -> None:
+    alice, serve, atomic, base, decorate
+):
     """It keeps the transaction of ATOMIC_REQUESTS."""
-    view: Any = type("Overriding", (base,), {"post": decorate(copied(base))})
+    view = type("Overriding", (base,), {"post": decorate(copied(base))})
     serve(view.as_view())
     for _ in range(2):
         answer = alice.post(key="k")
@@ -141,31 +139,31 @@ def test_a_handler_that_only_copies_the_attributes_of_a_protected_one_is_the_unp
 @pytest.mark.failure_77
 @each_base
 @pytest.mark.usefixtures("atomic")
-def test_a_handler_that_the_mixin_names_is_protected(alice: Caller, serve: Serve, base: Any) -> None:
+def test_a_handler_that_the_mixin_names_is_protected(alice, serve, base):
     namespace = {"post": copied(base), "idempotent_operations": {"post": "tests.again"}}
-    view: Any = type("Overriding", (IdempotentMixin, base), namespace)
+    view = type("Overriding", (IdempotentMixin, base), namespace)
     serve(view.as_view())
     assert runs_once(alice, "POST")
 
 
-def in_body(base: Any) -> Any:
+def in_body(base):
     """Decorate as in the body of the class, where the class can't see what is protected."""
 
-    def post(self: Any, request: Any) -> Any:
+    def post(self, request):
         return (plain_answer if isinstance(request, HttpRequest) else drf_answer)(request)
 
     post.__qualname__ = "Body.post"
     return method_decorator(never_cache)(idempotent("tests.body")(post))
 
 
-def custom(handler: Any) -> Any:
+def custom(handler):
     used_up = None
 
-    def timed(*args: Any) -> Any:
+    def timed(*args):
         return handler(*args) if args else used_up  # noqa: F821
 
     @functools.wraps(handler)
-    def call(*args: Any) -> Any:
+    def call(*args):
         return timed(*args) if args else call()
 
     del used_up  # leaves an empty cell, as a variable does that is assigned later
@@ -173,14 +171,14 @@ def custom(handler: Any) -> Any:
 
 
 class Calling:
-    def __init__(self, handler: Any) -> None:
+    def __init__(self, handler):
         functools.update_wrapper(self, handler)
         self.handler = handler
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args):
         return self.handler(*args)
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self, instance, owner=None):
         return self if instance is None else functools.partial(self, instance)
 
 
@@ -197,17 +195,17 @@ ABOVE = {
 @each_base
 @pytest.mark.parametrize("above", ABOVE.values(), ids=ABOVE)
 @pytest.mark.usefixtures("atomic")
-def test_a_handler_that_calls_a_protected_one_is_protected(alice: Caller, serve: Serve, base: Any, above: Any) -> None:
+def test_a_handler_that_calls_a_protected_one_is_protected(alice, serve, base, above):
     serve(type("Overriding", (base,), {"post": above(base)}).as_view())
     assert runs_once(alice, "POST")
     assert alice.post("/?crash=1", key="crash").status_code == 500
     assert effects() == 1
 
 
-def test_a_decorator_that_answers_itself_keeps_its_transaction(alice: Caller, serve: Serve, atomic: bool) -> None:
-    def gate(handler: Any) -> Any:
+def test_a_decorator_that_answers_itself_keeps_its_transaction(alice, serve, atomic):
+    def gate(handler):
         @functools.wraps(handler)
-        def post(self: Any, request: HttpRequest) -> Any:
+        def post(self, request):
             return plain_answer(request) if "other" in request.GET else handler(self, request)
 
         return post
@@ -219,9 +217,9 @@ def test_a_decorator_that_answers_itself_keeps_its_transaction(alice: Caller, se
 
 
 @pytest.mark.usefixtures("atomic_requests")
-def test_what_is_written_above_a_protected_handler_is_committed_before_its_claim(alice: Caller, serve: Serve) -> None:
+def test_what_is_written_above_a_protected_handler_is_committed_before_its_claim(alice, serve):
     class Writing(MethodView):
-        def post(self, request: HttpRequest) -> HttpResponse:
+        def post(self, request):
             plain_answer(request)
             if "inside" in request.GET:
                 with transaction.atomic():

@@ -3,20 +3,16 @@
 ``docs/explanation/costs.md`` says what that costs.
 """
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
@@ -24,8 +20,8 @@ from idempotency import PARK, REEXECUTE, Wait, idempotent, require_claim
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import acquisition
 from testproject.authentication import token_required
-from tests.http.callers import Caller, claim_anew, effects
-from tests.http.serving import OUTSIDE, Framework, Serve
+from tests.http.callers import claim_anew, effects
+from tests.http.serving import OUTSIDE
 from tests.http.views import KINDS, plain_answer
 from tests.records import HOUR
 from tools.benchmarks.instruments import round_trips
@@ -54,7 +50,7 @@ COMPLETE = ["UPDATE idempotency_record", "COMMIT"]
 COMPLETE_ALONE = ["BEGIN", *COMPLETE] if connection.vendor == "mysql" else COMPLETE[:1]
 
 
-def in_short(sql: str) -> str:
+def in_short(sql):
     """A statement as its verb and its table: ``UPDATE idempotency_record``."""
     sql = sql.removeprefix("SET STATEMENT innodb_lock_wait_timeout = 1 FOR ")  # MariaDB's claims
     sql = sql.rpartition("END $$; ")[2]  # before it are the settings for Citus
@@ -65,22 +61,22 @@ def in_short(sql: str) -> str:
 
 
 @contextmanager
-def statements() -> Iterator[list[str]]:
+def statements():
     """What reaches the database in the block, in short; empty until the block has ended."""
-    made: list[str] = []
+    made = []
     with CaptureQueriesContext(connection) as captured:
         yield made
     made += [in_short(query["sql"]) for query in captured.captured_queries]
 
 
 @pytest.fixture(params=["function", "async_function", "method", "api_view", "mixin_model_viewset", "both"])
-def protected(request: pytest.FixtureRequest, settings: Any) -> None:
+def protected(request, settings):
     """One kind of protected view at ``/``, and the same work unprotected at ``/bare/``."""
     view, _ = KINDS[request.param]
     settings.ROOT_URLCONF = (path("", view), path("bare/", token_required(plain_answer)))
 
 
-def authentication(alice: Caller) -> list[str]:
+def authentication(alice):
     """What the bare view costs before its work: the caller's token and account are looked up every time."""
     with statements() as made:
         assert alice.post("/bare/").status_code == 201
@@ -88,7 +84,7 @@ def authentication(alice: Caller) -> list[str]:
     return made[:-1]
 
 
-def test_a_first_execution_adds_one_claim_and_one_update(alice: Caller, protected: None) -> None:
+def test_a_first_execution_adds_one_claim_and_one_update(alice, protected):
     before = authentication(alice)
     with statements() as made:
         assert alice.post(key="k").status_code == 201
@@ -101,7 +97,7 @@ def test_a_first_execution_adds_one_claim_and_one_update(alice: Caller, protecte
     ids=["a replay", "a conflict", "a reused key"],
 )
 @pytest.mark.usefixtures("protected")
-def test_a_duplicate_is_a_lost_insert_and_a_read(alice: Caller, claimed: bool, amount: int, status: int) -> None:
+def test_a_duplicate_is_a_lost_insert_and_a_read(alice, claimed, amount, status):
     before = authentication(alice)
     alice.post(data={"amount": 1}, key="k")
     if claimed:
@@ -111,7 +107,7 @@ def test_a_duplicate_is_a_lost_insert_and_a_read(alice: Caller, claimed: bool, a
     assert made == [*before, *LOST_CLAIM]
 
 
-def test_each_look_is_one_read(alice: Caller, serve: Serve, framework: Framework, monkeypatch: Any) -> None:
+def test_each_look_is_one_read(alice, serve, framework, monkeypatch):
     clock = SimpleNamespace(monotonic=count(0, 0.03).__next__, sleep=lambda seconds: None)
     monkeypatch.setattr(acquisition, "time", clock)
     serve(framework.view(protect=idempotent("tests.cost", in_progress=Wait(0.1))), **{"bare/": plain_answer})
@@ -123,7 +119,7 @@ def test_each_look_is_one_read(alice: Caller, serve: Serve, framework: Framework
     assert made == [*before, *LOST_CLAIM, *LOOK * 3]
 
 
-def test_a_request_that_is_refused_before_its_claim_is_free(alice: Caller, serve: Serve, framework: Framework) -> None:
+def test_a_request_that_is_refused_before_its_claim_is_free(alice, serve, framework):
     serve(framework.view(protect=idempotent("tests.cost")), **{"bare/": plain_answer})
     before = authentication(alice)
     with statements() as made:
@@ -140,9 +136,7 @@ def test_a_request_that_is_refused_before_its_claim_is_free(alice: Caller, serve
     ],
     ids=["not protected", "a transaction of the view's own", "no transaction"],
 )
-def test_what_else_a_request_costs(
-    alice: Caller, serve: Serve, policy: dict[str, Any], view: Any, key: str | None, expected: list[str]
-) -> None:
+def test_what_else_a_request_costs(alice, serve, policy, view, key, expected):
     """A view's own transaction is a savepoint. Outside of one, the outcome is one statement."""
     serve(idempotent("tests.cost", **policy)(view), **{"bare/": plain_answer})
     before = authentication(alice)
@@ -152,14 +146,14 @@ def test_what_else_a_request_costs(
 
 
 @contextmanager
-def untouched_record() -> Iterator[None]:
+def untouched_record():
     """Neither the one record nor its row, nor any effect, changes in the block."""
     before = (_row(), IdempotencyRecord.objects.values().get(), effects())
     yield
     assert (_row(), IdempotencyRecord.objects.values().get(), effects()) == before
 
 
-def _row() -> Any:
+def _row():
     """Where the record's row is and who last wrote or locked it; on SQLite, how many rows were ever written. MySQL
     doesn't say."""
     if connection.vendor == "sqlite":
@@ -174,7 +168,7 @@ def _row() -> Any:
 # Messages that PostgreSQL is waited for, read off the wire by libpq: Django records a BEGIN and a COMMIT never sent
 
 
-OUTSIDE_AGAIN: dict[str, Any] = {"transaction": False, "recovery": REEXECUTE}
+OUTSIDE_AGAIN = {"transaction": False, "recovery": REEXECUTE}
 
 #: The work of the view is one statement. In the package's transaction it brings BEGIN along, and the completing update
 #: brings COMMIT. A ROLLBACK is one message more, and so are BEGIN and COMMIT of a transaction of the view's own.
@@ -183,9 +177,9 @@ RUN_UNDONE = 2
 RUN_IN_TRANSACTION = 3
 
 
-def messages(alice: Caller, status: int, url: str = "/") -> int:
-    def sent(url: str, status: int) -> int:
-        statuses: list[int] = []
+def messages(alice, status, url="/"):
+    def sent(url, status):
+        statuses = []
         count = round_trips(lambda: statuses.append(alice.post(url, key="k").status_code))
         assert statuses == [status]
         assert count is not None, "libpq can only show its messages on Linux"
@@ -194,12 +188,12 @@ def messages(alice: Caller, status: int, url: str = "/") -> int:
     return sent(url, status) - sent("/none/", 204)
 
 
-def renewing(request: HttpRequest) -> HttpResponse:
+def renewing(request):
     require_claim().renew()
     return plain_answer(request)
 
 
-def serve_with(serve: Serve, view: Any = plain_answer, **policy: Any) -> None:
+def serve_with(serve, view=plain_answer, **policy):
     serve(idempotent("tests.messages", **policy)(view), **{"none/": lambda request: HttpResponse(status=204)})
 
 
@@ -214,9 +208,7 @@ def serve_with(serve: Serve, view: Any = plain_answer, **policy: Any) -> None:
         ({}, plain_answer, 503, RUN_UNDONE),  # a release, after the rollback
     ],
 )
-def test_a_first_execution_sends_one_message_to_claim_and_one_to_end(
-    alice: Caller, serve: Serve, policy: dict[str, Any], view: Any, status: int, run: int
-) -> None:
+def test_a_first_execution_sends_one_message_to_claim_and_one_to_end(alice, serve, policy, view, status, run):
     serve_with(serve, view, **policy)
     assert messages(alice, status, f"/?status={status}") == 1 + run + 1
 
@@ -227,7 +219,7 @@ def test_a_first_execution_sends_one_message_to_claim_and_one_to_end(
     [(None, 201, 0), (HOUR, 409, 0), (-HOUR, 201, 1 + RUN + 1)],
     ids=["a replay", "a conflict", "a take-over"],
 )
-def test_a_duplicate_sends_two_messages(alice: Caller, serve: Serve, lease: Any, status: int, more: int) -> None:
+def test_a_duplicate_sends_two_messages(alice, serve, lease, status, more):
     serve_with(serve)
     alice.post(key="k")
     if lease is not None:
@@ -246,12 +238,12 @@ TELL = """; DO $$ BEGIN RAISE NOTICE '%%', json_build_object(
 
 
 @contextmanager
-def settings_in_force() -> Iterator[dict[str, dict[str, str]]]:
+def settings_in_force():
     """The settings of PostgreSQL right after each statement on records, in the transaction that it belongs to."""
-    seen: dict[str, dict[str, str]] = {}
-    told: list[str] = []
+    seen = {}
+    told = []
 
-    def look(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    def look(execute, sql, params, many, context):
         if not in_short(sql).endswith(" idempotency_record"):
             return execute(sql, params, many, context)
         result = execute(sql + TELL, params, many, context)
@@ -271,7 +263,7 @@ def settings_in_force() -> Iterator[dict[str, dict[str, str]]]:
 @pytest.mark.parametrize(
     ("policy", "waits"), [({}, False), ({"recovery": PARK}, True), (OUTSIDE_AGAIN, True), (OUTSIDE, True)]
 )
-def test_a_claim_waits_for_the_disk_if_need_be(alice: Caller, framework: Framework, policy: Any, waits: bool) -> None:
+def test_a_claim_waits_for_the_disk_if_need_be(alice, framework, policy, waits):
     framework.serve(**policy)
     with settings_in_force() as seen:
         assert alice.post(key="k").status_code == 201
@@ -281,7 +273,7 @@ def test_a_claim_waits_for_the_disk_if_need_be(alice: Caller, framework: Framewo
 
 
 @pytest.mark.postgres
-def test_a_claims_timeouts_end_with_it(alice: Caller, framework: Framework) -> None:
+def test_a_claims_timeouts_end_with_it(alice, framework):
     framework.serve()
     with settings_in_force() as seen:
         alice.post(key="k")

@@ -1,13 +1,9 @@
 """What the report of a crash in a protected view shows: nothing more than that of the unprotected one."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.test import RequestFactory
 from django.views.debug import ExceptionReporter
 from django.views.decorators.debug import sensitive_post_parameters
@@ -26,22 +22,22 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_70, p
 CARD = "4111111111111111"
 KEY = "a-key-that-nobody-else-may-know"
 ACCOUNT = "account-of-somebody"
-BODIES: dict[str, dict[str, Any]] = {
+BODIES = {
     "form": {"data": f"card={CARD}".encode(), "content_type": FORM},
     "json": {"data": f'{{"card": "{CARD}"}}'.encode(), "content_type": "application/json"},
     "multipart": multipart({"card": CARD}),
 }
 
 
-def crash(request: Any) -> HttpResponse:
+def crash(request):
     raise CrashError
 
 
-def request_with(body: str) -> Any:
+def request_with(body):
     return RequestFactory().post("/", **BODIES[body], headers={"Idempotency-Key": KEY})
 
 
-def report_of(view: Callable[..., Any], body: str) -> str:
+def report_of(view, body):
     request = request_with(body)  # with nothing of it in a local variable, since this frame is reported too
     try:
         view(request)
@@ -52,7 +48,7 @@ def report_of(view: Callable[..., Any], body: str) -> str:
 
 @pytest.mark.parametrize("body", BODIES)
 @policies
-def test_the_report_of_a_crash_hides_what_the_unprotected_views_report_hides(body: str, policy: dict[str, Any]) -> None:
+def test_the_report_of_a_crash_hides_what_the_unprotected_views_report_hides(body, policy):
     plain = report_of(sensitive_post_parameters()(crash), body)
     protected = idempotent("tests.crash", account=lambda request: ACCOUNT, **policy)(crash)
     ours = report_of(sensitive_post_parameters()(protected), body)
@@ -62,13 +58,13 @@ def test_the_report_of_a_crash_hides_what_the_unprotected_views_report_hides(bod
     assert ours.count(KEY) == plain.count(KEY)  # Django shows the headers, whatever the view does
 
 
-def test_a_payload_that_cannot_be_compared_is_not_shown() -> None:
+def test_a_payload_that_cannot_be_compared_is_not_shown():
     class Opaque:
-        def __repr__(self) -> str:
+        def __repr__(self):
             return f"<Opaque {CARD}>"
 
     @idempotent("tests.opaque", account=lambda request: ACCOUNT, command=lambda request: {"card": [Opaque()]})
-    def view(request: HttpRequest) -> HttpResponse:
+    def view(request):
         raise NotImplementedError
 
     request = RequestFactory().post("/", b"", content_type="text/plain", headers={"Idempotency-Key": KEY})
@@ -78,7 +74,7 @@ def test_a_payload_that_cannot_be_compared_is_not_shown() -> None:
     assert CARD not in report
 
 
-def test_the_report_of_a_crash_in_a_block_hides_payload_and_key() -> None:
+def test_the_report_of_a_crash_in_a_block_hides_payload_and_key():
     block = claim("tests.block", account_id=ACCOUNT, key=KEY[::-1], payload={"card": CARD[::-1]})
     with pytest.raises(CrashError) as raised, block:
         raise CrashError
@@ -89,11 +85,11 @@ def test_the_report_of_a_crash_in_a_block_hides_payload_and_key() -> None:
         assert secret not in frames_of_ours
 
 
-def test_no_object_of_ours_shows_payload_body_key_or_account() -> None:
-    seen: list[Any] = []
+def test_no_object_of_ours_shows_payload_body_key_or_account():
+    seen = []
 
     @idempotent("tests.objects", account=lambda request: ACCOUNT)
-    def view(request: HttpRequest) -> HttpResponse:
+    def view(request):
         claim = require_claim()
         seen.extend([claim, claim.scope, claim.ownership, claim.ownership.fence])
         return HttpResponse(CARD)
@@ -110,7 +106,7 @@ def test_no_object_of_ours_shows_payload_body_key_or_account() -> None:
     assert [secret for secret in (CARD, KEY, ACCOUNT) if secret in shown] == []
 
 
-def test_the_report_of_a_payload_without_a_canonical_form_shows_nothing_of_it() -> None:
+def test_the_report_of_a_payload_without_a_canonical_form_shows_nothing_of_it():
     """The frames that look for its canonical form have the payload in their local variables."""
     with pytest.raises(TypeError, match="can't be fingerprinted") as raised:
         _ = Payload({"card": [CARD], "given": object()}).request_hash

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -32,15 +31,14 @@ from idempotency.http.route_audit import audit
 from idempotency.models import IdempotencyRecord
 from testproject.authentication import token_required
 from testproject.models import Transfer
-from tests.http.callers import Caller, effects, records, replayed
-from tests.http.serving import Serve
+from tests.http.callers import effects, records, replayed
 from tests.http.views import Actions, AsyncView, LabelSerializer, PlainView, async_answer, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 @pytest.fixture(autouse=True)
-def _every_route(settings: Any, middleware: None) -> None:
+def _every_route(settings, middleware):
 
     settings.IDEMPOTENCY = {"EVERY_ROUTE": True, "EXCEPT_ROUTES": ["/hooks/*", "signup", "tests.*.excepted"]}
     settings.ROOT_URLCONF = ()  # protecting the sample's routes would last for other tests
@@ -48,19 +46,19 @@ def _every_route(settings: Any, middleware: None) -> None:
 
 class Stock(Actions, viewsets.ViewSet):
     @action(detail=False, methods=["post", "get"])
-    def both(self, request: Any) -> Any:
+    def both(self, request):
         return drf_answer(request)
 
 
-def excepted(request: HttpRequest) -> HttpResponse:
+def excepted(request):
     return plain_answer(request)
 
 
-def keeping_keywords(view: Any) -> Any:
+def keeping_keywords(view):
     """A decorator with keyword-only defaults and a variable that is not assigned."""
 
     @functools.wraps(view)
-    def wrapper(request: HttpRequest, *args: Any, status: str = "201", **kwargs: Any) -> Any:
+    def wrapper(request, *args, status="201", **kwargs):
         _ = lambda: never  # noqa: E731
         return view(request, *args, **kwargs)
 
@@ -69,11 +67,11 @@ def keeping_keywords(view: Any) -> Any:
     return wrapper
 
 
-def served(view: Any) -> Any:
+def served(view):
     return csrf_exempt(token_required(view))
 
 
-KINDS: dict[str, Callable[..., Any]] = {
+KINDS = {
     "function": served(lambda request: plain_answer(request)),
     "decorated": served(require_POST(keeping_keywords(plain_answer))),
     "async": served(async_answer),
@@ -88,7 +86,7 @@ KINDS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transport", ["wsgi", "asgi"])
-def test_a_request_is_protected_by_a_key(alice: Caller, settings: Any, kind: str, transport: str, atomic: bool) -> None:
+def test_a_request_is_protected_by_a_key(alice, settings, kind, transport, atomic):
     if atomic and "async" in kind:
         pytest.skip("Django refuses async views with ATOMIC_REQUESTS")
     alice.transport = transport
@@ -106,7 +104,7 @@ def test_a_request_is_protected_by_a_key(alice: Caller, settings: Any, kind: str
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
-def test_every_unsafe_method_is_protected_and_no_safe_one(alice: Caller, serve: Serve, method: str) -> None:
+def test_every_unsafe_method_is_protected_and_no_safe_one(alice, serve, method):
     serve(lambda request: plain_answer(request))
 
     replayed(alice, method=method)
@@ -118,11 +116,11 @@ def test_every_unsafe_method_is_protected_and_no_safe_one(alice: Caller, serve: 
 class Denying(BasePermission):
     denied: ClassVar[bool] = False
 
-    def has_permission(self, request: Any, view: Any) -> bool:
+    def has_permission(self, request, view):
         return not self.denied
 
 
-def test_what_is_above_the_handler_runs_before_a_replay(alice: Caller, serve: Serve, monkeypatch: Any) -> None:
+def test_what_is_above_the_handler_runs_before_a_replay(alice, serve, monkeypatch):
     serve(
         login_required(plain_answer),
         **{
@@ -137,7 +135,7 @@ def test_what_is_above_the_handler_runs_before_a_replay(alice: Caller, serve: Se
     assert alice.post("/drf/", key="b").status_code == 403
 
 
-def test_a_view_that_is_above_its_own_login_is_not_changed_for_others(alice: Caller, serve: Serve) -> None:
+def test_a_view_that_is_above_its_own_login_is_not_changed_for_others(alice, serve):
     serve(PlainView.as_view(), **{"function/": plain_answer})
 
     replayed(alice)
@@ -147,7 +145,7 @@ def test_a_view_that_is_above_its_own_login_is_not_changed_for_others(alice: Cal
     assert not hasattr(plain_answer, "operation")
 
 
-def test_named_exceptions_and_djangos_admin_are_left_alone(alice: Caller, settings: Any) -> None:
+def test_named_exceptions_and_djangos_admin_are_left_alone(alice, settings):
     settings.ROOT_URLCONF = (
         path("hooks/shop/", served(plain_answer)),
         path("signup/", served(plain_answer), name="signup"),
@@ -159,7 +157,7 @@ def test_named_exceptions_and_djangos_admin_are_left_alone(alice: Caller, settin
     assert (records(), check_every_route(None)) == ([], [])
 
 
-def test_a_route_that_has_an_operation_keeps_it(alice: Caller, settings: Any) -> None:
+def test_a_route_that_has_an_operation_keeps_it(alice, settings):
     class Mixed(View):
         post = idempotent("tests.own")(PlainView.post)
         put = PlainView.post
@@ -174,11 +172,11 @@ def test_a_route_that_has_an_operation_keeps_it(alice: Caller, settings: Any) ->
 class Wrapping:
     """A decorator whose copy could not be told from it."""
 
-    def __init__(self, view: Any) -> None:
+    def __init__(self, view):
         functools.update_wrapper(self, view)
         self.view = view
 
-    def __call__(self, request: HttpRequest) -> Any:
+    def __call__(self, request):
         return self.view(request)
 
 
@@ -187,7 +185,7 @@ class InTransaction(PlainView):
     pass
 
 
-def test_the_audit_says_which_routes_got_it_this_way_and_which_could_not(alice: Caller, settings: Any) -> None:
+def test_the_audit_says_which_routes_got_it_this_way_and_which_could_not(alice, settings):
     router = SimpleRouter()
     router.register("stock", Stock, "stock")
     settings.ROOT_URLCONF = (
@@ -224,22 +222,22 @@ def test_the_audit_says_which_routes_got_it_this_way_and_which_could_not(alice: 
 OTHER_HOST = (path("", served(lambda request: plain_answer(request))),)
 
 
-def other_host(get_response: Any) -> Any:
+def other_host(get_response):
     """A middleware that chooses another URLconf, as one for the hosts of tenants does."""
 
-    def respond(request: Any) -> Any:
+    def respond(request):
         request.urlconf = OTHER_HOST
         return get_response(request)
 
     return respond
 
 
-def test_the_project_of_another_host_is_protected_as_well(alice: Caller, settings: Any) -> None:
+def test_the_project_of_another_host_is_protected_as_well(alice, settings):
     settings.MIDDLEWARE = [f"{__name__}.other_host", *settings.MIDDLEWARE]
     replayed(alice)
 
 
-def test_ninja_routes_are_protected(alice: Caller, settings: Any) -> None:
+def test_ninja_routes_are_protected(alice, settings):
     api = pytest.importorskip("ninja").NinjaAPI(urls_namespace="tests-every-route")
 
     @api.post("/transfers")
@@ -267,7 +265,7 @@ def test_ninja_routes_are_protected(alice: Caller, settings: Any) -> None:
     assert list(names) == ["route:tests-every-route:create", "tests.ninja_own"]
 
 
-def described_keys(document: Any) -> dict[tuple[str, str], bool]:
+def described_keys(document):
     """Whether the key is required, by route and method, where a schema has it."""
     return {
         (route, method): parameter.get("required", False)
@@ -278,7 +276,7 @@ def described_keys(document: Any) -> dict[tuple[str, str], bool]:
     }
 
 
-def test_ninja_describes_the_key_of_the_routes_that_are_protected(alice: Caller, settings: Any) -> None:
+def test_ninja_describes_the_key_of_the_routes_that_are_protected(alice, settings):
     api = pytest.importorskip("ninja").NinjaAPI(urls_namespace="tests-every-route-schema")
 
     @api.post("/transfers")
@@ -307,7 +305,7 @@ def test_ninja_describes_the_key_of_the_routes_that_are_protected(alice: Caller,
     assert "idempotency_key_missing" not in responses["400"]["description"]
 
 
-def test_spectacular_describes_the_key_of_the_routes_that_are_protected(alice: Caller, settings: Any) -> None:
+def test_spectacular_describes_the_key_of_the_routes_that_are_protected(alice, settings):
     class Described(Stock):
         schema = AutoSchema()
         serializer_class = LabelSerializer
@@ -317,10 +315,10 @@ def test_spectacular_describes_the_key_of_the_routes_that_are_protected(alice: C
 
         @extend_schema(request=LabelSerializer, responses=LabelSerializer)
         @idempotent("tests.spectacular_own")
-        def post(self, request: Any) -> Any: ...
+        def post(self, request): ...
 
         @extend_schema(request=LabelSerializer, responses=LabelSerializer)
-        def put(self, request: Any) -> Any: ...
+        def put(self, request): ...
 
     settings.ROOT_URLCONF = (
         path("stock/", Described.as_view({"post": "create", "get": "unprotected"})),
@@ -335,20 +333,20 @@ def test_spectacular_describes_the_key_of_the_routes_that_are_protected(alice: C
     assert described_keys(document) == {**optional, ("/own/", "post"): True}
 
 
-def test_routes_are_protected_once_however_many_requests_wait(alice: Caller, serve: Serve, monkeypatch: Any) -> None:
+def test_routes_are_protected_once_however_many_requests_wait(alice, serve, monkeypatch):
     serve(lambda request: plain_answer(request))
 
     class Waited:
-        def __enter__(self) -> None:
+        def __enter__(self):
             every_route.protected_resolvers.add(get_resolver())  # by the request that had the lock before
 
-        def __exit__(self, *error: object) -> None: ...
+        def __exit__(self, *error): ...
 
     monkeypatch.setattr(every_route, "lock", Waited())
     assert alice.post(key="k")["Idempotency-Status"] == "ignored"
 
 
-def test_a_route_is_protected_only_while_the_setting_is_on(alice: Caller, serve: Serve, settings: Any) -> None:
+def test_a_route_is_protected_only_while_the_setting_is_on(alice, serve, settings):
     serve(lambda request: plain_answer(request))
     replayed(alice)
     before = effects()
@@ -358,7 +356,7 @@ def test_a_route_is_protected_only_while_the_setting_is_on(alice: Caller, serve:
     assert effects() == before + 2
 
 
-def test_the_check_asks_for_the_middleware(settings: Any) -> None:
+def test_the_check_asks_for_the_middleware(settings):
     assert check_every_route(None) == []
     settings.MIDDLEWARE = []
     assert [message.id for message in check_every_route(None)] == ["idempotency.E044"]
@@ -366,6 +364,6 @@ def test_the_check_asks_for_the_middleware(settings: Any) -> None:
     assert check_every_route(None) == []
 
 
-def test_an_anonymous_caller_with_a_key_is_refused(anonymous: Caller, settings: Any) -> None:
+def test_an_anonymous_caller_with_a_key_is_refused(anonymous, settings):
     settings.ROOT_URLCONF = (path("", lambda request: HttpResponse()),)
     assert [anonymous.post(key=key).status_code for key in (None, "k")] == [200, 401]

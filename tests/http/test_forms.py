@@ -1,16 +1,13 @@
 """Forms of a server-rendered page: double clicks, the back button, corrections, redirects and messages."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 from django import forms
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.messages import get_messages
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect
 from django.template import engines
 from django.test import Client
@@ -27,7 +24,7 @@ from tests.http.callers import effects, problem_code
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
-class TransferForm(IdempotencyKeyMixin, forms.ModelForm):  # type: ignore[type-arg]
+class TransferForm(IdempotencyKeyMixin, forms.ModelForm):
     class Meta:
         model = Transfer
         fields = ("recipient", "amount")
@@ -35,7 +32,7 @@ class TransferForm(IdempotencyKeyMixin, forms.ModelForm):  # type: ignore[type-a
 
 @login_required
 @idempotent("forms.transfer", key=FromForm(), recordable=is_recordable_unless_invalid)
-def transfer(request: HttpRequest) -> HttpResponse:
+def transfer(request):
     form = TransferForm(request.POST or None, initial=request.GET)  # a link may fill the form
     if form.is_valid():
         made = Transfer.objects.create(account=request.user, **form.cleaned_data)
@@ -45,17 +42,17 @@ def transfer(request: HttpRequest) -> HttpResponse:
     return HttpResponse(form.as_p(), status=422 if form.is_bound else 200)
 
 
-def shown(request: HttpRequest, pk: int) -> HttpResponse:
+def shown(request, pk):
     return HttpResponse(" ".join(str(message) for message in get_messages(request)))
 
 
-def tagged(request: HttpRequest) -> HttpResponse:
+def tagged(request):
     template = engines["django"].from_string("{% load idempotency %}{% idempotency_key %}{% idempotency_key 'other' %}")
     return HttpResponse(template.render({}, request))
 
 
 @pytest.fixture
-def browser(settings: Any) -> Client:
+def browser(settings):
     settings.ROOT_URLCONF = (path("", transfer), path("<int:pk>/", shown), path("tag/", tagged))
     settings.LOGIN_URL = "/login/"
     client = Client()
@@ -63,18 +60,18 @@ def browser(settings: Any) -> Client:
     return client
 
 
-def key_in(page: Any) -> str:
+def key_in(page):
     (field,) = re.findall(r'<input type="hidden" name="idempotency_key"[^>]*>', page.content.decode())
     assert 'autocomplete="off"' in field  # else Firefox keeps the value when the page is reloaded
     (key,) = re.findall(r'value="([^"]+)"', field)
     return str(key)
 
 
-def filled(page: Any, **fields: Any) -> dict[str, Any]:
+def filled(page, **fields):
     return {"recipient": "carol", "amount": 5, "idempotency_key": key_in(page), **fields}
 
 
-def test_a_double_click_and_the_back_button_send_one_transfer(browser: Client) -> None:
+def test_a_double_click_and_the_back_button_send_one_transfer(browser):
     page = browser.get("/")
     first, second = (browser.post("/", filled(page)) for _ in range(2))
     assert (first.status_code, second.status_code, second.url) == (302, 302, first.url)
@@ -82,7 +79,7 @@ def test_a_double_click_and_the_back_button_send_one_transfer(browser: Client) -
     assert browser.post("/", filled(browser.get("/"))).url != first.url  # the form is shown anew: another transfer
 
 
-def test_a_corrected_form_has_a_key_of_its_own(browser: Client) -> None:
+def test_a_corrected_form_has_a_key_of_its_own(browser):
     page = browser.get("/")
     wrong = browser.post("/", filled(page, amount="much"))
     assert (wrong.status_code, effects()) == (422, 0)
@@ -92,13 +89,13 @@ def test_a_corrected_form_has_a_key_of_its_own(browser: Client) -> None:
     assert effects() == 1
 
 
-def test_a_form_without_a_key_is_refused_and_gets_none(browser: Client) -> None:
+def test_a_form_without_a_key_is_refused_and_gets_none(browser):
     assert problem_code(browser.post("/", {"recipient": "carol", "amount": 5})) == "idempotency_key_missing"
     assert effects() == 0
 
 
 @pytest.mark.failure_80
-def test_two_orders_from_one_link_are_two_transfers(browser: Client) -> None:
+def test_two_orders_from_one_link_are_two_transfers(browser):
     link = "/?recipient=carol&idempotency_key=of-the-link"
     for _ in range(2):
         assert browser.post(link, filled(browser.get(link))).status_code == 302
@@ -108,7 +105,7 @@ def test_two_orders_from_one_link_are_two_transfers(browser: Client) -> None:
 LINK = QueryDict("idempotency_key=of-the-link&form-0-idempotency_key=of-the-link")
 
 
-def given_later() -> forms.Form:
+def given_later():
     form = Line()
     form.initial = LINK.dict()
     form.fields["idempotency_key"].initial = "of-the-link"
@@ -118,7 +115,7 @@ def given_later() -> forms.Form:
 class Line(IdempotencyKeyMixin, forms.Form):
     text = forms.CharField()
 
-    def get_initial_for_field(self, field: Any, field_name: str) -> Any:
+    def get_initial_for_field(self, field, field_name):
         return LINK.get(field_name)
 
 
@@ -126,7 +123,7 @@ class OfModel(TransferForm):
     class Meta(TransferForm.Meta):
         fields = ("recipient", "amount", "label")
 
-    def __init__(self, instance: Transfer) -> None:
+    def __init__(self, instance):
         super().__init__(instance=instance)
         self.initial["idempotency_key"] = instance.label  # as of a model that has a field of this name
 
@@ -149,7 +146,7 @@ lines = forms.formset_factory(Line, extra=1)
     ],
     ids=["query", "dict", "prefix", "bound", "instance", "formset", "empty form", "override", "later"],
 )
-def test_the_key_of_a_form_is_new_wherever_its_initial_values_come_from(shown_form: Any) -> None:
+def test_the_key_of_a_form_is_new_wherever_its_initial_values_come_from(shown_form):
     form = shown_form()
     pages = [form.as_p(), form.as_p(), shown_form().as_p()]
     keys = [re.findall(r'idempotency_key" value="([^"]+)"', page) for page in pages]
@@ -159,13 +156,13 @@ def test_the_key_of_a_form_is_new_wherever_its_initial_values_come_from(shown_fo
     assert not set(keys[0]) & set(keys[2])
 
 
-def test_the_template_tag_makes_a_new_key_each_time(browser: Client) -> None:
+def test_the_template_tag_makes_a_new_key_each_time(browser):
     pages = [browser.get("/tag/") for _ in range(2)]
     assert len({key_in(page) for page in pages}) == 2
     assert b'name="other"' in pages[0].content
 
 
-def test_an_empty_form_of_a_formset_stays_empty() -> None:
+def test_an_empty_form_of_a_formset_stays_empty():
     data = {"form-TOTAL_FORMS": "1", "form-INITIAL_FORMS": "0", "form-0-text": "", "form-0-idempotency_key": "k"}
     formset = lines(data)
     assert formset.is_valid()
@@ -173,7 +170,7 @@ def test_an_empty_form_of_a_formset_stays_empty() -> None:
 
 
 @pytest.mark.parametrize(("storage", "survives"), [("cookie.CookieStorage", False), ("session.SessionStorage", True)])
-def test_what_middleware_writes_is_not_replayed(browser: Client, settings: Any, storage: str, survives: bool) -> None:
+def test_what_middleware_writes_is_not_replayed(browser, settings, storage, survives):
     """The first answer is lost with its cookies, as after a double click. The session's row is not."""
     settings.MESSAGE_STORAGE = f"django.contrib.messages.storage.{storage}"
 

@@ -3,12 +3,9 @@
 ``--count`` is how many inputs each handler gets.
 """
 
-from __future__ import annotations
-
 import cProfile
 import json
 from collections import Counter
-from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -16,7 +13,7 @@ from typing import Any
 import pytest
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.test import override_settings
 from django.urls import path
 from hypothesis import HealthCheck, example, given
@@ -32,8 +29,8 @@ from idempotency.options.table import SETTINGS
 from idempotency.options.validators import positive_duration
 from idempotency.options.values import ACP, IETF, STRIPE
 from testproject.authentication import TokenAuthentication
-from tests.http.callers import Caller, effects
-from tests.http.serving import Framework, Serve
+from tests.http.callers import effects
+from tests.http.serving import Framework
 from tests.http.views import work
 from tests.results import note
 
@@ -103,7 +100,7 @@ content_types = st.one_of(
 methods = st.sampled_from(["POST"] * 4 + ["PATCH", "PUT", "DELETE", "GET", "HEAD", "OPTIONS", "QUERY", "x"])
 
 
-def framed(length: int) -> dict[str, str]:
+def framed(length):
     return {"CONTENT_LENGTH": str(length)}
 
 
@@ -120,7 +117,7 @@ framings = st.sampled_from(
 queries = st.one_of(st.just(""), st.sampled_from(["a=1&a=2", "%ff", "=&&", "a=%00", "a" * 9_000]), raw_text)
 
 
-def plain_handler(request: HttpRequest) -> Any:
+def plain_handler(request):
     """What a careful plain view does: it takes the body for JSON, and looks at the form."""
     try:
         parsed = json.loads(request.body)
@@ -131,27 +128,27 @@ def plain_handler(request: HttpRequest) -> Any:
     return {**answer, "form": form, "parsed": parsed}, status
 
 
-def body_handler(request: HttpRequest) -> Any:
+def body_handler(request):
     answer, status = work(request)
     return {**answer, "length": len(request.body)}, status
 
 
-def drf_handler(request: Any) -> Any:
+def drf_handler(request):
     answer, status = work(request)
     return {**answer, "parsed": str(request.data)}, status
 
 
-def ninja_handler(request: HttpRequest, payload: ninja.Body[Any] = None) -> Any:
+def ninja_handler(request, payload=None):
     return {**work(request)[0], "payload": payload}
 
 
-def authenticate(request: Any) -> Any:
+def authenticate(request):
     """Ninja's authentication by our callers' tokens."""
     request.user, _ = TokenAuthentication().authenticate(request) or (None, None)
     return request.user
 
 
-def serve_by_ninja(settings: Any) -> None:
+def serve_by_ninja(settings):
     api = ninja.NinjaAPI(auth=authenticate, urls_namespace="fuzz")
     api.post("/", response={201: dict[str, Any]})(idempotent("tests.fuzzed")(ninja_handler))
     api.post("/twin/", response={201: dict[str, Any]})(ninja_handler)
@@ -161,9 +158,7 @@ def serve_by_ninja(settings: Any) -> None:
 @pytest.mark.failure_40
 @pytest.mark.failure_42
 @pytest.mark.parametrize("handler", [plain_handler, body_handler, drf_handler, ninja_handler])
-def test_no_input_gives_a_server_error_that_the_twin_does_not_give(
-    alice: Caller, serve: Serve, settings: Any, handler: Any, count: int | None
-) -> None:
+def test_no_input_gives_a_server_error_that_the_twin_does_not_give(alice, serve, settings, handler, count):
     if handler is ninja_handler:
         serve_by_ninja(settings)
     else:
@@ -173,10 +168,10 @@ def test_no_input_gives_a_server_error_that_the_twin_does_not_give(
     note("fuzz", handler=handler.__name__, requests=answered.total(), answers=dict(answered), violations=0)
 
 
-def test_a_parser_that_raises_is_found(alice: Caller, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parser_that_raises_is_found(alice, serve, monkeypatch):
     key_of = exchange._key_of
 
-    def careless(policy: Any, adapter: Any) -> str | None:
+    def careless(policy, adapter):
         adapter.http.META.get("HTTP_IDEMPOTENCY_KEY", "").encode("ascii")
         return key_of(policy, adapter)
 
@@ -186,19 +181,17 @@ def test_a_parser_that_raises_is_found(alice: Caller, serve: Serve, monkeypatch:
         compare_twins(alice, None)
 
 
-def counted(act: Callable[..., Any], *arguments: Any, **sent: Any) -> tuple[Any, int]:
+def counted(act, *arguments, **sent):
     """The answer, and how many functions were called for it: what its processor time depends on, without the noise."""
     profile = cProfile.Profile()
     answer = profile.runcall(act, *arguments, **sent)
     return answer, sum(function.callcount for function in profile.getstats())
 
 
-def test_a_view_that_costs_more_than_its_twin_is_found(
-    alice: Caller, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_view_that_costs_more_than_its_twin_is_found(alice, serve, monkeypatch):
     key_of = exchange._key_of
 
-    def slow(policy: Any, adapter: Any) -> str | None:
+    def slow(policy, adapter):
         adapter.http.META["sum"] = sum([abs(byte) for byte in adapter.http.META["QUERY_STRING"].encode()])
         return key_of(policy, adapter)
 
@@ -230,13 +223,13 @@ entries = st.one_of(
 )
 
 
-def try_settings(alice: Caller, count: int | None) -> Counter[str]:
+def try_settings(alice, count):
     """Either a mistake is named, or the view works."""
     became = Counter[str]()
 
     @hypothesis_settings(fuzz, max_examples=count or 300)
     @given(value=entries | odd_values)
-    def compare(value: Any) -> None:
+    def compare(value):
         with override_settings(IDEMPOTENCY=value):
             mistakes = mistakes_in_settings()
             errors = [error for error in checks.run_checks() if error.level >= checks.ERROR]
@@ -255,14 +248,14 @@ def try_settings(alice: Caller, count: int | None) -> Counter[str]:
     return became
 
 
-def test_any_settings_are_refused_or_work(alice: Caller, serve: Serve, count: int | None) -> None:
+def test_any_settings_are_refused_or_work(alice, serve, count):
     Framework("plain", serve).serve_twins(body_handler)
     became = try_settings(alice, count)
     assert {"works", "refused"} <= became.keys()
     note("fuzz: settings", requests=became.total(), answers=dict(became), violations=0)
 
 
-def compare_twins(alice: Caller, count: int | None) -> Counter[int]:
+def compare_twins(alice, count):
     """Send inputs to both, and return what the protected one has answered."""
     answered = Counter[int]()
     # The second time nothing has to be imported or connected. What a claim costs is the same for each input.
@@ -274,7 +267,7 @@ def compare_twins(alice: Caller, count: int | None) -> Counter[int]:
     @example(key="k", body=b"{}", content_type="", query="a" * 9_000, method="POST", framing=framed)
     @example(key="\xff", body=b"{}", content_type="application/json", query="", method="POST", framing=framed)
     @given(key=keys, body=bodies, content_type=content_types, query=queries, method=methods, framing=framings)
-    def compare(key: str, body: bytes, content_type: str, query: str, method: str, framing: Any) -> None:
+    def compare(key, body, content_type, query, method, framing):
         sent = {"data": body, "CONTENT_TYPE": content_type, "QUERY_STRING": query, **framing(len(body))}
         before = effects()
         twin, calls_of_twin = counted(alice.request, method, "/twin/", **sent)

@@ -1,10 +1,6 @@
 """What a duplicate is told while the record is a claim: alive, or abandoned."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -15,8 +11,8 @@ from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
 from tests.concurrency.racing import Gate, held
-from tests.http.callers import Caller, assert_refused, claim_anew, effects, records, replayed
-from tests.http.serving import OUTSIDE, Framework, Serve, policies
+from tests.http.callers import assert_refused, claim_anew, effects, records, replayed
+from tests.http.serving import OUTSIDE, Framework, policies
 from tests.http.views import plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_12]
@@ -24,8 +20,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_12]
 PAYLOADS = ({"amount": 1}, {"amount": 2})  # another payload learns no more than the same one
 
 
-def standing_at(gate: Gate, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def view(request: Any) -> Any:
+def standing_at(gate, handler):
+    def view(request):
         answer = handler(request)
         gate.pass_through()
         return answer
@@ -34,7 +30,7 @@ def standing_at(gate: Gate, handler: Callable[[Any], Any]) -> Callable[[Any], An
 
 
 @policies
-def test_a_duplicate_of_a_running_request_gets_409_at_once(alice: Caller, serve: Serve, policy: dict[str, Any]) -> None:
+def test_a_duplicate_of_a_running_request_gets_409_at_once(alice, serve, policy):
     gate = Gate()
     serve(idempotent("tests.slow", **policy)(standing_at(gate, plain_answer)))
     with held(lambda: alice.post(data={"amount": 1}, key="k"), gate) as first:
@@ -48,9 +44,7 @@ def test_a_duplicate_of_a_running_request_gets_409_at_once(alice: Caller, serve:
     assert effects() == 1
 
 
-def test_retry_after_is_bounded_by_the_lease_and_by_the_setting(
-    alice: Caller, framework: Framework, settings: Any
-) -> None:
+def test_retry_after_is_bounded_by_the_lease_and_by_the_setting(alice, framework, settings):
     framework.serve(lease=timedelta(hours=3))
     alice.post(data={"amount": 1}, key="k")
     for lease, setting, least, most in ((5, None, 1, 5), (3600, None, 30, 30), (3600, 3, 3, 3)):
@@ -62,7 +56,7 @@ def test_retry_after_is_bounded_by_the_lease_and_by_the_setting(
 
 
 @pytest.mark.parametrize("by", ["policy", "setting"])
-def test_a_duplicate_is_accepted_if_it_is_declared(alice: Caller, framework: Framework, settings: Any, by: str) -> None:
+def test_a_duplicate_is_accepted_if_it_is_declared(alice, framework, settings, by):
     if by == "setting":
         settings.IDEMPOTENCY = {"IN_PROGRESS": ACCEPTED}
     framework.serve(**({"in_progress": ACCEPTED} if by == "policy" else {}))
@@ -76,7 +70,7 @@ def test_a_duplicate_is_accepted_if_it_is_declared(alice: Caller, framework: Fra
     assert effects() == 1
 
 
-def test_an_abandoned_claim_is_run_again_once_and_only_for_its_payload(alice: Caller, framework: Framework) -> None:
+def test_an_abandoned_claim_is_run_again_once_and_only_for_its_payload(alice, framework):
     framework.serve()
     alice.post(data={"amount": 1}, key="k")
     Transfer.objects.all().delete()
@@ -86,7 +80,7 @@ def test_an_abandoned_claim_is_run_again_once_and_only_for_its_payload(alice: Ca
     assert records() == [("completed", 2)]
 
 
-def test_an_abandoned_claim_of_a_parked_operation_is_never_run_again(alice: Caller, framework: Framework) -> None:
+def test_an_abandoned_claim_of_a_parked_operation_is_never_run_again(alice, framework):
     framework.serve(**OUTSIDE)
     alice.post(data={"amount": 1}, key="k")
     claim_anew(lease=-timedelta(seconds=1))
@@ -103,38 +97,38 @@ def test_an_abandoned_claim_of_a_parked_operation_is_never_run_again(alice: Call
 # An operation that starts a job: its duplicates attach to the job, and get its outcome when it has ended
 
 
-def address(scope: Scope) -> str:
+def address(scope):
     return f"/jobs/{scope.derive_key('job')}/"
 
 
 class Jobs:
     """One job, which runs until a test says that it has ended."""
 
-    def __init__(self) -> None:
-        self.outcome: dict[str, Any] | None = None
-        self.references: list[str] = []
-        self.policy: dict[str, Any] = {"in_progress": Attach(address), "rebuild": self.rebuild}
+    def __init__(self):
+        self.outcome = None
+        self.references = []
+        self.policy = {"in_progress": Attach(address), "rebuild": self.rebuild}
 
-    def rebuild(self, reference: str, request: Any) -> Any:
+    def rebuild(self, reference, request):
         self.references.append(reference)
         return JsonResponse(self.outcome or {"state": "running"}, status=200 if self.outcome else 202)
 
 
 @pytest.fixture
-def jobs() -> Jobs:
+def jobs():
     return Jobs()
 
 
-def start(request: Any) -> Any:
+def start(request):
     work(request)
     return {"state": "running"}, 202
 
 
-def expected(alice: Caller) -> str:
+def expected(alice):
     return address(Scope(str(alice.user.pk), "tests.job", "k"))
 
 
-def test_duplicates_get_the_job_and_then_its_outcome(alice: Caller, framework: Framework, jobs: Jobs) -> None:
+def test_duplicates_get_the_job_and_then_its_outcome(alice, framework, jobs):
     framework.serve(start, operation="tests.job", **jobs.policy)
     for _ in range(3):
         running = alice.post(key="k")
@@ -152,7 +146,7 @@ def test_duplicates_get_the_job_and_then_its_outcome(alice: Caller, framework: F
     assert set(jobs.references) == {expected(alice)}  # what the handler left no reference of is known by its address
 
 
-def test_a_duplicate_before_the_first_commit_is_told_the_same_address(alice: Caller, serve: Serve, jobs: Jobs) -> None:
+def test_a_duplicate_before_the_first_commit_is_told_the_same_address(alice, serve, jobs):
     gate = Gate()
     Framework("plain", serve).serve(standing_at(gate, start), operation="tests.job", **OUTSIDE, **jobs.policy)
     with held(lambda: alice.post(key="k"), gate) as first:
@@ -163,7 +157,7 @@ def test_a_duplicate_before_the_first_commit_is_told_the_same_address(alice: Cal
     assert effects() == 1
 
 
-def test_a_start_that_was_cut_off_is_taken_over(alice: Caller, serve: Serve, jobs: Jobs) -> None:
+def test_a_start_that_was_cut_off_is_taken_over(alice, serve, jobs):
     Framework("plain", serve).serve(start, operation="tests.job", **jobs.policy)
     alice.post(key="k")
     claim_anew()
@@ -172,14 +166,14 @@ def test_a_start_that_was_cut_off_is_taken_over(alice: Caller, serve: Serve, job
     assert (alice.post(key="k").status_code, records()) == (202, [("completed", 2)])
 
 
-def test_a_job_that_need_not_be_started_is_an_outcome_like_any_other(alice: Caller, serve: Serve, jobs: Jobs) -> None:
+def test_a_job_that_need_not_be_started_is_an_outcome_like_any_other(alice, serve, jobs):
     serve(idempotent("tests.job", **jobs.policy)(lambda request: JsonResponse({"why": "no"}, status=400)))
     first, _ = replayed(alice, wrote=0)
     assert (first.status_code, jobs.references) == (400, [])
 
 
-def test_what_the_handler_and_the_rebuilt_answer_say_themselves_is_kept(alice: Caller, serve: Serve) -> None:
-    def patient(*args: Any) -> Any:
+def test_what_the_handler_and_the_rebuilt_answer_say_themselves_is_kept(alice, serve):
+    def patient(*args):
         return JsonResponse({}, status=202, headers={"Location": "/mine/", "Retry-After": "20"})
 
     serve(idempotent("tests.job", in_progress=Attach(address), rebuild=patient)(patient))
@@ -188,8 +182,8 @@ def test_what_the_handler_and_the_rebuilt_answer_say_themselves_is_kept(alice: C
         assert (answer["Location"], answer["Retry-After"]) == ("/mine/", "20")
 
 
-def test_attach_needs_a_way_to_look_at_the_job_and_to_name_it() -> None:
+def test_attach_needs_a_way_to_look_at_the_job_and_to_name_it():
     with pytest.raises(ImproperlyConfigured, match=r"tests\.job.*rebuild="):
         Operation("tests.job", in_progress=Attach(address))
     with pytest.raises(ImproperlyConfigured, match="takes a callable"):
-        Attach("/jobs/")  # type: ignore[arg-type]
+        Attach("/jobs/")

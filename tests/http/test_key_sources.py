@@ -1,13 +1,9 @@
 """A key from elsewhere than the header is validated in the same way, and a key that comes too late begins nothing."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -15,7 +11,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.files.uploadhandler import TemporaryFileUploadHandler
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.test import RequestFactory
 from django.views.decorators.csrf import csrf_exempt
 
@@ -28,8 +24,8 @@ from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import acquisition
-from tests.http.callers import FORM, Caller, assert_refused, claim_anew, effects, multipart, records, replayed
-from tests.http.serving import Framework, Serve, parse_as_post
+from tests.http.callers import FORM, assert_refused, claim_anew, effects, multipart, records, replayed
+from tests.http.serving import parse_as_post
 from tests.http.test_cost import CLAIM, COMPLETE, LOOK, WORK, authentication, statements
 from tests.http.views import plain_answer
 from tests.records import HOUR, expire
@@ -37,16 +33,16 @@ from tests.records import HOUR, expire
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def form(**fields: Any) -> dict[str, Any]:
+def form(**fields):
     return {"data": urlencode(fields, doseq=True).encode(), "content_type": FORM}
 
 
-def body(**members: Any) -> dict[str, Any]:
+def body(**members):
     return {"data": json.dumps(members).encode()}
 
 
 #: Each source, and the arguments of a request that has a key there.
-SOURCES: dict[str, tuple[Any, Callable[[str], dict[str, Any]]]] = {
+SOURCES = {
     "header": (FromHeader("X-Event-Id"), lambda key: {"headers": {"X-Event-Id": key}}),
     "form": (FromForm(), lambda key: form(idempotency_key=key, amount=1)),
     "multipart": (FromForm("token"), lambda key: multipart({"token": key, "file": SimpleUploadedFile("a", b"1")})),
@@ -58,7 +54,7 @@ each_source = pytest.mark.parametrize(("source", "sent"), SOURCES.values(), ids=
 
 
 @each_source
-def test_a_key_of_the_operations_own_is_a_key(alice: Caller, framework: Framework, source: Any, sent: Any) -> None:
+def test_a_key_of_the_operations_own_is_a_key(alice, framework, source, sent):
     framework.serve(key=source)
     first, replay = replayed(alice, key=None, **sent("order-71"))
     assert (first.status_code, first["Idempotency-Key"], replay["Idempotency-Key"]) == (201, "order-71", "order-71")
@@ -81,7 +77,7 @@ def test_a_key_of_the_operations_own_is_a_key(alice: Caller, framework: Framewor
         (lambda request: None, "in the place that it declares or"),
     ],
 )
-def test_a_missing_key_is_asked_for_at_its_place(alice: Caller, serve: Serve, source: Any, place: str) -> None:
+def test_a_missing_key_is_asked_for_at_its_place(alice, serve, source, place):
     serve(idempotent("tests.missing", key=source)(plain_answer))
     refused = assert_refused(alice, "idempotency_key_missing", data={"amount": 1})
     assert place in json.loads(refused.content)["detail"]
@@ -89,7 +85,7 @@ def test_a_missing_key_is_asked_for_at_its_place(alice: Caller, serve: Serve, so
 
 @pytest.mark.parametrize(("source", "sent"), [SOURCES[name] for name in SOURCES if name != "cookie"])
 @pytest.mark.parametrize("key", ["", "x" * 256, "a b", "é"], ids=["empty", "long", "space", "not ASCII"])
-def test_it_is_validated_as_a_header_is(alice: Caller, framework: Framework, source: Any, sent: Any, key: str) -> None:
+def test_it_is_validated_as_a_header_is(alice, framework, source, sent, key):
     framework.serve(key=source)
     assert_refused(alice, "idempotency_key_invalid", **sent(key))
 
@@ -109,16 +105,16 @@ def test_it_is_validated_as_a_header_is(alice: Caller, framework: Framework, sou
         (FromJSON("id"), {"data": b"[" * 100_000}, "idempotency_key_missing"),
     ],
 )
-def test_what_is_no_key_is_refused(alice: Caller, framework: Framework, source: Any, sent: Any, code: str) -> None:
+def test_what_is_no_key_is_refused(alice, framework, source, sent, code):
     framework.serve(key=source)
     assert_refused(alice, code, **sent)
 
 
 @pytest.mark.parametrize("sent", [form(token="k"), multipart({"token": "k"})], ids=["form", "multipart"])
-def test_a_form_that_a_middleware_has_parsed_has_its_key(alice: Caller, serve: Serve, sent: dict[str, Any]) -> None:
+def test_a_form_that_a_middleware_has_parsed_has_its_key(alice, serve, sent):
     protected = idempotent("tests.parsed", key=FromForm("token"))(plain_answer)
 
-    def parsing(request: HttpRequest) -> Any:
+    def parsing(request):
         parse_as_post(request)
         return protected(request)
 
@@ -126,7 +122,7 @@ def test_a_form_that_a_middleware_has_parsed_has_its_key(alice: Caller, serve: S
     replayed(alice, method="PATCH", key=None, **sent)
 
 
-def test_a_key_is_echoed_as_a_header_can_hold_it(alice: Caller, framework: Framework) -> None:
+def test_a_key_is_echoed_as_a_header_can_hold_it(alice, framework):
     framework.serve(key=FromJSON("id"))
     sent = body(id='a,"b\\;c')
     echoed = alice.post(**sent)["Idempotency-Key"]
@@ -134,10 +130,10 @@ def test_a_key_is_echoed_as_a_header_can_hold_it(alice: Caller, framework: Frame
     assert alice.post(key=echoed, **sent)["Idempotency-Replayed"] == "true"
 
 
-def test_a_handler_still_chooses_its_upload_handlers(alice: Caller, serve: Serve) -> None:
+def test_a_handler_still_chooses_its_upload_handlers(alice, serve):
     @csrf_exempt
     @idempotent("tests.upload", key=FromForm("token"))
-    def view(request: HttpRequest) -> HttpResponse:
+    def view(request):
         request.upload_handlers = [TemporaryFileUploadHandler(request)]
         length = len(request.FILES["file"].read())
         plain_answer(request)
@@ -148,12 +144,12 @@ def test_a_handler_still_chooses_its_upload_handlers(alice: Caller, serve: Serve
     assert first.content == b"3000000"
 
 
-def event_id(request: Any) -> str | None:
+def event_id(request):
     return str(request.headers["X-Event-Id"]) if "X-Event-Id" in request.headers else None
 
 
 @pytest.mark.usefixtures("atomic")
-def test_a_source_may_be_the_default_of_all(alice: Caller, framework: Framework, settings: Any) -> None:
+def test_a_source_may_be_the_default_of_all(alice, framework, settings):
     settings.IDEMPOTENCY = {"KEY": f"{__name__}.event_id", "REQUIRED": False}
     framework.serve()
     replayed(alice, key=None, headers={"X-Event-Id": "k"})
@@ -161,14 +157,14 @@ def test_a_source_may_be_the_default_of_all(alice: Caller, framework: Framework,
     assert effects() == 3
 
 
-def test_a_form_that_was_parsed_already_has_no_json() -> None:
+def test_a_form_that_was_parsed_already_has_no_json():
     """The CSRF check reads a form before the view, and its body can't be read again."""
 
     @idempotent("tests.parsed", key=FromJSON("id"), account=lambda request: "1")
-    def view(request: HttpRequest) -> HttpResponse:
+    def view(request):
         return HttpResponse(status=201)
 
-    def parsed(request: HttpRequest) -> HttpResponse:
+    def parsed(request):
         assert request.POST["a"] == "b"
         return view(request)
 
@@ -180,16 +176,16 @@ def test_a_form_that_was_parsed_already_has_no_json() -> None:
 
 
 DAY = timedelta(days=1)
-LATE: dict[str, Any] = {"max_key_age": DAY}
+LATE = {"max_key_age": DAY}
 
 
 class Clock:
     now = 1_800_000_000.0
 
-    def advance(self, duration: timedelta) -> None:
+    def advance(self, duration):
         self.now += duration.total_seconds()
 
-    def key_of(self, ahead: timedelta) -> str:
+    def key_of(self, ahead):
         """A key of a client whose clock is ahead."""
         self.advance(ahead)
         key = new_key()
@@ -198,14 +194,14 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(keys, "time", SimpleNamespace(time_ns=lambda: int(clock.now * 1e9)))
     monkeypatch.setattr(acquisition, "time", SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now))
     return clock
 
 
-def test_a_key_that_is_too_old_begins_nothing(alice: Caller, framework: Framework, clock: Clock) -> None:
+def test_a_key_that_is_too_old_begins_nothing(alice, framework, clock):
     framework.serve(**LATE)
     key = new_key()
     clock.advance(DAY)
@@ -217,7 +213,7 @@ def test_a_key_that_is_too_old_begins_nothing(alice: Caller, framework: Framewor
     assert refused["Idempotency-Key"] == late
 
 
-def test_what_is_recorded_under_an_old_key_is_told(alice: Caller, framework: Framework, clock: Clock) -> None:
+def test_what_is_recorded_under_an_old_key_is_told(alice, framework, clock):
     framework.serve(**LATE)
     key = new_key()
     first = alice.post(key=key)
@@ -236,14 +232,14 @@ def test_what_is_recorded_under_an_old_key_is_told(alice: Caller, framework: Fra
     assert_refused(alice, "idempotency_key_expired", key=key)
 
 
-def test_a_key_from_the_future_begins_nothing(alice: Caller, framework: Framework, clock: Clock) -> None:
+def test_a_key_from_the_future_begins_nothing(alice, framework, clock):
     """It would not be old enough when its record is gone."""
     framework.serve(**LATE)
     replayed(alice, key=clock.key_of(timedelta(minutes=5)))
     assert_refused(alice, "idempotency_key_invalid", key=clock.key_of(timedelta(minutes=5, seconds=1)))
 
 
-def test_the_option_decides_about_keys_without_a_time(alice: Caller, framework: Framework, settings: Any) -> None:
+def test_the_option_decides_about_keys_without_a_time(alice, framework, settings):
     framework.serve(**LATE)
     replayed(alice, key="order-71")
     settings.IDEMPOTENCY = {"TIMED_KEYS": True}
@@ -268,7 +264,7 @@ RANDOM = UUID("18817113-3f18-4cae-8b73-d79cc9739af9")
         (f"{SENT.derive_key('ship')}-1", False),
     ],
 )
-def test_a_derived_key_has_no_time_and_may_begin(key: str, begins: bool) -> None:
+def test_a_derived_key_has_no_time_and_may_begin(key, begins):
     """Each attempt of the operation that sends it sends the same one."""
     with (
         nullcontext() if begins else pytest.raises(KeyInvalidError),
@@ -278,7 +274,7 @@ def test_a_derived_key_has_no_time_and_may_begin(key: str, begins: bool) -> None
     assert len(records()) == begins
 
 
-def test_a_block_refuses_a_late_key_too(clock: Clock) -> None:
+def test_a_block_refuses_a_late_key_too(clock):
     """A queue that is replayed after a week."""
     message_id = new_key()
     clock.advance(7 * DAY)
@@ -288,7 +284,7 @@ def test_a_block_refuses_a_late_key_too(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("by", ["argument", "setting"])
-def test_a_key_may_not_be_accepted_for_longer_than_its_record_is_kept(settings: Any, by: str) -> None:
+def test_a_key_may_not_be_accepted_for_longer_than_its_record_is_kept(settings, by):
     Operation("late.fits", max_key_age=DAY, ttl=DAY + timedelta(minutes=5))
     too_long = DAY - timedelta(minutes=4)
     if by == "argument":
@@ -300,7 +296,7 @@ def test_a_key_may_not_be_accepted_for_longer_than_its_record_is_kept(settings: 
     assert [mistake.id for mistake in operation.mistakes()] == ["idempotency.E025"]
 
 
-def test_a_key_in_time_costs_nothing_and_a_late_one_a_read(alice: Caller, serve: Serve, clock: Clock) -> None:
+def test_a_key_in_time_costs_nothing_and_a_late_one_a_read(alice, serve, clock):
     serve(idempotent("tests.late", **LATE, timed_keys=True)(plain_answer), **{"bare/": plain_answer})
     before = authentication(alice)
     key = new_key()
@@ -314,7 +310,7 @@ def test_a_key_in_time_costs_nothing_and_a_late_one_a_read(alice: Caller, serve:
         assert made == [*before, *LOOK]
 
 
-def test_every_answer_says_how_long_an_outcome_is_kept(alice: Caller, framework: Framework) -> None:
+def test_every_answer_says_how_long_an_outcome_is_kept(alice, framework):
     framework.serve(ttl=HOUR + timedelta(seconds=1.5))
     answers = [
         *replayed(alice),

@@ -1,10 +1,7 @@
 """The owner of a key learns what has become of it, and nobody else learns anything."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
-from typing import Any
 
 import pytest
 from django.db import connections
@@ -19,7 +16,7 @@ from idempotency.http.key_status import KeyStatusView
 from idempotency.models import IdempotencyRecord
 from testproject.authentication import token_required
 from tests.factories import RecordFactory
-from tests.http.callers import Caller, effects, problem_code
+from tests.http.callers import effects, problem_code
 from tests.http.test_cost import LOOK, authentication, statements
 from tests.http.views import plain_answer
 from tests.operations import redeclare
@@ -31,12 +28,12 @@ UNKNOWN = {"status": "unknown", "response_status": None, "created_at": None, "co
 
 
 @pytest.fixture(params=["plain", "drf"])
-def operation(request: pytest.FixtureRequest, settings: Any) -> Operation:
+def operation(request, settings):
     """An operation at ``/``, and two views that tell of its keys: one by the URL's argument, one of its own."""
     made = Operation("tests.asked")
     drf = request.param == "drf"
 
-    def view(**fixed: Any) -> Any:
+    def view(**fixed):
         return KeyStatusAPIView.as_view(**fixed) if drf else token_required(KeyStatusView.as_view(**fixed))
 
     settings.ROOT_URLCONF = (
@@ -50,17 +47,17 @@ def operation(request: pytest.FixtureRequest, settings: Any) -> Operation:
     return made
 
 
-def ask(caller: Caller, key: str = "k", url: str = URL) -> dict[str, Any]:
+def ask(caller, key="k", url=URL):
     answer = caller.get(url, key=key)
     assert (answer.status_code, answer["Cache-Control"], answer["Idempotency-Key"]) == (200, "no-store", key)
-    told: dict[str, Any] = json.loads(answer.content)
+    told = json.loads(answer.content)
     assert told.keys() == UNKNOWN.keys()
     assert ("Retry-After" in answer) == (told["status"] == "in_progress")
     return told
 
 
 @pytest.mark.usefixtures("operation")
-def test_the_owner_learns_the_status_of_the_outcome_and_its_times(alice: Caller) -> None:
+def test_the_owner_learns_the_status_of_the_outcome_and_its_times(alice):
     assert ask(alice) == UNKNOWN
     alice.post("/?status=402", key="k")
     told = [ask(alice, '"k"' if url == "/key/" else "k", url) for url in (URL, "/key/", "/same/")]
@@ -84,9 +81,7 @@ def test_the_owner_learns_the_status_of_the_outcome_and_its_times(alice: Caller)
         (REEXECUTE, {"completed": True, "past_retention": True}, "unknown"),
     ],
 )
-def test_the_status_says_what_a_retry_would_meet(
-    alice: Caller, operation: Operation, recovery: Any, traits: dict[str, bool], status: str, monkeypatch: Any
-) -> None:
+def test_the_status_says_what_a_retry_would_meet(alice, operation, recovery, traits, status, monkeypatch):
     redeclare(monkeypatch, operation.name, recovery=Operation("tests.recovering", recovery=recovery).recovery)
     RecordFactory(account_id=str(alice.user.pk), operation=operation.name, idempotency_key="k", **traits)
     before = list(IdempotencyRecord.objects.values())
@@ -98,7 +93,7 @@ def test_the_status_says_what_a_retry_would_meet(
     assert list(IdempotencyRecord.objects.values()) == before
 
 
-def test_a_key_of_another_account_or_operation_is_unknown(alice: Caller, bob: Caller, operation: Operation) -> None:
+def test_a_key_of_another_account_or_operation_is_unknown(alice, bob, operation):
     alice.post(key="k")
     Operation("tests.other")
     assert ask(bob) == ask(bob, "nobody's") == ask(alice, url="/keys/tests.other/") == UNKNOWN
@@ -110,7 +105,7 @@ def test_a_key_of_another_account_or_operation_is_unknown(alice: Caller, bob: Ca
     assert of_bob[-1:] == LOOK
 
 
-def test_to_ask_is_one_read_and_runs_nothing(alice: Caller, operation: Operation) -> None:
+def test_to_ask_is_one_read_and_runs_nothing(alice, operation):
     before = authentication(alice)
     done = effects()
     with statements() as made:
@@ -120,7 +115,7 @@ def test_to_ask_is_one_read_and_runs_nothing(alice: Caller, operation: Operation
 
 
 @pytest.mark.usefixtures("operation")
-def test_what_can_not_be_asked_is_refused(alice: Caller, anonymous: Caller, settings: Any) -> None:
+def test_what_can_not_be_asked_is_refused(alice, anonymous, settings):
     assert problem_code(alice.get(URL)) == "idempotency_key_missing"
     refused = alice.get(URL, key="a,b")
     assert (problem_code(refused), refused["Cache-Control"]) == ("idempotency_key_invalid", "no-store")
@@ -135,8 +130,8 @@ def test_what_can_not_be_asked_is_refused(alice: Caller, anonymous: Caller, sett
 
 
 @pytest.mark.usefixtures("operation")
-def test_records_that_can_not_be_read_are_a_503(alice: Caller) -> None:
-    def fail(execute: Any, sql: str, *arguments: Any) -> Any:
+def test_records_that_can_not_be_read_are_a_503(alice):
+    def fail(execute, sql, *arguments):
         if "idempotency_record" in sql:
             raise OperationalError("gone")
         return execute(sql, *arguments)
@@ -145,13 +140,13 @@ def test_records_that_can_not_be_read_are_a_503(alice: Caller) -> None:
         assert problem_code(alice.get(URL, key="k")) == "idempotency_unavailable"
 
 
-def test_the_wait_is_as_of_a_duplicate(alice: Caller, operation: Operation) -> None:
+def test_the_wait_is_as_of_a_duplicate(alice, operation):
     RecordFactory(account_id=str(alice.user.pk), operation=operation.name, idempotency_key="k")
     asked, retried = alice.get(URL, key="k"), alice.post(key="k")
     assert (retried.status_code, asked["Retry-After"]) == (409, retried["Retry-After"])
 
 
-def test_a_status_of_a_newer_release_asks_to_ask_later(alice: Caller, operation: Operation) -> None:
+def test_a_status_of_a_newer_release_asks_to_ask_later(alice, operation):
     alice.post(key="k")
     IdempotencyRecord.objects.update(status="sealed")
     answer = alice.get(URL, key="k")

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import jsonschema
@@ -16,7 +15,6 @@ import yaml
 from django.core.management import call_command
 from django.http import HttpRequest
 from django.urls import path
-from drf_spectacular import openapi
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from drf_spectacular.validation import validate_schema
@@ -32,34 +30,33 @@ from idempotency.contrib.spectacular import AutoSchema
 from idempotency.exceptions import KeyInvalidError
 from idempotency.http.key_sources import FromForm
 from idempotency.identity.keys import parse_header
-from tests.http.callers import Caller, claim_anew
+from tests.http.callers import claim_anew
 from tests.http.views import LabelSerializer
 
 OURS = {"400", "401", "409", "422", "503"}
 
 
-def described(handler: Any, *, schema: type[openapi.AutoSchema] = AutoSchema, **members: Any) -> dict[str, Any]:
+def described(handler, *, schema=AutoSchema, **members):
     view = type("Documented", (APIView,), {"post": handler, "schema": schema(), **members})
     document = SchemaGenerator(patterns=[path("", view.as_view())]).get_schema(request=None, public=True)
     validate_schema(document)
-    operation: dict[str, Any] = document["paths"]["/"]["post"]
-    return operation
+    return document["paths"]["/"]["post"]
 
 
-def handler(name: str = "tests.described", **policy: Any) -> Any:
+def handler(name="tests.described", **policy):
     @extend_schema(request=None, responses={201: LabelSerializer, 418: None, 503: None})
     @idempotent(name, **policy)
-    def post(self: APIView, request: Any) -> Response:
+    def post(self, request):
         return Response(status=201)
 
     return post
 
 
-def header_of(operation: dict[str, Any]) -> list[dict[str, Any]]:
+def header_of(operation):
     return [parameter for parameter in operation.get("parameters", []) if parameter["in"] == "header"]
 
 
-def test_the_sample_projects_schema_is_valid_and_describes_protected_operations_only(tmp_path: Path) -> None:
+def test_the_sample_projects_schema_is_valid_and_describes_protected_operations_only(tmp_path):
     file = tmp_path / "schema.yaml"
     call_command("spectacular", file=str(file), validate=True, fail_on_warn=True)
     document = yaml.safe_load(file.read_text())
@@ -74,7 +71,7 @@ def test_the_sample_projects_schema_is_valid_and_describes_protected_operations_
     assert "409" not in document["paths"]["/unprotected/orders/"]["post"]["responses"]
 
 
-def accepts(value: str) -> bool:
+def accepts(value):
     try:
         parse_header(value)
     except KeyInvalidError:
@@ -82,7 +79,7 @@ def accepts(value: str) -> bool:
     return True
 
 
-def test_the_header_is_described_as_it_is_read() -> None:
+def test_the_header_is_described_as_it_is_read():
     values = ["", "k", '"k"', "k" * 255, "k" * 256, f'"{"k" * 255}"', f'"{"k" * 256}"', '"a\\b"']
     values.append('"' + '\\"' * 255 + '"')
     values += [text.format(chr(code)) for code in range(0x1F, 0x82) for text in ("a{}b", '"a{}b"')]
@@ -94,11 +91,11 @@ def test_the_header_is_described_as_it_is_read() -> None:
     assert described == set(filter(accepts, values))
 
 
-def test_an_operation_is_described_by_its_policy() -> None:
+def test_an_operation_is_described_by_its_policy():
     strict, lenient = described(handler()), described(handler(name="tests.lenient", required=False))
     assert [header["required"] for header in header_of(strict)] == [True]
     assert "required" not in header_of(lenient)[0]
-    bounds: Any = {"max_key_age": timedelta(days=1), "body_ttl": timedelta(hours=1)}
+    bounds = {"max_key_age": timedelta(days=1), "body_ttl": timedelta(hours=1)}
     elsewhere = described(handler(name="tests.elsewhere", key=FromForm(), **bounds))
     assert "required" not in header_of(elsewhere)[0]
     for status, code in (("400", "idempotency_key_expired"), ("409", "idempotency_body_gone")):
@@ -122,12 +119,12 @@ def test_an_operation_is_described_by_its_policy() -> None:
     ],
     ids=["accepted", "attached"],
 )
-def test_a_duplicate_that_is_accepted_is_described(policy: Any, headers: set[str]) -> None:
+def test_a_duplicate_that_is_accepted_is_described(policy, headers):
     assert described(handler(**policy))["responses"]["202"]["headers"].keys() >= headers
 
 
 @pytest.mark.parametrize("name", ["Idempotency-Key", "idempotency-key"])
-def test_what_a_project_says_itself_wins(name: str) -> None:
+def test_what_a_project_says_itself_wins(name):
     own = OpenApiResponse({"type": "string"}, description="Ours.")
 
     @extend_schema(
@@ -139,7 +136,7 @@ def test_what_a_project_says_itself_wins(name: str) -> None:
         responses={201: LabelSerializer, (409, "application/problem+json"): own, (400, "application/json"): own},
     )
     @idempotent("tests.own")
-    def post(self: APIView, request: Any) -> Response:
+    def post(self, request):
         return Response(status=201)
 
     operation = described(post)
@@ -154,13 +151,13 @@ def test_what_a_project_says_itself_wins(name: str) -> None:
     assert described(whole)["responses"] == {"201": {"description": "Own."}}
 
 
-def other_shape(request: Any, error: Any) -> Response:
+def other_shape(request, error):
     return Response(status=error.status_code)
 
 
 @pytest.mark.parametrize("shaped", ["by the setting", "by DRF's handler"])
-def test_a_form_of_errors_that_is_not_ours_is_not_described(settings: Any, shaped: str) -> None:
-    members: dict[str, Any] = {}
+def test_a_form_of_errors_that_is_not_ours_is_not_described(settings, shaped):
+    members = {}
     if shaped == "by the setting":
         settings.IDEMPOTENCY = {"ERROR_RESPONSE": f"{__name__}.other_shape"}
     else:
@@ -170,15 +167,15 @@ def test_a_form_of_errors_that_is_not_ours_is_not_described(settings: Any, shape
     assert "content" not in responses["422"]
 
     class Shaped(AutoSchema):
-        def get_problem_content(self) -> Any:
+        def get_problem_content(self):
             return {"application/json": {"schema": {"type": "object"}}}
 
     assert described(handler(), schema=Shaped, **members)["responses"]["422"]["content"].keys() == {"application/json"}
 
 
-def test_a_reference_to_a_response_stays_a_reference() -> None:
+def test_a_reference_to_a_response_stays_a_reference():
     class Referring(AutoSchema):
-        def _get_response_bodies(self, *args: Any, **kwargs: Any) -> Any:
+        def _get_response_bodies(self, *args, **kwargs):
             return {"201": {"$ref": "#/components/responses/Own"}}
 
     assert described(handler(), schema=Referring)["responses"]["201"] == {"$ref": "#/components/responses/Own"}
@@ -191,15 +188,15 @@ class Shop(IdempotentMixin, viewsets.GenericViewSet[Any]):
     serializer_class = LabelSerializer
     idempotent_operations: ClassVar = {"create": "tests.shop"}
 
-    def create(self, request: Any) -> Response: ...
-    def list(self, request: Any) -> Response: ...
+    def create(self, request): ...
+    def list(self, request): ...
 
     @action(detail=False, methods=["get", "post"])
     @idempotent("tests.shop_both")
-    def both(self, request: Any) -> Response: ...
+    def both(self, request): ...
 
 
-def test_each_method_of_an_action_is_described_as_it_is_protected() -> None:
+def test_each_method_of_an_action_is_described_as_it_is_protected():
     patterns = [
         path("shop/", Shop.as_view({"get": "list", "post": "create"})),
         path("both/", Shop.as_view({"get": "both", "post": "both"})),
@@ -217,7 +214,7 @@ def test_each_method_of_an_action_is_described_as_it_is_protected() -> None:
 # The schema of each profile: what it names is what is sent
 
 
-def answers_of(keys: str, conflicts: str, reused: dict[str, str], elsewhere: str = "") -> dict[str, set[str]]:
+def answers_of(keys, conflicts, reused, elsewhere=""):
     """The codes of a profile by status, without their common prefix."""
     codes = {
         "400": f"{keys} key_invalid key_expired payload_invalid {elsewhere}",
@@ -230,7 +227,7 @@ def answers_of(keys: str, conflicts: str, reused: dict[str, str], elsewhere: str
 
 
 #: The codes of each profile by status, the content type of its problems, the mark of a replay, and their component.
-PROFILES: dict[str, tuple[dict[str, set[str]], str, str, str]] = {
+PROFILES = {
     "ietf": (
         answers_of("key_missing", "in_progress", {"422": "key_reused"}),
         *("application/problem+json", "Idempotency-Replayed", "IdempotencyProblem"),
@@ -246,26 +243,26 @@ PROFILES: dict[str, tuple[dict[str, set[str]], str, str, str]] = {
 }
 
 
-POLICY: dict[str, Any] = {"max_key_age": timedelta(days=1), "body_ttl": timedelta(hours=1)}
+POLICY = {"max_key_age": timedelta(days=1), "body_ttl": timedelta(hours=1)}
 
 #: The URL patterns of a route, and the function that makes its schema.
 Served = tuple[tuple[Any, ...], Callable[[], dict[str, Any]]]
 
 
-def by_spectacular(policy: Any, *others: int) -> Served:
+def by_spectacular(policy, *others):
     class Documented(APIView):
         schema = AutoSchema()
 
         @extend_schema(request=LabelSerializer, responses=dict.fromkeys([201, *others], LabelSerializer))
         @idempotent("tests.described_by_profile", **policy)
-        def post(self, request: Any) -> Response:
+        def post(self, request):
             return Response({"label": "made"}, status=201)
 
     patterns = (path("", Documented.as_view()),)
     return patterns, partial(SchemaGenerator(patterns=patterns).get_schema, request=None, public=True)
 
 
-def by_ninja(policy: Any) -> Served:
+def by_ninja(policy):
     ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
     api = ninja.NinjaAPI(auth=lambda request: request.headers["Authorization"], urls_namespace="tests-profiles")
 
@@ -281,9 +278,9 @@ each_schema = pytest.mark.parametrize("make", [by_spectacular, by_ninja])
 each_profile = pytest.mark.parametrize("profile", PROFILES)
 
 
-def operation_of(document: dict[str, Any]) -> dict[str, Any]:
+def operation_of(document):
     """The one operation of a schema, with its references to problems resolved."""
-    operation: dict[str, Any] = document["paths"]["/"]["post"]
+    operation = document["paths"]["/"]["post"]
     for response in operation["responses"].values():
         for content in response.get("content", {}).values():
             name = content["schema"].get("$ref", "").removeprefix("#/components/schemas/")
@@ -296,7 +293,7 @@ def operation_of(document: dict[str, Any]) -> dict[str, Any]:
 @each_schema
 @each_profile
 @pytest.mark.parametrize("chosen_by", ["the setting", "the operation"])
-def test_each_profile_is_described(make: Callable[[Any], Served], profile: str, chosen_by: str, settings: Any) -> None:
+def test_each_profile_is_described(make, profile, chosen_by, settings):
     codes, content_type, marker, component = PROFILES[profile]
     settings.IDEMPOTENCY = {"PROFILE": profile} if chosen_by == "the setting" else {"PROFILE": "ietf"}
     operation = operation_of(make(POLICY if chosen_by == "the setting" else {**POLICY, "profile": profile})[1]())
@@ -312,7 +309,7 @@ def test_each_profile_is_described(make: Callable[[Any], Served], profile: str, 
 @pytest.mark.django_db(transaction=True)
 @each_schema
 @each_profile
-def test_answers_are_as_described(make: Callable[[Any], Served], profile: str, settings: Any, alice: Caller) -> None:
+def test_answers_are_as_described(make, profile, settings, alice):
     codes, content_type, marker, _ = PROFILES[profile]
     settings.IDEMPOTENCY = {"PROFILE": profile}
     settings.ROOT_URLCONF, document = make(POLICY)
@@ -340,7 +337,7 @@ def test_answers_are_as_described(make: Callable[[Any], Served], profile: str, s
 
 @pytest.mark.once
 @pytest.mark.django_db(transaction=True)
-def test_a_status_that_may_be_an_outcome_or_a_refusal_says_both_of_the_key(settings: Any, alice: Caller) -> None:
+def test_a_status_that_may_be_an_outcome_or_a_refusal_says_both_of_the_key(settings, alice):
     settings.ROOT_URLCONF, document = by_spectacular({}, 422)
     described = document()["paths"]["/"]["post"]["responses"]["422"]["headers"]["Idempotency-Status"]
     alice.post(data={"label": "one"}, key="k")

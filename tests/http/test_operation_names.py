@@ -1,38 +1,31 @@
 """One name of an operation belongs to one function, and one view in two places is two operations."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
-from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
 from rest_framework import viewsets
 from rest_framework.decorators import action, api_view
-from rest_framework.request import Request
-from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 
 from idempotency import Operation, idempotent
-from tests.http.callers import Caller, assert_refused, effects, replayed
-from tests.http.serving import Serve, protecting, refused
+from tests.http.callers import assert_refused, effects, replayed
+from tests.http.serving import protecting, refused
 from tests.http.views import ModelActions, PlainView, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_62, pytest.mark.failure_66, pytest.mark.once]
 
 
-def other(request: HttpRequest) -> HttpResponse:
+def other(request):
     return plain_answer(request)
 
 
 class Calling:
-    def __call__(self, request: HttpRequest) -> HttpResponse:
+    def __call__(self, request):
         return plain_answer(request)
 
 
@@ -40,16 +33,16 @@ class Asking(PlainView):
     """Another class with the handlers of its parent."""
 
 
-def by_mixin(base: Any, *names: str) -> Any:
+def by_mixin(base, *names):
     return protecting("mixin", base, dict.fromkeys(names, "tests.shared"))
 
 
-def by_decorator(view: Any) -> Any:
+def by_decorator(view):
     return idempotent("tests.shared")(view)
 
 
-FIRST: Callable[[], Any] = partial(by_decorator, plain_answer)
-SECOND: Callable[[], Any] = partial(by_decorator, other)
+FIRST = partial(by_decorator, plain_answer)
+SECOND = partial(by_decorator, other)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +60,7 @@ SECOND: Callable[[], Any] = partial(by_decorator, other)
     ],
     ids=["function", "api_view", "method", "partial", "instance", "class", "mixin", "two mixins", "two handlers"],
 )
-def test_a_second_function_under_a_bare_name_is_refused(first: Callable[[], Any], second: Callable[[], Any]) -> None:
+def test_a_second_function_under_a_bare_name_is_refused(first, second):
     first()
     first()  # a module that is loaded again declares the same again
     names_both = f"'tests.shared' is declared for {__name__}.other, and already for tests.http.views.plain_answer"
@@ -75,30 +68,30 @@ def test_a_second_function_under_a_bare_name_is_refused(first: Callable[[], Any]
         second()
 
 
-def test_a_subclass_belongs_to_the_operation_of_its_parent() -> None:
+def test_a_subclass_belongs_to_the_operation_of_its_parent():
     class Parent(ModelActions):
         @idempotent("tests.pay")
-        def pay(self, request: Request) -> Response:
+        def pay(self, request):
             return drf_answer(request)
 
-    class Overrides(protecting("mixin", Parent, {"create": "tests.create"})):  # type: ignore[misc]
+    class Overrides(protecting("mixin", Parent, {"create": "tests.create"})):
         idempotent_operations = {"create": "tests.create"}  # noqa: RUF012 - as projects write it
 
         @idempotent("tests.pay")
-        def pay(self, request: Request) -> Any:
+        def pay(self, request):
             return super().pay(request)
 
     for view in (type("Inherits", (Overrides,), {}), Overrides):
-        assert view.as_view({"post": "create"})  # type: ignore[attr-defined]
+        assert view.as_view({"post": "create"})
 
 
-def test_a_method_that_another_decorator_hides_is_refused_at_its_first_call(alice: Caller, serve: Serve) -> None:
+def test_a_method_that_another_decorator_hides_is_refused_at_its_first_call(alice, serve):
     idempotent("tests.hidden")(plain_answer)
 
     class Hidden(View):
         @method_decorator(never_cache)
         @idempotent("tests.hidden")
-        def post(self, request: HttpRequest) -> HttpResponse:
+        def post(self, request):
             return plain_answer(request)
 
     serve(Hidden.as_view())
@@ -106,7 +99,7 @@ def test_a_method_that_another_decorator_hides_is_refused_at_its_first_call(alic
     assert effects() == 0
 
 
-def test_one_operation_may_be_passed_to_several(alice: Caller, serve: Serve) -> None:
+def test_one_operation_may_be_passed_to_several(alice, serve):
     shared = Operation("tests.passed")
     serve(idempotent(shared)(plain_answer), **{"other/": idempotent(shared)(other)})
     assert alice.post(key="k").status_code == 201
@@ -126,9 +119,7 @@ def test_one_operation_may_be_passed_to_several(alice: Caller, serve: Serve) -> 
     ],
     ids=["no names", "two names", "one name", "a prefix", "a slash", "a slash and no name"],
 )
-def test_two_patterns_of_one_name_are_one_place(
-    alice: Caller, settings: Any, first: tuple[str, Any], second: tuple[str, Any], one: bool
-) -> None:
+def test_two_patterns_of_one_name_are_one_place(alice, settings, first, second, one):
     view = api_view(["POST"])(idempotent("tests.place")(drf_answer))
     settings.ROOT_URLCONF = tuple(path(route, view, name=name) for route, name in (first, second))
     answer = alice.post(f"/{first[0]}", key="k")
@@ -139,15 +130,15 @@ def test_two_patterns_of_one_name_are_one_place(
         assert_refused(alice, "idempotency_key_reused", f"/{second[0]}", key="k")
 
 
-def test_two_viewsets_that_inherit_one_handler_are_two_places(alice: Caller, settings: Any) -> None:
+def test_two_viewsets_that_inherit_one_handler_are_two_places(alice, settings):
     class Creating(viewsets.ViewSet):
         @idempotent("tests.create")
-        def create(self, request: Request) -> Response:
+        def create(self, request):
             return drf_answer(request)
 
         @action(detail=False, methods=["post"], url_path="create-too")
         @idempotent("tests.other")
-        def create_too(self, request: Request) -> Response:
+        def create_too(self, request):
             return drf_answer(request)
 
     router = SimpleRouter()

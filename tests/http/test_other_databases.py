@@ -1,17 +1,12 @@
 """Records in one database, and what a handler writes in another one that has ATOMIC_REQUESTS."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import OperationalError, connections, transaction
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpResponse, JsonResponse
 from django.views import View
 from rest_framework.exceptions import ValidationError
 from rest_framework.views import exception_handler
@@ -19,8 +14,8 @@ from rest_framework.views import exception_handler
 from idempotency import PARK, REEXECUTE, Reconcile, Unknown, idempotent
 from idempotency.protocol import ownership
 from testproject.models import Transfer
-from tests.http.callers import Caller, assert_refused, effects, problem_code, records
-from tests.http.serving import Serve, drf_view
+from tests.http.callers import assert_refused, effects, problem_code, records
+from tests.http.serving import drf_view
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_61]
 
@@ -30,7 +25,7 @@ policies = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def _other(transactional_db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _other(transactional_db, tmp_path, monkeypatch):
     """Another database, with ATOMIC_REQUESTS and a table of transfers."""
     settings = {
         **connections.settings["default"],
@@ -56,25 +51,25 @@ def _other(transactional_db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     del connections.settings["other"]
 
 
-def write(text: str, parent: int | None = None) -> None:
+def write(text, parent=None):
     with connections["other"].cursor() as cursor:
         cursor.execute("INSERT INTO note (text, parent_id) VALUES (%s, %s)", [text, parent])
 
 
-def notes() -> list[str]:
+def notes():
     with connections["other"].cursor() as cursor:
         cursor.execute("SELECT text FROM note ORDER BY id")
         return [text for (text,) in cursor.fetchall()]
 
 
-def open_on_other() -> bool:
+def open_on_other():
     return connections["other"].in_atomic_block
 
 
-def ending(status: int = 201, *, undone: tuple[str, ...] = (), error: Exception | None = None) -> Callable[..., Any]:
+def ending(status=201, *, undone=(), error=None):
     """An end of a handler: some of its transactions are marked to be undone, and it raises or answers."""
 
-    def end(request: HttpRequest) -> HttpResponse:
+    def end(request):
         for using in undone:
             if connections[using].in_atomic_block:
                 transaction.set_rollback(True, using=using)
@@ -88,12 +83,12 @@ def ending(status: int = 201, *, undone: tuple[str, ...] = (), error: Exception 
 CREATED = ending()
 
 
-def serve_writing(serve: Serve, end: Callable[[HttpRequest], Any] = CREATED, **policy: Any) -> None:
+def serve_writing(serve, end=CREATED, **policy):
     """Serve an operation that writes to both databases and then ends as ``end`` does."""
 
     @serve
     @idempotent("tests.both", **policy)
-    def view(request: HttpRequest) -> Any:
+    def view(request):
         assert open_on_other()
         Transfer.objects.create(account_id=request.user.pk, recipient="carol", amount=1)
         write("written")
@@ -101,11 +96,11 @@ def serve_writing(serve: Serve, end: Callable[[HttpRequest], Any] = CREATED, **p
 
 
 @policies
-def test_the_other_database_commits_first(alice: Caller, serve: Serve, policy: Any, monkeypatch: Any) -> None:
-    seen: list[tuple[bool, list[str]]] = []
+def test_the_other_database_commits_first(alice, serve, policy, monkeypatch):
+    seen = []
     complete = ownership.complete
 
-    def look(*arguments: Any, **options: Any) -> None:
+    def look(*arguments, **options):
         seen.append((open_on_other(), notes()))
         complete(*arguments, **options)
 
@@ -118,10 +113,10 @@ def test_the_other_database_commits_first(alice: Caller, serve: Serve, policy: A
 
 
 @policies
-def test_an_effect_refused_at_commit_is_not_recorded(alice: Caller, serve: Serve, policy: Any) -> None:
+def test_an_effect_refused_at_commit_is_not_recorded(alice, serve, policy):
     parents = [7, None]
 
-    def end(request: HttpRequest) -> HttpResponse:
+    def end(request):
         write("child", parents.pop(0))
         return HttpResponse(status=201)
 
@@ -146,17 +141,15 @@ def test_an_effect_refused_at_commit_is_not_recorded(alice: Caller, serve: Serve
     ],
     ids=["crash", "Http404", "400, undone", "400", "503"],
 )
-def test_the_other_database_keeps_what_django_would_keep(
-    alice: Caller, serve: Serve, policy: Any, end: Any, status: int, record: str, kept: list[str]
-) -> None:
+def test_the_other_database_keeps_what_django_would_keep(alice, serve, policy, end, status, record, kept):
     serve_writing(serve, end, **policy)
     assert alice.post(key="k").status_code == status
     assert (notes(), records()) == (kept, [(record, 1)])
 
 
 @pytest.mark.parametrize("handled", [False, True], ids=["raised", "handled"])
-def test_drf_rolls_the_other_database_back(alice: Caller, serve: Serve, handled: bool) -> None:
-    def handler(request: Any) -> Any:
+def test_drf_rolls_the_other_database_back(alice, serve, handled):
+    def handler(request):
         write("written")
         if handled:
             return exception_handler(ValidationError(), {})
@@ -170,7 +163,7 @@ def test_drf_rolls_the_other_database_back(alice: Caller, serve: Serve, handled:
 
 @policies
 @pytest.mark.parametrize("by", ["a mark", "the database"])
-def test_a_broken_transaction_is_a_crash(alice: Caller, serve: Serve, policy: Any, by: str, monkeypatch: Any) -> None:
+def test_a_broken_transaction_is_a_crash(alice, serve, policy, by, monkeypatch):
     if by == "the database":  # which doesn't say so at COMMIT
         monkeypatch.setattr(connections["other"], "is_usable", lambda: False)
     # A mark is left by an error in a save() that the handler catches.
@@ -179,7 +172,7 @@ def test_a_broken_transaction_is_a_crash(alice: Caller, serve: Serve, policy: An
     assert (notes(), records()) == ([], [("recoverable", 1)])
 
 
-def test_nothing_is_claimed_if_the_other_database_is_gone(alice: Caller, serve: Serve, monkeypatch: Any) -> None:
+def test_nothing_is_claimed_if_the_other_database_is_gone(alice, serve, monkeypatch):
     monkeypatch.setattr(connections["other"], "ensure_connection", Mock(side_effect=OperationalError))
     serve_writing(serve, transaction=False, recovery=PARK)
     assert alice.post(key="k").status_code == 500
@@ -187,8 +180,8 @@ def test_nothing_is_claimed_if_the_other_database_is_gone(alice: Caller, serve: 
 
 
 @policies
-def test_a_transaction_that_would_commit_after_the_outcome_is_refused(alice: Caller, serve: Serve, policy: Any) -> None:
-    view: Any = idempotent("tests.inner", **policy)(ending())
+def test_a_transaction_that_would_commit_after_the_outcome_is_refused(alice, serve, policy):
+    view = idempotent("tests.inner", **policy)(ending())
     exempt = transaction.non_atomic_requests(using="other")(lambda request: view(request))
     hand = transaction.atomic(using="other")(view)
     serve(lambda request: view(request), **{"exempt/": exempt, "hand/": hand})
@@ -198,18 +191,18 @@ def test_a_transaction_that_would_commit_after_the_outcome_is_refused(alice: Cal
 
 
 @pytest.mark.parametrize("way", ["above", "below", "class"])
-def test_what_the_project_has_exempted_has_no_transaction(alice: Caller, serve: Serve, way: str) -> None:
-    def handler(request: HttpRequest) -> HttpResponse:
+def test_what_the_project_has_exempted_has_no_transaction(alice, serve, way):
+    def handler(request):
         return JsonResponse({"open": open_on_other()}, status=201)
 
     class Exempt(View):
-        def get(self, request: HttpRequest) -> HttpResponse:
+        def get(self, request):
             return handler(request)
 
         post = idempotent("tests.method")(get)
 
     exempt = transaction.non_atomic_requests(using="other")
-    view: Any = {
+    view = {
         "above": lambda: exempt(idempotent("tests.above")(handler)),
         "below": lambda: idempotent("tests.below")(exempt(handler)),
         "class": lambda: exempt(Exempt.as_view()),
@@ -220,10 +213,10 @@ def test_what_the_project_has_exempted_has_no_transaction(alice: Caller, serve: 
 
 
 @pytest.mark.usefixtures("atomic_requests")
-def test_what_is_not_protected_has_one_transaction_on_every_database(alice: Caller, serve: Serve) -> None:
-    blocks: list[list[int]] = []
+def test_what_is_not_protected_has_one_transaction_on_every_database(alice, serve):
+    blocks = []
 
-    def handler(request: HttpRequest) -> HttpResponse:
+    def handler(request):
         blocks.append([len(connections[using].atomic_blocks) for using in ("default", "other")])
         write(request.method or "")
         if "crash" in request.GET:
@@ -231,7 +224,7 @@ def test_what_is_not_protected_has_one_transaction_on_every_database(alice: Call
         return HttpResponse(status=201)
 
     class Optional(View):
-        def get(self, request: HttpRequest) -> HttpResponse:
+        def get(self, request):
             return handler(request)
 
         post = idempotent("tests.optional_method", required=False)(get)
@@ -246,10 +239,10 @@ def test_what_is_not_protected_has_one_transaction_on_every_database(alice: Call
     assert records() == []
 
 
-def test_an_async_views_transactions_commit_before_its_outcome(alice: Caller, serve: Serve) -> None:
+def test_an_async_views_transactions_commit_before_its_outcome(alice, serve):
     @serve
     @idempotent("tests.async")
-    async def view(request: HttpRequest) -> HttpResponse:
+    async def view(request):
         assert await sync_to_async(open_on_other)()
         await sync_to_async(write)("written")
         return HttpResponse(status=503 if "busy" in request.GET else 201)
@@ -268,9 +261,7 @@ def test_an_async_views_transactions_commit_before_its_outcome(alice: Caller, se
     ],
     ids=["park", "reconcile"],
 )
-def test_what_has_committed_elsewhere_is_not_run_again_by_itself(
-    alice: Caller, serve: Serve, recovery: Any, left: str, again: str, monkeypatch: Any
-) -> None:
+def test_what_has_committed_elsewhere_is_not_run_again_by_itself(alice, serve, recovery, left, again, monkeypatch):
     monkeypatch.setattr(ownership, "complete", Mock(side_effect=OperationalError("disk full")))
     serve_writing(serve, recovery=recovery)
     assert problem_code(alice.post(key="k")) == "idempotency_unavailable"

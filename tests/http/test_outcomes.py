@@ -1,10 +1,5 @@
 """What is recorded of a run, what is not, and what becomes of its writes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.db import IntegrityError
@@ -15,8 +10,8 @@ from rest_framework import exceptions
 from idempotency import PARK, REEXECUTE, signals
 from idempotency.conf import is_recordable_unless_invalid
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import Caller, assert_nothing_kept, assert_refused, effects, records, replayed
-from tests.http.serving import OUTSIDE, Framework, Serve, serve_answer
+from tests.http.callers import assert_nothing_kept, assert_refused, effects, records, replayed
+from tests.http.serving import OUTSIDE, Framework, serve_answer
 from tests.http.views import CrashError, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_13]
@@ -29,26 +24,26 @@ class Conflict(exceptions.APIException):
 
 @pytest.mark.once
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 599])
-def test_nothing_is_kept_of_a_passing_failure(alice: Caller, framework: Framework, status: int) -> None:
+def test_nothing_is_kept_of_a_passing_failure(alice, framework, status):
     framework.serve()
     assert_nothing_kept(alice, status, f"/?status={status}")
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("status", [200, 202, 204, 301, 302, 400, 402, 404, 409, 410, 422, 451, 499])
-def test_a_returned_failure_commits_and_is_replayed(alice: Caller, framework: Framework, status: int) -> None:
+def test_a_returned_failure_commits_and_is_replayed(alice, framework, status):
     framework.serve()
     first, _ = replayed(alice, f"/?status={status}")
     assert first.status_code == status
 
 
-def only_success(status: int) -> bool:
+def only_success(status):
     return status < 300
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("by", ["policy", "setting", "dotted path"])
-def test_the_policy_says_what_is_recordable(alice: Caller, framework: Framework, settings: Any, by: str) -> None:
+def test_the_policy_says_what_is_recordable(alice, framework, settings, by):
     if by != "policy":
         settings.IDEMPOTENCY = {"RECORDABLE": only_success if by == "setting" else f"{__name__}.only_success"}
     framework.serve(**({"recordable": only_success} if by == "policy" else {}))
@@ -58,7 +53,7 @@ def test_the_policy_says_what_is_recordable(alice: Caller, framework: Framework,
 
 @pytest.mark.once
 @pytest.mark.parametrize("status", [400, 422])
-def test_the_same_payload_runs_again_after_a_refusal(alice: Caller, framework: Framework, status: int) -> None:
+def test_the_same_payload_runs_again_after_a_refusal(alice, framework, status):
     framework.serve(recordable=is_recordable_unless_invalid)
     assert_nothing_kept(alice, status, f"/?status={status}")
     # The attempt was claimed for that payload, so its key is not another payload's: it couldn't be told whether the
@@ -67,9 +62,9 @@ def test_the_same_payload_runs_again_after_a_refusal(alice: Caller, framework: F
 
 
 @pytest.fixture
-def sent() -> Iterator[list[str]]:
+def sent():
     """The names of the signals that say how an attempt ended."""
-    names: list[str] = []
+    names = []
     receivers = {name: lambda name=name, **_: names.append(name) for name in ("unrecorded", "released", "parked")}
     for name, receive in receivers.items():
         getattr(signals, name).connect(receive)
@@ -92,9 +87,7 @@ def sent() -> Iterator[list[str]]:
         (422, {"recordable": only_success, "transaction": False, "recovery": REEXECUTE}, "unrecorded"),
     ],
 )
-def test_an_answer_that_is_declared_as_no_outcome_is_no_failure(
-    alice: Caller, framework: Framework, sent: list[str], status: int, policy: Any, name: str
-) -> None:
+def test_an_answer_that_is_declared_as_no_outcome_is_no_failure(alice, framework, sent, status, policy, name):
     framework.serve(**policy)
     assert alice.post(f"/?status={status}", key="k").status_code == status
     assert sent == [name]
@@ -111,8 +104,8 @@ def test_an_answer_that_is_declared_as_no_outcome_is_no_failure(
     ],
 )
 def test_an_error_that_becomes_such_an_answer_is_no_failure_and_leaves_no_reason(
-    alice: Caller, serve: Serve, sent: list[str], error: Any, recordable: Any, name: str, kept: str | None
-) -> None:
+    alice, serve, sent, error, recordable, name, kept
+):
     serve_raising(serve, "drf", error, recordable=recordable)
     alice.post("/", key="k")
     assert sent == [name]
@@ -120,13 +113,13 @@ def test_an_error_that_becomes_such_an_answer_is_no_failure_and_leaves_no_reason
 
 
 @pytest.mark.once
-def test_such_an_answer_that_fails_to_render_is_a_failure(alice: Caller, serve: Serve, sent: list[str]) -> None:
+def test_such_an_answer_that_fails_to_render_is_a_failure(alice, serve, sent):
     serve_answer(serve, lambda: TemplateResponse(None, "none.html", status=422), recordable=only_success)
     assert alice.post("/", key="k").status_code == 500
     assert sent == ["released"]
 
 
-def test_every_other_refusal_stays_an_outcome() -> None:
+def test_every_other_refusal_stays_an_outcome():
     assert [status for status in (200, 302, 402, 404, 409, 410) if not is_recordable_unless_invalid(status)] == []
     assert [status for status in (400, 408, 422, 425, 429, 500) if is_recordable_unless_invalid(status)] == []
 
@@ -151,17 +144,17 @@ DRF_TRANSIENT = {
 }
 
 
-def of_both(plain: dict[str, Any], drf: dict[str, Any]) -> Any:
+def of_both(plain, drf):
     cases = {f"plain-{kind}": ("plain", *case) for kind, case in plain.items()}
     cases |= {f"drf-{kind}": ("drf", *case) for kind, case in drf.items()}
     return pytest.mark.parametrize(("name", "error", "status"), cases.values(), ids=cases)
 
 
-def serve_raising(serve: Serve, name: str, error: Callable[[], Exception], **policy: Any) -> list[int]:
+def serve_raising(serve, name, error, **policy):
     """Serve a view that has its effect and then raises. The list grows by one each time that it runs."""
-    runs: list[int] = []
+    runs = []
 
-    def raising(request: Any) -> Any:
+    def raising(request):
         runs.append(1)
         work(request)
         raise error()
@@ -171,7 +164,7 @@ def serve_raising(serve: Serve, name: str, error: Callable[[], Exception], **pol
 
 
 @of_both(DETERMINISTIC, DRF_DETERMINISTIC)
-def test_a_refusal_that_is_raised_is_recorded(alice: Caller, serve: Serve, name: str, error: Any, status: int) -> None:
+def test_a_refusal_that_is_raised_is_recorded(alice, serve, name, error, status):
     runs = serve_raising(serve, name, error)
     first, replay = replayed(alice, wrote=0)
     assert (first.status_code, first["Idempotency-Key"]) == (status, "k")
@@ -182,7 +175,7 @@ def test_a_refusal_that_is_raised_is_recorded(alice: Caller, serve: Serve, name:
 
 
 @of_both(CRASHES, DRF_TRANSIENT)
-def test_nothing_is_kept_of_a_crash(alice: Caller, serve: Serve, name: str, error: Any, status: int) -> None:
+def test_nothing_is_kept_of_a_crash(alice, serve, name, error, status):
     runs = serve_raising(serve, name, error)
     answer = assert_nothing_kept(alice, status)
     assert len(runs) == 2
@@ -190,12 +183,12 @@ def test_nothing_is_kept_of_a_crash(alice: Caller, serve: Serve, name: str, erro
         assert answer["Retry-After"] == "7"
 
 
-def use_exception_handler(settings: Any, handler: Callable[[Exception, Any], Any]) -> None:
+def use_exception_handler(settings, handler):
     settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": handler}
 
 
-def test_a_crash_is_shown_to_the_projects_exception_handler_once(alice: Caller, serve: Serve, settings: Any) -> None:
-    shown: list[Exception] = []
+def test_a_crash_is_shown_to_the_projects_exception_handler_once(alice, serve, settings):
+    shown = []
     use_exception_handler(settings, lambda error, context: shown.append(error))
     serve_raising(serve, "drf", CrashError)
     assert alice.post(key="k").status_code == 500
@@ -203,7 +196,7 @@ def test_a_crash_is_shown_to_the_projects_exception_handler_once(alice: Caller, 
     assert len(shown) == 1
 
 
-def test_an_exception_handler_that_fails_leaves_a_claim_to_retry(alice: Caller, serve: Serve, settings: Any) -> None:
+def test_an_exception_handler_that_fails_leaves_a_claim_to_retry(alice, serve, settings):
     use_exception_handler(settings, lambda error, context: 1 / 0)
     runs = serve_raising(serve, "drf", Conflict)
     assert_nothing_kept(alice, 500)
@@ -214,14 +207,14 @@ def test_an_exception_handler_that_fails_leaves_a_claim_to_retry(alice: Caller, 
 
 
 @pytest.mark.parametrize("name", ["plain", "drf"])
-def test_a_failure_raised_outside_of_a_transaction_is_recorded(alice: Caller, serve: Serve, name: str) -> None:
+def test_a_failure_raised_outside_of_a_transaction_is_recorded(alice, serve, name):
     serve_raising(serve, name, Http404, **OUTSIDE)
     assert replayed(alice)[0].status_code == 404
 
 
 @pytest.mark.parametrize("url", ["/?crash=1", "/?status=503"])
 @pytest.mark.parametrize("recovery", [PARK, REEXECUTE], ids=["PARK", "REEXECUTE"])
-def test_a_crash_outside_is_recovered_as_declared(alice: Caller, framework: Framework, url: str, recovery: Any) -> None:
+def test_a_crash_outside_is_recovered_as_declared(alice, framework, url, recovery):
     framework.serve(transaction=False, recovery=recovery)
     assert alice.post(url, key="k").status_code >= 500
     if recovery is PARK:

@@ -1,7 +1,5 @@
 """When two requests under one key are the same: JSON, forms, what is neither, and what an operation says of it."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from typing import Any
@@ -10,11 +8,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import BadRequest
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.http import HttpRequest
 from django.urls import path, re_path, register_converter
 from rest_framework import serializers
 from rest_framework.parsers import FormParser, JSONParser
-from rest_framework.request import Request
 
 from idempotency import idempotent
 from idempotency.identity import fingerprint
@@ -22,8 +18,8 @@ from idempotency.models import IdempotencyRecord
 from testproject.authentication import token_required
 from testproject.models import Transfer
 from tests.factories import UserFactory
-from tests.http.callers import FORM, Caller, Same, assert_refused, effects, multipart, records, replayed
-from tests.http.serving import Framework, Serve, drf_view
+from tests.http.callers import FORM, assert_refused, effects, multipart, records, replayed
+from tests.http.serving import drf_view
 from tests.http.views import drf_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -47,13 +43,13 @@ LATIN = {"content_type": "application/json; charset=latin-1"}
     ],
     ids=["order", "escapes", "zeros", "numbers", "a name twice"],
 )
-def test_json_that_says_the_same_is_one_request(same: Same, framework: Framework, first: bytes, second: bytes) -> None:
+def test_json_that_says_the_same_is_one_request(same, framework, first, second):
     framework.serve()
     assert same(first, second)
 
 
 @pytest.mark.failure_42
-def test_values_that_look_alike_differ(same: Same, framework: Framework) -> None:
+def test_values_that_look_alike_differ(same, framework):
     framework.serve()
     # What else looks alike: ``tests/unit/fingerprint``.
     bodies = [b'{"a": %s}' % value for value in (b"1", b'"1"', b"true", b"9007199254740993", b"9007199254740992")]
@@ -63,7 +59,7 @@ def test_values_that_look_alike_differ(same: Same, framework: Framework) -> None
 
 
 @pytest.mark.failure_68
-def test_no_pass_in_python_goes_over_a_json_body(same: Same, framework: Framework, monkeypatch: Any) -> None:
+def test_no_pass_in_python_goes_over_a_json_body(same, framework, monkeypatch):
     """It may hold a million containers, over which such a pass takes seconds."""
     framework.serve()
     monkeypatch.setattr(fingerprint, "MAX_DEPTH", 2)  # what is written of method, route and query is no deeper
@@ -71,7 +67,7 @@ def test_no_pass_in_python_goes_over_a_json_body(same: Same, framework: Framewor
 
 
 @pytest.mark.failure_42
-def test_json_in_another_character_set_is_compared_by_what_drf_makes_of_it(same: Same, serve: Serve) -> None:
+def test_json_in_another_character_set_is_compared_by_what_drf_makes_of_it(same, serve):
     serve(drf_view(idempotent("tests.latin")(plain_answer), parsers=[JSONParser]))
     assert same(b'{"a": "\xe9", "b": 1}', b'{"b": 1, "a": "\xe9"}', **LATIN)
     assert not same(b'{"a": "\xe9"}', b'{"a": "\xe8"}', **LATIN)
@@ -93,18 +89,16 @@ def test_json_in_another_character_set_is_compared_by_what_drf_makes_of_it(same:
         (b'{"a": 1}', b'{"a":1}', {"content_type": "application/merge-patch+json; charset=utf-8"}, True),
     ],
 )
-def test_what_is_not_json_is_compared_byte_for_byte(
-    same: Same, serve: Serve, first: bytes, second: bytes, options: Any, expected: bool
-) -> None:
+def test_what_is_not_json_is_compared_byte_for_byte(same, serve, first, second, options, expected):
     serve(idempotent("tests.bytes")(plain_answer))
     assert same(first, second, **options) == expected
 
 
 @pytest.mark.failure_71
-def test_a_payload_that_no_parser_reads_is_left_to_the_handler(alice: Caller, serve: Serve, settings: Any) -> None:
+def test_a_payload_that_no_parser_reads_is_left_to_the_handler(alice, serve, settings):
     """It need not look at it; if it does, it answers 415 as it would unprotected."""
 
-    def handler(request: Any) -> Any:
+    def handler(request):
         if "look" in request.query_params:
             assert request.data
         return plain_answer(request)
@@ -119,14 +113,14 @@ def test_a_payload_that_no_parser_reads_is_left_to_the_handler(alice: Caller, se
     assert effects() == 1
 
 
-def upload(name: str = "a.txt", content: bytes = b"content") -> SimpleUploadedFile:
+def upload(name="a.txt", content=b"content"):
     return SimpleUploadedFile(name, content, content_type="text/plain")
 
 
 @pytest.mark.scenario_16
 @pytest.mark.failure_46
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
-def test_a_multipart_form_is_compared_by_its_parts(same: Same, framework: Framework, method: str) -> None:
+def test_a_multipart_form_is_compared_by_its_parts(same, framework, method):
     framework.serve()
     first = {"method": method, **multipart({"amount": "1", "file": upload()})}
     retried = {"file": upload(), "amount": "1"}, "two"  # in another order, with a new boundary
@@ -146,7 +140,7 @@ def test_a_multipart_form_is_compared_by_its_parts(same: Same, framework: Framew
 @pytest.mark.scenario_16
 @pytest.mark.failure_46
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
-def test_a_form_is_compared_by_its_fields(same: Same, framework: Framework, method: str) -> None:
+def test_a_form_is_compared_by_its_fields(same, framework, method):
     framework.serve()
     form = {"method": method, **AS_FORM}
     assert same(b"a=1&b=2&b=3", b"b=2&b=3&a=1", **form)
@@ -157,7 +151,7 @@ def test_a_form_is_compared_by_its_fields(same: Same, framework: Framework, meth
 
 
 @pytest.mark.failure_71
-def test_the_csrf_token_of_a_form_does_not_count(same: Same, framework: Framework) -> None:
+def test_the_csrf_token_of_a_form_does_not_count(same, framework):
     """It is masked anew each time that the form is shown."""
     framework.serve()
     first = b"csrfmiddlewaretoken=one&a=1"
@@ -180,14 +174,14 @@ def test_the_csrf_token_of_a_form_does_not_count(same: Same, framework: Framewor
     ],
     ids=["fields", "empty fields", "query", "multipart"],
 )
-def test_too_many_fields_are_a_400(alice: Caller, framework: Framework, settings: Any, sent: dict[str, Any]) -> None:
-    def reading(request: Any) -> Any:
+def test_too_many_fields_are_a_400(alice, framework, settings, sent):
+    def reading(request):
         _ = request.data if framework.name == "drf" else request.POST, request.GET
         return work(request)
 
     framework.serve_twins(reading)
 
-    def statuses() -> list[int]:
+    def statuses():
         urls = [f"{path}{sent.get('url', '')}" for path in ("/", "/twin/")]
         return [alice.post(**{**AS_FORM, **sent, "url": url, "key": "k"}).status_code for url in urls]
 
@@ -200,7 +194,7 @@ def test_too_many_fields_are_a_400(alice: Caller, framework: Framework, settings
 
 
 @pytest.mark.failure_68
-def test_hostile_numbers_are_refused_or_compared_as_they_are_written(alice: Caller, framework: Framework) -> None:
+def test_hostile_numbers_are_refused_or_compared_as_they_are_written(alice, framework):
     framework.serve()
     for number in (b"1e999999999", b"-1e400", b"1" * 100_000, b"1" * 100_000 + b".5"):
         refused = assert_refused(alice, "idempotency_payload_invalid", data=b'{"a": %s}' % number, key="k")
@@ -210,7 +204,7 @@ def test_hostile_numbers_are_refused_or_compared_as_they_are_written(alice: Call
 
 
 @pytest.mark.failure_45
-def test_an_older_record_is_checked_by_its_algorithm(alice: Caller, framework: Framework, monkeypatch: Any) -> None:
+def test_an_older_record_is_checked_by_its_algorithm(alice, framework, monkeypatch):
     framework.serve()
     with monkeypatch.context() as older:
         older.setattr(fingerprint, "CURRENT_VERSION", "v1")
@@ -241,12 +235,12 @@ class CommandSerializer(serializers.Serializer[Any]):
 
 
 @pytest.mark.scenario_16
-def test_a_command_of_a_serializer_reads_what_it_declares_in_its_own_types(same: Same, serve: Serve) -> None:
+def test_a_command_of_a_serializer_reads_what_it_declares_in_its_own_types(same, serve):
     serve(drf_view(idempotent("tests.command", command=CommandSerializer)(drf_answer)))
     first = {"amount": 1, "lines": [{"price": "1.50"}], "line": {"price": 2}, "account": 7, "note": None}
     alike = {"amount": "1", "lines": [{"price": 1.5}], "line": {"price": "2.0"}, "account": 7, "note": None}
     assert same({"data": first}, {"data": {**alike, "tracking": "not declared", "computed": "read only"}})
-    lines: list[Any] = [[{"price": 1.6}], {"price": 1.5}]
+    lines = [[{"price": 1.6}], {"price": 1.5}]
     for other in ({"amount": 2}, {"lines": lines[0]}, {"lines": lines[1]}, {"line": 5}, {"account": 8}):
         assert not same({"data": first}, {"data": {**alike, **other}}), other
     # What it would refuse is told apart as well.
@@ -260,7 +254,7 @@ class BoxesSerializer(serializers.Serializer[Any]):
 
 
 @pytest.mark.scenario_16
-def test_a_partial_update_tells_a_box_that_is_left_out_from_one_that_is_not_ticked(same: Same, serve: Serve) -> None:
+def test_a_partial_update_tells_a_box_that_is_left_out_from_one_that_is_not_ticked(same, serve):
     serve(drf_view(idempotent("tests.boxes", command=BoxesSerializer)(drf_answer), parsers=[FormParser]))
     absent, unticked = b"other=1", b"active=false"
     assert not same(absent, unticked, method="PATCH", content_type=FORM)
@@ -277,10 +271,10 @@ class Measured(serializers.Serializer[Any]):
 
 @pytest.mark.scenario_16
 @pytest.mark.parametrize("field", ["whole", "ratio", "price", "raw"])
-def test_a_serializer_compares_numbers_by_value(same: Same, serve: Serve, field: str) -> None:
+def test_a_serializer_compares_numbers_by_value(same, serve, field):
     serve(drf_view(idempotent("tests.numbers", command=Measured)(drf_answer)))
 
-    def body(number: bytes) -> bytes:
+    def body(number):
         return b'{"%s": %s}' % (field.encode(), number)
 
     for other in (b"1.0", b"1e0"):
@@ -291,21 +285,21 @@ def test_a_serializer_compares_numbers_by_value(same: Same, serve: Serve, field:
 
 
 @pytest.mark.scenario_16
-def test_a_command_may_be_any_callable(same: Same, serve: Serve) -> None:
+def test_a_command_may_be_any_callable(same, serve):
     serve(idempotent("tests.command", command=lambda request: json.loads(request.body)["amount"])(plain_answer))
     assert same({"data": {"amount": 1, "sent_at": "now"}}, {"data": {"amount": 1, "sent_at": "later"}})
     assert not same({"data": {"amount": 1}}, {"data": {"amount": 2}})
 
 
-def test_a_command_that_can_not_be_fingerprinted_is_a_mistake_of_the_project(alice: Caller, serve: Serve) -> None:
+def test_a_command_that_can_not_be_fingerprinted_is_a_mistake_of_the_project(alice, serve):
     serve(idempotent("tests.command", command=lambda request: object())(plain_answer))
     assert alice.post(key="k").status_code == 500
     assert (effects(), records()) == (0, [])
 
 
 @pytest.mark.failure_42
-def test_a_command_that_recurses_without_end_is_refused(alice: Caller, serve: Serve) -> None:
-    def recurse(request: HttpRequest) -> object:
+def test_a_command_that_recurses_without_end_is_refused(alice, serve):
+    def recurse(request):
         return recurse(request)
 
     serve(idempotent("tests.command", command=recurse)(plain_answer))
@@ -316,13 +310,13 @@ class Order(serializers.Serializer[Any]):
     amount = serializers.IntegerField(min_value=1)
 
 
-def checked_by_serializer(request: Request) -> object:
+def checked_by_serializer(request):
     order = Order(data=request.data)
     order.is_valid(raise_exception=True)
     return order.validated_data
 
 
-def checked_by_hand(request: HttpRequest) -> object:
+def checked_by_hand(request):
     order = json.loads(request.body)
     if order["amount"] < 1:
         raise BadRequest("amount must be positive")
@@ -330,7 +324,7 @@ def checked_by_hand(request: HttpRequest) -> object:
 
 
 @pytest.mark.scenario_13
-def test_a_payload_that_the_command_refuses_may_be_corrected(alice: Caller, framework: Framework) -> None:
+def test_a_payload_that_the_command_refuses_may_be_corrected(alice, framework):
     framework.serve(work, command=checked_by_hand if framework.name == "plain" else checked_by_serializer)
     for _ in range(2):
         assert alice.post(data={"amount": -1}, key="k").status_code == 400
@@ -355,12 +349,12 @@ def test_a_payload_that_the_command_refuses_may_be_corrected(alice: Caller, fram
         ({"headers": {"User-Agent": "a", "X-Request-Id": "1"}}, {"headers": {"User-Agent": "b"}}, True),
     ],
 )
-def test_query_and_method_count(same: Same, framework: Framework, first: Any, second: Any, expected: bool) -> None:
+def test_query_and_method_count(same, framework, first, second, expected):
     framework.serve()
     assert same(first, second) == expected
 
 
-def test_another_route_argument_is_another_payload(same: Same, framework: Framework, settings: Any) -> None:
+def test_another_route_argument_is_another_payload(same, framework, settings):
     view = framework.view(lambda request, **route: work(request), idempotent("tests.route"))
     if framework.name == "plain":
         view = token_required(view)
@@ -373,16 +367,16 @@ def test_another_route_argument_is_another_payload(same: Same, framework: Framew
 class Seat:
     """What a converter may make of a path, without a text of its own."""
 
-    def __init__(self, number: str) -> None:
+    def __init__(self, number):
         self.number = number
 
 
 class NamedSeat(Seat):
-    def __str__(self) -> str:
+    def __str__(self):
         return f"seat {self.number}"
 
 
-CONVERTERS: dict[str, Any] = {
+CONVERTERS = {
     "seat": Seat,
     "seats": lambda value: [Seat(value)],
     "named_seat": NamedSeat,
@@ -393,14 +387,14 @@ for name, make in CONVERTERS.items():
     register_converter(converter, f"payloads_{name}")
 
 
-def serve_at(settings: Any, pattern: Any) -> None:
+def serve_at(settings, pattern):
     make = re_path if pattern.startswith("^") else path
     view = idempotent("tests.converted")(lambda request, *args, **route: plain_answer(request))
     settings.ROOT_URLCONF = (make(pattern, token_required(view)),)
 
 
 @pytest.mark.parametrize("pattern", ["^([0-9]+)/$", "<payloads_user:payee>/", "<payloads_named_seat:seat>/"])
-def test_a_route_argument_of_any_type_counts(same: Same, settings: Any, pattern: str) -> None:
+def test_a_route_argument_of_any_type_counts(same, settings, pattern):
     serve_at(settings, pattern)
     first, second = UserFactory().pk, UserFactory().pk
     assert same(f"/{first}/", f"/{first}/")
@@ -408,7 +402,7 @@ def test_a_route_argument_of_any_type_counts(same: Same, settings: Any, pattern:
 
 
 @pytest.mark.parametrize("kind", ["seat", "seats"])
-def test_a_route_argument_without_a_text_is_refused(alice: Caller, settings: Any, caplog: Any, kind: str) -> None:
+def test_a_route_argument_without_a_text_is_refused(alice, settings, caplog, kind):
     """Its text is an address in memory, by which an honest retry would be another request."""
     serve_at(settings, f"<payloads_{kind}:seat>/")
     for _ in range(2):
@@ -417,9 +411,9 @@ def test_a_route_argument_without_a_text_is_refused(alice: Caller, settings: Any
     assert (effects(), records()) == (0, [])
 
 
-def test_the_route_is_read_only_for_a_key(alice: Caller, settings: Any) -> None:
+def test_the_route_is_read_only_for_a_key(alice, settings):
     class Unreadable:
-        def __str__(self) -> str:
+        def __str__(self):
             raise ValueError
 
     view = idempotent("tests.route", required=False)(lambda request, value: plain_answer(request))

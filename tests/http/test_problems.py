@@ -1,19 +1,15 @@
 """The errors of the wire contract: status, code, headers and shape, in plain and in DRF views."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from django import db
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpResponse, JsonResponse
 from django.urls import path
 from rest_framework.decorators import api_view, permission_classes
 from rest_framework.exceptions import APIException
@@ -23,7 +19,6 @@ from rest_framework.response import Response
 from idempotency import ACCEPTED, REEXECUTE, claim, exceptions, idempotent, require_claim
 from idempotency.http.problems import response_for
 from tests.http.callers import (
-    Caller,
     assert_nothing_kept,
     assert_refused,
     claim_anew,
@@ -32,13 +27,13 @@ from tests.http.callers import (
     records,
     replayed,
 )
-from tests.http.serving import Framework, Serve, policies, serve_answer
+from tests.http.serving import Framework, policies, serve_answer
 from tests.http.views import drf_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
-def test_an_anonymous_caller_is_refused_by_a_view_that_lets_everybody_in(anonymous: Caller, settings: Any) -> None:
+def test_an_anonymous_caller_is_refused_by_a_view_that_lets_everybody_in(anonymous, settings):
     protected = idempotent("tests.open")(plain_answer)
     drf = api_view(["POST"])(permission_classes([AllowAny])(idempotent("tests.open_drf")(drf_answer)))
     settings.ROOT_URLCONF = (path("", protected), path("drf/", drf))
@@ -48,12 +43,12 @@ def test_an_anonymous_caller_is_refused_by_a_view_that_lets_everybody_in(anonymo
 
 
 @pytest.mark.parametrize("account", ["", "a" * 256, "a\x00", "a\nb", "\ud800"], ids=ascii)
-def test_an_account_that_no_database_could_hold_is_refused(alice: Caller, serve: Serve, account: str) -> None:
+def test_an_account_that_no_database_could_hold_is_refused(alice, serve, account):
     serve(idempotent("tests.account", account=lambda request: account)(plain_answer))
     assert_refused(alice, "idempotency_account_required", key="k")
 
 
-def test_an_account_resolver_that_returns_no_text_is_a_mistake(alice: Caller, serve: Serve, caplog: Any) -> None:
+def test_an_account_resolver_that_returns_no_text_is_a_mistake(alice, serve, caplog):
     serve(idempotent("tests.account", account=lambda request: request.user.pk)(plain_answer))
     assert alice.post(key="k").status_code == 500
     assert "must be a str or None, not int" in caplog.text
@@ -61,10 +56,10 @@ def test_an_account_resolver_that_returns_no_text_is_a_mistake(alice: Caller, se
 
 
 @contextmanager
-def store_refusing(statement: str, error: Exception) -> Iterator[None]:
+def store_refusing(statement, error):
     """A database that answers every statement on the record's table that starts so with an error."""
 
-    def refuse(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    def refuse(execute, sql, params, many, context):
         if sql.strip().upper().startswith(statement) and "idempotency_record" in sql:
             raise error
         return execute(sql, params, many, context)
@@ -75,7 +70,7 @@ def store_refusing(statement: str, error: Exception) -> Iterator[None]:
 
 @pytest.mark.failure_29
 @pytest.mark.parametrize("error", ["OperationalError", "InternalError", "InterfaceError", "IntegrityError"])
-def test_nothing_runs_without_a_store(alice: Caller, framework: Framework, error: str, caplog: Any) -> None:
+def test_nothing_runs_without_a_store(alice, framework, error, caplog):
     framework.serve()
     with store_refusing("INSERT", getattr(db, error)("read-only")):
         refused = assert_refused(alice, "idempotency_unavailable", key="k")
@@ -86,7 +81,7 @@ def test_nothing_runs_without_a_store(alice: Caller, framework: Framework, error
 
 
 @pytest.mark.failure_29
-def test_an_outcome_that_cannot_be_written_undoes_the_run(alice: Caller, framework: Framework) -> None:
+def test_an_outcome_that_cannot_be_written_undoes_the_run(alice, framework):
     framework.serve()
     with store_refusing("UPDATE", db.OperationalError("disk full")):
         assert problem_code(alice.post(key="k")) == "idempotency_unavailable"
@@ -100,9 +95,7 @@ def test_an_outcome_that_cannot_be_written_undoes_the_run(alice: Caller, framewo
     ("name", "value"), [("TTL", timedelta(0)), ("METHODS", ["post", "patch"]), ("RECORDABLE", "no.such.thing")]
 )
 @policies
-def test_nothing_runs_under_a_wrong_setting(
-    alice: Caller, framework: Framework, settings: Any, caplog: Any, name: str, value: Any, policy: Any
-) -> None:
+def test_nothing_runs_under_a_wrong_setting(alice, framework, settings, caplog, name, value, policy):
     framework.serve(**policy)
     settings.IDEMPOTENCY = {name: value}
     for _ in range(2):
@@ -116,9 +109,7 @@ def test_nothing_runs_under_a_wrong_setting(
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_a_mistake_of_the_server_is_told_to_its_developers(
-    alice: Caller, framework: Framework, settings: Any, caplog: Any, debug: bool
-) -> None:
+def test_a_mistake_of_the_server_is_told_to_its_developers(alice, framework, settings, caplog, debug):
     settings.DEBUG = debug
     framework.serve(max_body=1)
     refused = alice.post(key="a-long-key-of-a-client")
@@ -134,14 +125,14 @@ def test_a_mistake_of_the_server_is_told_to_its_developers(
         assert f"reference {reference}" in caplog.text
 
 
-def enveloping_handler(error: Exception, context: Any) -> Response:
+def enveloping_handler(error, context):
     assert isinstance(error, APIException)
     assert context["view"] is not None
     assert error.get_full_details() == {"message": str(error), "code": error.get_codes()}
     return Response({"oops": error.get_codes()}, status=error.status_code, headers={"Retry-After": "7"})
 
 
-def other_envelope(request: Any, error: Any) -> HttpResponse:
+def other_envelope(request, error):
     assert request.method == "POST"
     return JsonResponse({"oops": error.code}, status=error.status_code, headers={"Retry-After": str(error.retry_after)})
 
@@ -156,12 +147,12 @@ def other_envelope(request: Any, error: Any) -> HttpResponse:
     ],
     ids=["plain", "drf", "dotted path", "DRF's exception handler"],
 )
-def test_a_setting_replaces_the_shape_of_errors(alice: Caller, serve: Serve, settings: Any, name: str, by: Any) -> None:
+def test_a_setting_replaces_the_shape_of_errors(alice, serve, settings, name, by):
     for setting, value in by.items():
         setattr(settings, setting, {**getattr(settings, setting, {}), **value})
     Framework(name, serve).serve()
 
-    def told(**options: Any) -> tuple[int, Any]:
+    def told(**options):
         response = alice.post(**options)
         assert response["Content-Type"] == "application/json"
         return response.status_code, json.loads(response.content)
@@ -175,7 +166,7 @@ def test_a_setting_replaces_the_shape_of_errors(alice: Caller, serve: Serve, set
     assert (int(conflict["Retry-After"]) >= 1, conflict["Idempotency-Key"], effects()) == (True, "k", 1)
 
 
-def test_a_drf_view_of_a_json_flavour_still_says_problem_json(alice: Caller, serve: Serve) -> None:
+def test_a_drf_view_of_a_json_flavour_still_says_problem_json(alice, serve):
     Framework("drf", serve).serve()
     assert_refused(alice, "idempotency_key_missing", headers={"Accept": "application/json; indent=2"})
 
@@ -183,7 +174,7 @@ def test_a_drf_view_of_a_json_flavour_still_says_problem_json(alice: Caller, ser
 # The errors of ``claim()``: in a view of its own they are answered, in a protected view they are a crash
 
 
-def claiming(request: Any) -> HttpResponse:
+def claiming(request):
     """A view that claims by itself, as one of Ninja or GraphQL does."""
     with claim("tests.block", account_id="a", key=request.GET["key"], payload=request.body.decode()) as run:
         if not run.replayed:
@@ -191,7 +182,7 @@ def claiming(request: Any) -> HttpResponse:
     return JsonResponse({"id": run.result})
 
 
-async def claiming_async(request: HttpRequest) -> HttpResponse:
+async def claiming_async(request):
     return await sync_to_async(claiming)(request)
 
 
@@ -199,7 +190,7 @@ async def claiming_async(request: HttpRequest) -> HttpResponse:
 @pytest.mark.parametrize(
     "view", [claiming, claiming_async, api_view(["POST"])(claiming)], ids=["plain", "async", "drf"]
 )
-def test_the_middleware_answers_what_a_view_raises(alice: Caller, serve: Serve, transport: str, view: Any) -> None:
+def test_the_middleware_answers_what_a_view_raises(alice, serve, transport, view):
     alice.transport = transport
     serve(view)
     first = alice.post("/?key=k", {"a": 1})
@@ -212,16 +203,16 @@ def test_the_middleware_answers_what_a_view_raises(alice: Caller, serve: Serve, 
 
 
 @pytest.mark.usefixtures("middleware")
-def test_the_middleware_leaves_every_other_error_alone(alice: Caller, serve: Serve) -> None:
+def test_the_middleware_leaves_every_other_error_alone(alice, serve):
     @serve
-    def view(request: HttpRequest) -> HttpResponse:
+    def view(request):
         raise ValueError
 
     refused = alice.post()
     assert (refused.status_code, "problem" in refused["Content-Type"]) == (500, False)
 
 
-def test_a_function_makes_the_response_of_an_error(settings: Any, rf: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_function_makes_the_response_of_an_error(settings, rf, caplog):
     request = rf.post("/")
     busy = response_for(exceptions.InProgressError(retry_after=3), request)
     assert (problem_code(busy), busy.status_code, busy["Retry-After"]) == ("idempotency_in_progress", 409, "3")
@@ -234,7 +225,7 @@ def test_a_function_makes_the_response_of_an_error(settings: Any, rf: Any, caplo
     assert response_for(exceptions.InProgressError(retry_after=3), request).content == b"idempotency_in_progress"
 
 
-INNER: list[exceptions.IdempotencyError] = [
+INNER = [
     exceptions.InProgressError(retry_after=3),
     exceptions.KeyReusedError(),
     exceptions.LeaseLostError(),
@@ -246,13 +237,11 @@ INNER: list[exceptions.IdempotencyError] = [
 @pytest.mark.failure_65
 @pytest.mark.parametrize("error", INNER, ids=lambda error: error.code)
 @pytest.mark.parametrize("asked_for", [None, "middleware"])
-def test_the_error_of_an_inner_claim_is_no_answer_to_the_outer_key(
-    alice: Caller, framework: Framework, error: Exception, asked_for: str | None, request: pytest.FixtureRequest
-) -> None:
+def test_the_error_of_an_inner_claim_is_no_answer_to_the_outer_key(alice, framework, error, asked_for, request):
     if asked_for:
         request.getfixturevalue(asked_for)
 
-    def failing(request: Any) -> None:
+    def failing(request):
         work(request)
         raise error
 
@@ -261,8 +250,8 @@ def test_the_error_of_an_inner_claim_is_no_answer_to_the_outer_key(
 
 
 @pytest.mark.failure_65
-def test_a_projects_answer_to_the_error_of_an_inner_claim_is_kept(alice: Caller, serve: Serve, settings: Any) -> None:
-    def reuse() -> None:
+def test_a_projects_answer_to_the_error_of_an_inner_claim_is_kept(alice, serve, settings):
+    def reuse():
         raise exceptions.KeyReusedError
 
     answer = lambda error, context: Response({"refused": type(error).__name__}, status=400)  # noqa: E731
@@ -273,10 +262,8 @@ def test_a_projects_answer_to_the_error_of_an_inner_claim_is_kept(alice: Caller,
 
 
 @pytest.mark.parametrize("error", INNER, ids=lambda error: error.code)
-def test_the_error_of_a_claim_in_a_request_without_a_key_is_that_of_the_unprotected_view(
-    alice: Caller, framework: Framework, error: Exception
-) -> None:
-    def failing(request: Any) -> None:
+def test_the_error_of_a_claim_in_a_request_without_a_key_is_that_of_the_unprotected_view(alice, framework, error):
+    def failing(request):
         raise error
 
     framework.serve(failing, required=False)
@@ -285,8 +272,8 @@ def test_the_error_of_a_claim_in_a_request_without_a_key_is_that_of_the_unprotec
 
 
 @pytest.mark.failure_1
-def test_the_lease_that_the_handler_finds_lost_is_its_own(alice: Caller, serve: Serve) -> None:
-    def finding() -> None:
+def test_the_lease_that_the_handler_finds_lost_is_its_own(alice, serve):
+    def finding():
         held = require_claim()
         held.ownership.lost = True
         held.ensure_owned()
@@ -295,8 +282,8 @@ def test_the_lease_that_the_handler_finds_lost_is_its_own(alice: Caller, serve: 
     assert problem_code(alice.post(key="k")) == "idempotency_in_progress"
 
 
-def test_a_failure_of_the_store_inside_of_a_handler_is_the_stores(alice: Caller, serve: Serve) -> None:
-    def renewing() -> None:
+def test_a_failure_of_the_store_inside_of_a_handler_is_the_stores(alice, serve):
+    def renewing():
         with store_refusing("UPDATE", db.OperationalError("read-only")):
             require_claim().renew()
 

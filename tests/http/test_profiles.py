@@ -1,10 +1,7 @@
 """What an answer says of its key: ``Idempotency-Status``, and the names that each profile's own source gives."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.contrib.auth.decorators import login_required
@@ -19,8 +16,8 @@ from idempotency.http.key_status import KeyStatusView
 from idempotency.http.problems import PROFILES, response_for
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import Caller, claim_anew, effects
-from tests.http.serving import OUTSIDE, Framework, Serve, serve_answer
+from tests.http.callers import claim_anew, effects
+from tests.http.serving import OUTSIDE, serve_answer
 from tests.http.views import CrashError, PlainView, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -33,7 +30,7 @@ ERRORS = {
 
 
 #: The status of each answer, and its body without the message for people.
-ANSWERS: dict[str, dict[str, tuple[int, str, str]]] = {
+ANSWERS = {
     "stripe": {
         "missing": (400, "invalid_request_error", "idempotency_key_missing"),
         "invalid": (400, "invalid_request_error", "idempotency_key_invalid"),
@@ -50,7 +47,7 @@ ANSWERS: dict[str, dict[str, tuple[int, str, str]]] = {
 
 
 @pytest.mark.parametrize("profile", ANSWERS)
-def test_a_profile_is_told_as_by_its_source(alice: Caller, framework: Framework, settings: Any, profile: str) -> None:
+def test_a_profile_is_told_as_by_its_source(alice, framework, settings, profile):
     settings.IDEMPOTENCY = {"PROFILE": profile}
     framework.serve()
     first, replay = (alice.post(data={"amount": 1}, key="k") for _ in range(2))
@@ -73,7 +70,7 @@ def test_a_profile_is_told_as_by_its_source(alice: Caller, framework: Framework,
 
 
 @pytest.fixture
-def checkout(framework: Framework, serve: Serve, settings: Any) -> None:
+def checkout(framework, serve, settings):
     """An operation of the Agentic Commerce Protocol, on several paths."""
     settings.IDEMPOTENCY = {"PROFILE": "acp"}
     view = framework.view(lambda request, **route: work(request), idempotent("checkout"))
@@ -81,7 +78,7 @@ def checkout(framework: Framework, serve: Serve, settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("checkout")
-def test_6_1_the_scope_is_identity_and_path(alice: Caller, bob: Caller) -> None:
+def test_6_1_the_scope_is_identity_and_path(alice, bob):
     paths = ["/", "/sessions/1/", "/sessions/2/", "/sessions/é/", f"/sessions/{'x' * 300}/"]
     for caller in (alice, bob):
         for url in paths:
@@ -103,13 +100,13 @@ def test_6_1_the_scope_is_identity_and_path(alice: Caller, bob: Caller) -> None:
         (b'{"a": 1}', b'{"a": "1"}', False),
     ],
 )
-def test_6_2_only_the_json_of_bodies_is_compared(alice: Caller, first: bytes, second: bytes, same: bool) -> None:
+def test_6_2_only_the_json_of_bodies_is_compared(alice, first, second, same):
     alice.post(data=first, key="k", headers={"Request-Id": "1"})
     assert alice.post(data=second, key="k", headers={"Request-Id": "2"}).status_code == (201 if same else 422)
 
 
 @pytest.mark.usefixtures("checkout")
-def test_6_3_to_6_6_an_outcome_is_kept_for_a_day_and_a_5xx_runs_again(alice: Caller) -> None:
+def test_6_3_to_6_6_an_outcome_is_kept_for_a_day_and_a_5xx_runs_again(alice):
     for status in (200, 201, 405):
         first, replay = (alice.post(f"/?status={status}", key=f"k{status}") for _ in range(2))
         assert (replay.status_code, replay.content, replay["Idempotency-Key"]) == (status, first.content, f"k{status}")
@@ -123,7 +120,7 @@ def test_6_3_to_6_6_an_outcome_is_kept_for_a_day_and_a_5xx_runs_again(alice: Cal
         assert IdempotencyRecord.objects.latest("pk").attempt == 2
 
 
-def test_an_operation_may_have_a_profile_of_its_own(alice: Caller, serve: Serve, settings: Any) -> None:
+def test_an_operation_may_have_a_profile_of_its_own(alice, serve, settings):
     settings.IDEMPOTENCY = {"PROFILE": "stripe"}
     own = {f"{name}/": idempotent(f"tests.{name}", profile=name)(plain_answer) for name in PROFILES}
     serve(idempotent("tests.default")(plain_answer), **own)
@@ -132,7 +129,7 @@ def test_an_operation_may_have_a_profile_of_its_own(alice: Caller, serve: Serve,
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_a_profile_answers_every_error(name: str, settings: Any, rf: Any) -> None:
+def test_a_profile_answers_every_error(name, settings, rf):
     settings.IDEMPOTENCY = {"PROFILE": name}
     profile = PROFILES[name]
     assert profile.answers.keys() == ERRORS.keys()
@@ -146,7 +143,7 @@ def test_a_profile_answers_every_error(name: str, settings: Any, rf: Any) -> Non
             assert (answer.status, answer.code) == (error.status_code, code)
 
 
-def test_an_error_of_the_project_keeps_its_status_and_code(settings: Any, rf: Any) -> None:
+def test_an_error_of_the_project_keeps_its_status_and_code(settings, rf):
     class TooManyKeysError(exceptions.RequestError):
         status_code = 429
         code = "shop_too_many_keys"
@@ -158,14 +155,14 @@ def test_an_error_of_the_project_keeps_its_status_and_code(settings: Any, rf: An
     assert json.loads(response.content) == told
 
 
-def test_a_setting_of_ones_own_comes_before_the_profile(alice: Caller, serve: Serve, settings: Any) -> None:
+def test_a_setting_of_ones_own_comes_before_the_profile(alice, serve, settings):
     custom = lambda request, error: HttpResponse(error.code, status=418)  # noqa: E731
     settings.IDEMPOTENCY = {"PROFILE": "acp", "ERROR_RESPONSE": custom}
     serve(idempotent("tests.custom")(plain_answer))
     assert alice.post().content == b"idempotency_key_missing"
 
 
-def test_the_status_of_a_key_needs_a_scope_without_a_path(rf: Any) -> None:
+def test_the_status_of_a_key_needs_a_scope_without_a_path(rf):
     view = KeyStatusView.as_view(operation=Operation("tests.status", profile="acp"))
     with pytest.raises(ImproperlyConfigured, match="one key on two paths is two requests"):
         view(rf.get("/", headers={"Idempotency-Key": "k"}))
@@ -183,7 +180,7 @@ def test_the_status_of_a_key_needs_a_scope_without_a_path(rf: Any) -> None:
         ({"ttl": timedelta(hours=2), "transaction": False, "recovery": PARK}, []),
     ],
 )
-def test_an_operation_that_breaks_a_rule_of_its_profile_is_reported(policy: Any, expected: list[str]) -> None:
+def test_an_operation_that_breaks_a_rule_of_its_profile_is_reported(policy, expected):
     Operation("tests.rules", **policy)
     assert [message.id for message in check_profiles(None) if "tests.rules" in message.msg] == expected
 
@@ -194,7 +191,7 @@ def test_an_operation_that_breaks_a_rule_of_its_profile_is_reported(policy: Any,
 HEADER = "Idempotency-Status"
 
 
-def test_each_answer_of_a_protected_view_says_it(alice: Caller, framework: Framework) -> None:
+def test_each_answer_of_a_protected_view_says_it(alice, framework):
     framework.serve()
     assert [alice.post(key="k")[HEADER] for _ in range(2)] == ["executed", "replayed"]
     assert alice.post(data={"a": 1}, key="k")[HEADER] == "reused"
@@ -214,14 +211,14 @@ def test_each_answer_of_a_protected_view_says_it(alice: Caller, framework: Frame
     assert [case for case, answer in not_recorded.items() if answer[HEADER] != "not-recorded"] == []
 
 
-def test_without_a_key_an_answer_says_nothing(alice: Caller, framework: Framework) -> None:
+def test_without_a_key_an_answer_says_nothing(alice, framework):
     framework.serve(required=False)
     assert HEADER not in alice.post()
 
 
-def test_a_duplicate_that_gets_202_is_in_progress_and_a_job_until_it_ends(alice: Caller, serve: Serve) -> None:
+def test_a_duplicate_that_gets_202_is_in_progress_and_a_job_until_it_ends(alice, serve):
     states = iter([202, 200])
-    attached: Any = {"in_progress": Attach(lambda scope: "/jobs/1/")}
+    attached = {"in_progress": Attach(lambda scope: "/jobs/1/")}
     job = idempotent("tests.job", rebuild=lambda *_: HttpResponse(status=next(states)), **attached)
     accepted = idempotent("tests.accepted", in_progress=ACCEPTED)(plain_answer)
     serve(job(lambda request: HttpResponse(status=202)), **{"accepted/": accepted})
@@ -232,7 +229,7 @@ def test_a_duplicate_that_gets_202_is_in_progress_and_a_job_until_it_ends(alice:
     assert (duplicate.status_code, duplicate[HEADER]) == (202, "in-progress")
 
 
-def test_a_response_that_is_no_longer_kept_is_recorded(alice: Caller, serve: Serve) -> None:
+def test_a_response_that_is_no_longer_kept_is_recorded(alice, serve):
     serve(idempotent("tests.gone", body_ttl=timedelta(hours=1))(plain_answer))
     alice.post(key="k")
     IdempotencyRecord.objects.update(response_body=None, response_status=None, response_headers=None)
@@ -245,9 +242,7 @@ def test_a_response_that_is_no_longer_kept_is_recorded(alice: Caller, serve: Ser
     [({}, "not-recorded"), ({"transaction": False, "recovery": REEXECUTE}, "not-recorded"), (OUTSIDE, "unknown")],
     ids=["in a transaction", "outside, runs again", "outside, parked"],
 )
-def test_the_500_of_a_crash_has_the_headers_of_every_answer(
-    alice: Caller, framework: Framework, transport: str, policy: Any, status: str
-) -> None:
+def test_the_500_of_a_crash_has_the_headers_of_every_answer(alice, framework, transport, policy, status):
     alice.transport = transport
     framework.serve(work, **policy)
     crashed = alice.post("/?crash=1", key="k")
@@ -256,8 +251,8 @@ def test_the_500_of_a_crash_has_the_headers_of_every_answer(
 
 
 @pytest.mark.usefixtures("middleware")
-def test_a_crash_after_the_commit_was_an_execution(alice: Caller, serve: Serve) -> None:
-    def fail() -> None:
+def test_a_crash_after_the_commit_was_an_execution(alice, serve):
+    def fail():
         raise CrashError
 
     serve_answer(serve, lambda: transaction.on_commit(fail) or HttpResponse())
@@ -271,7 +266,7 @@ class Mixed(PlainView):
 
 
 @pytest.mark.usefixtures("middleware")
-def test_a_route_that_takes_no_key_ignores_it(alice: Caller, anonymous: Caller, serve: Serve, settings: Any) -> None:
+def test_a_route_that_takes_no_key_ignores_it(alice, anonymous, serve, settings):
     protected = idempotent("tests.protected")(plain_answer)
     serve(plain_answer, **{"mixed/": Mixed.as_view(), "protected/": protected})
     assert alice.post(key="k")[HEADER] == "ignored"
@@ -288,9 +283,9 @@ def test_a_route_that_takes_no_key_ignores_it(alice: Caller, anonymous: Caller, 
 
 
 @pytest.mark.usefixtures("middleware")
-def test_a_view_that_claims_by_itself_may_say_it_itself(alice: Caller, serve: Serve) -> None:
+def test_a_view_that_claims_by_itself_may_say_it_itself(alice, serve):
     @serve
-    def view(request: Any) -> HttpResponse:
+    def view(request):
         with claim("tests.block", account_id="a", key=request.headers["Idempotency-Key"], payload=None) as run:
             run.result = 1
         return JsonResponse({}, headers={HEADER: "replayed" if run.replayed else "executed"})
@@ -300,7 +295,7 @@ def test_a_view_that_claims_by_itself_may_say_it_itself(alice: Caller, serve: Se
     assert alice.post(key="k")[HEADER] == "in-progress"
 
 
-def test_the_type_of_a_problem_leads_to_its_page(alice: Caller, framework: Framework, settings: Any) -> None:
+def test_the_type_of_a_problem_leads_to_its_page(alice, framework, settings):
     framework.serve()
     assert alice.post().json()["type"] == "urn:idempotency:problem:key-missing"
     settings.IDEMPOTENCY = {"PROBLEM_DOCS": "https://docs.example.com/problems.html"}

@@ -7,22 +7,19 @@ from typing import Any
 import pytest
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.mixins import PermissionRequiredMixin
-from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
 from rest_framework import viewsets
 from rest_framework.decorators import api_view
-from rest_framework.request import Request
-from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 
 from idempotency import Operation, idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import Caller, assert_refused, effects, replayed
-from tests.http.serving import METHODS, WAYS, Creating, Declaring, EveryMethod, Serve, protecting, refused, runs_once
+from tests.http.callers import assert_refused, effects, replayed
+from tests.http.serving import METHODS, WAYS, Creating, Declaring, EveryMethod, protecting, refused, runs_once
 from tests.http.views import Methods, MethodView, ModelActions, PlainView, drf_answer, plain_answer
 
 # Whether a method is protected is decided before the database is asked.
@@ -32,14 +29,14 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_62, p
 class Changing(viewsets.ViewSet):
     """One action, which a route gives several methods."""
 
-    def change(self, request: Request) -> Response:
+    def change(self, request):
         return drf_answer(request)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("way", ["decorator", "under another decorator", "mixin"])
-def test_a_handler_is_protected_whatever_its_method(alice: Caller, serve: Serve, method: str, way: str) -> None:
-    def handler(self: Any, request: HttpRequest) -> HttpResponse:
+def test_a_handler_is_protected_whatever_its_method(alice, serve, method, way):
+    def handler(self, request):
         return plain_answer(request)
 
     name = handler.__name__ = method.lower()
@@ -48,7 +45,7 @@ def test_a_handler_is_protected_whatever_its_method(alice: Caller, serve: Serve,
     if way == "mixin":
         view = protecting("mixin", type("Every", (EveryMethod, APIView), {}), {name: "tests.any"})
     else:
-        decorated: Any = idempotent("tests.any")(handler)
+        decorated = idempotent("tests.any")(handler)
         if way == "under another decorator":
             decorated = method_decorator(never_cache)(decorated)
         view = type("Decorated", (EveryMethod, View), {name: decorated})
@@ -61,8 +58,8 @@ def test_a_handler_is_protected_whatever_its_method(alice: Caller, serve: Serve,
     ("method", "name"), [("PUT", "update"), ("PATCH", "partial_update"), ("DELETE", "destroy"), ("GET", "list")]
 )
 @pytest.mark.parametrize("way", WAYS)
-def test_an_action_is_protected_by_any_method(alice: Caller, settings: Any, method: str, name: str, way: str) -> None:
-    def handler(self: Any, request: Request, **kwargs: Any) -> Response:
+def test_an_action_is_protected_by_any_method(alice, settings, method, name, way):
+    def handler(self, request, **kwargs):
         return drf_answer(request)
 
     handler.__name__ = name
@@ -77,7 +74,7 @@ def test_an_action_is_protected_by_any_method(alice: Caller, settings: Any, meth
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_of_a_handler_of_several_methods_the_safe_ones_pass_through(alice: Caller, serve: Serve, way: str) -> None:
+def test_of_a_handler_of_several_methods_the_safe_ones_pass_through(alice, serve, way):
     view = protecting(way, Changing, {"change": "tests.change"})
     serve(view.as_view({"get": "change", "put": "change"}), **{"patch/": view.as_view({"patch": "change"})})
     assert runs_once(alice, "PUT")
@@ -86,21 +83,21 @@ def test_of_a_handler_of_several_methods_the_safe_ones_pass_through(alice: Calle
     assert runs_once(alice, "PATCH", "/patch/")
 
 
-def test_head_of_a_protected_get_is_protected_too(alice: Caller, serve: Serve, atomic: bool) -> None:
+def test_head_of_a_protected_get_is_protected_too(alice, serve, atomic):
     serve(protecting("decorator", PlainView, {"get": "tests.get"}).as_view())
     assert alice.request("HEAD").status_code == 400
 
 
-def test_a_protected_handler_that_another_one_calls_is_protected(alice: Caller, serve: Serve) -> None:
+def test_a_protected_handler_that_another_one_calls_is_protected(alice, serve):
     class Delegating(MethodView):
         @idempotent("tests.helper")
-        def pay(self, request: HttpRequest) -> HttpResponse:
+        def pay(self, request):
             return plain_answer(request)
 
-        def get(self, request: HttpRequest) -> Any:
+        def get(self, request):
             return self.post(request)
 
-        def delete(self, request: HttpRequest) -> Any:
+        def delete(self, request):
             return self.pay(request)
 
         put, options = get, delete
@@ -122,7 +119,7 @@ def test_a_protected_handler_that_another_one_calls_is_protected(alice: Caller, 
     ids=["function", "drf", "class"],
 )
 @pytest.mark.parametrize("key", [None, "k", "a,b"], ids=["no key", "key", "bad key"])
-def test_a_function_is_protected_by_post_and_patch_only(alice: Caller, serve: Serve, view: Any, key: Any) -> None:
+def test_a_function_is_protected_by_post_and_patch_only(alice, serve, view, key):
     serve(view())
     assert runs_once(alice, "POST")
     assert runs_once(alice, "PATCH")
@@ -136,18 +133,18 @@ def test_a_function_is_protected_by_post_and_patch_only(alice: Caller, serve: Se
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-def test_a_function_that_serves_none_of_the_methods_is_protected(alice: Caller, serve: Serve, method: str) -> None:
-    only: Any = type("Only", (View,), {method.lower(): EveryMethod.get})
+def test_a_function_that_serves_none_of_the_methods_is_protected(alice, serve, method):
+    only = type("Only", (View,), {method.lower(): EveryMethod.get})
     drf = api_view([method])(idempotent("tests.drf")(drf_answer))
     serve(drf, **{"class/": idempotent("tests.class")(only.as_view())})
     assert runs_once(alice, method)
     assert runs_once(alice, method, "/class/")
 
 
-def test_an_operations_own_methods_come_first_and_those_of_a_function_next(alice: Caller, serve: Serve) -> None:
+def test_an_operations_own_methods_come_first_and_those_of_a_function_next(alice, serve):
     class Service:  # is no view, so its method is a function
         @idempotent("tests.service")
-        def run(self, request: HttpRequest) -> HttpResponse:
+        def run(self, request):
             return plain_answer(request)
 
     view = protecting("mixin", Changing, {"change": Operation("tests.change", methods=("PATCH",))})
@@ -161,7 +158,7 @@ def test_an_operations_own_methods_come_first_and_those_of_a_function_next(alice
 # What could not be protected as it is declared is refused when it is declared
 
 
-def test_a_function_whose_methods_its_operation_leaves_out_is_refused() -> None:
+def test_a_function_whose_methods_its_operation_leaves_out_is_refused():
     with refused("protects nothing: PlainView.as_view() serves GET, POST"):
         idempotent("tests.class", methods=("PUT",))(PlainView.as_view())
     with refused("protects nothing: drf_answer() serves PUT"):
@@ -169,7 +166,7 @@ def test_a_function_whose_methods_its_operation_leaves_out_is_refused() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_handler_that_its_operation_leaves_out_is_refused(way: str) -> None:
+def test_a_handler_that_its_operation_leaves_out_is_refused(way):
     post_only = Operation("tests.post", methods=("POST",))
     with refused("protects nothing: Put.put serves PUT, and its methods are POST"):
         protecting(way, type("Put", (Methods, APIView), {}), {"put": post_only})
@@ -180,7 +177,7 @@ def test_a_handler_that_its_operation_leaves_out_is_refused(way: str) -> None:
         view.as_view({"get": "list", "put": "update"})
 
 
-def test_wrong_mappings_are_refused() -> None:
+def test_wrong_mappings_are_refused():
     with refused("must map the names of handlers to operations"):
         type("Listed", (IdempotentMixin, APIView), {"idempotent_operations": ["post"]})
     with refused("names 'creat', but Misspelt has no such handler"):
@@ -191,7 +188,7 @@ def test_wrong_mappings_are_refused() -> None:
         protecting("mixin", type("Twice", (Creating, APIView), {}), {"post": "tests.mixin"})
     mixed = type("Mixed", (IdempotentMixin, Methods, APIView), {})
     with refused("is an attribute of the class Mixed, not an argument of as_view()"):
-        mixed.as_view(idempotent_operations={"post": "tests.late"})  # type: ignore[attr-defined]
+        mixed.as_view(idempotent_operations={"post": "tests.late"})
 
 
 class Asking(PermissionRequiredMixin, PlainView):
@@ -199,15 +196,15 @@ class Asking(PermissionRequiredMixin, PlainView):
 
 
 @pytest.mark.parametrize("base", [PlainView, Asking, type("Drf", (Methods, APIView), {})])
-def test_the_decorator_on_dispatch_is_refused(base: Any) -> None:
+def test_the_decorator_on_dispatch_is_refused(base):
     with refused(f"{base.__name__}.dispatch, where it would run before authentication and permissions"):
         protecting("decorator", base, {"dispatch": "tests.dispatch"})
 
 
-def test_the_decorator_within_method_decorator_or_without_a_name_is_refused() -> None:
+def test_the_decorator_within_method_decorator_or_without_a_name_is_refused():
     """``method_decorator`` would hide from the class what is protected, and where."""
 
-    def post(self: Any, request: Any) -> Any: ...
+    def post(self, request): ...
 
     decorate = idempotent("tests.hidden")
     with refused("Put it on the method itself, without method_decorator()."):
@@ -216,13 +213,13 @@ def test_the_decorator_within_method_decorator_or_without_a_name_is_refused() ->
         with refused("post = idempotent('tests.hidden')(Base.post)"):
             method_decorator([never_cache, decorate], name=name)(type("Hidden", (PlainView,), {}))
     with refused('write @idempotent("orders.create"), with a name of your own, above plain_answer'):
-        idempotent(plain_answer)  # type: ignore[arg-type]
+        idempotent(plain_answer)
     with refused('write @idempotent("orders.create"), with a name of your own.'):
         idempotent()
 
 
-def test_the_decorator_above_what_asks_for_the_caller_is_refused() -> None:
-    decorated: Any = method_decorator(login_required, name="dispatch")(type("Login", (PlainView,), {}))
+def test_the_decorator_above_what_asks_for_the_caller_is_refused():
+    decorated = method_decorator(login_required, name="dispatch")(type("Login", (PlainView,), {}))
     for view in (Asking.as_view(), decorated.as_view(), login_required(decorated.as_view()), api_view()(drf_answer)):
         with refused("where it would run before dispatch(), which may check a login or a permission"):
             idempotent("tests.asking")(view)
@@ -236,22 +233,20 @@ def test_the_decorator_above_what_asks_for_the_caller_is_refused() -> None:
 @pytest.mark.parametrize(
     ("base", "name"), [(View, "setup"), (APIView, "setup"), (APIView, "initial"), (APIView, "check_permissions")]
 )
-def test_a_hook_whose_answer_is_thrown_away_is_refused_and_stops_the_request_if_it_is_hidden(
-    alice: Caller, serve: Serve, base: Any, name: str
-) -> None:
-    def hook(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+def test_a_hook_whose_answer_is_thrown_away_is_refused_and_stops_the_request_if_it_is_hidden(alice, serve, base, name):
+    def hook(self, request, *args, **kwargs):
         getattr(super(view, self), name)(request, *args, **kwargs)
 
-    def post(self: Any, request: Any) -> Any:
+    def post(self, request):
         ran.append(request)
 
-    ran: list[Any] = []
+    ran = []
     hook.__name__, hook.__qualname__ = name, f"Shop.{name}"
     for way in WAYS:
         with refused("its answer is ignored"):
             protecting(way, type("Shop", (base,), {name: hook}), {name: Operation("tests.refused")})
-    decorated: Any = method_decorator(never_cache)(idempotent("tests.hook")(hook))
-    view: Any = type("Shop", (base,), {name: decorated, "post": post})
+    decorated = method_decorator(never_cache)(idempotent("tests.hook")(hook))
+    view = type("Shop", (base,), {name: decorated, "post": post})
     serve(view.as_view())
     assert alice.post(key="k").status_code == 500
     assert ran == []
@@ -260,8 +255,8 @@ def test_a_hook_whose_answer_is_thrown_away_is_refused_and_stops_the_request_if_
         guarded.as_view()
 
 
-def test_a_handler_that_is_replaced_after_its_class_was_made_is_refused() -> None:
-    mixed: Any = type("Mixed", (Declaring, Methods, APIView), {})
+def test_a_handler_that_is_replaced_after_its_class_was_made_is_refused():
+    mixed = type("Mixed", (Declaring, Methods, APIView), {})
     mixed.as_view()
     mixed.post = Methods.post
     with refused("Mixed.post was replaced after the class was made, so 'tests.declaring' does not protect it"):

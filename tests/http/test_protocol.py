@@ -1,9 +1,6 @@
 """Whose key it is, for which payload and how long; well-formed and malformed keys."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -12,8 +9,7 @@ from django.utils import timezone
 from idempotency import idempotent
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import Caller, assert_nothing_kept, assert_refused, effects, records, replayed
-from tests.http.serving import Framework, Serve
+from tests.http.callers import assert_nothing_kept, assert_refused, effects, records, replayed
 from tests.http.views import plain_answer
 from tests.records import HOUR, expire, from_now
 
@@ -21,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.scenario_2
-def test_another_payload_is_rejected_and_the_first_answer_is_not_shown(alice: Caller, framework: Framework) -> None:
+def test_another_payload_is_rejected_and_the_first_answer_is_not_shown(alice, framework):
     framework.serve()
     first = alice.post(data={"amount": 1}, key="k")
     refused = assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
@@ -34,7 +30,7 @@ def test_another_payload_is_rejected_and_the_first_answer_is_not_shown(alice: Ca
 @pytest.mark.scenario_5
 @pytest.mark.parametrize("purged", [False, True], ids=["not purged", "purged"])
 @pytest.mark.parametrize("payload", [{"amount": 1}, {"amount": 2}], ids=["same payload", "other payload"])
-def test_a_retry_past_the_retention_is_new(alice: Caller, framework: Framework, purged: bool, payload: Any) -> None:
+def test_a_retry_past_the_retention_is_new(alice, framework, purged, payload):
     framework.serve()
     first = alice.post(data={"amount": 1}, key="k")
     expire(IdempotencyRecord.objects.get().pk)
@@ -51,7 +47,7 @@ def test_a_retry_past_the_retention_is_new(alice: Caller, framework: Framework, 
 
 
 @pytest.mark.scenario_5
-def test_a_recoverable_record_past_its_retention_takes_another_payload(alice: Caller, framework: Framework) -> None:
+def test_a_recoverable_record_past_its_retention_takes_another_payload(alice, framework):
     framework.serve()
     assert_nothing_kept(alice, 503, "/?status=503", data={"amount": 1})
     assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
@@ -60,7 +56,7 @@ def test_a_recoverable_record_past_its_retention_takes_another_payload(alice: Ca
 
 
 @pytest.mark.scenario_5
-def test_the_operations_own_ttl_decides(alice: Caller, serve: Serve, settings: Any) -> None:
+def test_the_operations_own_ttl_decides(alice, serve, settings):
     settings.IDEMPOTENCY = {"TTL": timedelta(hours=2)}
     own = idempotent("tests.own", ttl=timedelta(hours=5))(plain_answer)
     serve(idempotent("tests.default")(plain_answer), **{"own/": own})
@@ -72,7 +68,7 @@ def test_the_operations_own_ttl_decides(alice: Caller, serve: Serve, settings: A
 
 @pytest.mark.scenario_6
 @pytest.mark.failure_46
-def test_two_accounts_with_one_key_are_two_requests(alice: Caller, bob: Caller, framework: Framework) -> None:
+def test_two_accounts_with_one_key_are_two_requests(alice, bob, framework):
     framework.serve()
     claimed = {"account_id": alice.user.pk, "user": "alice"}  # the account is never taken from the body
     of_alice, _ = replayed(alice, data=claimed)
@@ -87,8 +83,8 @@ def test_two_accounts_with_one_key_are_two_requests(alice: Caller, bob: Caller, 
 
 
 @pytest.mark.scenario_18
-def test_no_scope_collides_with_another_by_concatenation(alice: Caller, serve: Serve) -> None:
-    def protect(operation: str) -> Any:
+def test_no_scope_collides_with_another_by_concatenation(alice, serve):
+    def protect(operation):
         return idempotent(operation, account=lambda request: request.headers["X-Account"])(plain_answer)
 
     serve(**{"a/": protect("x"), "b/": protect("x/k"), "c/": protect("y:x")})
@@ -99,7 +95,7 @@ def test_no_scope_collides_with_another_by_concatenation(alice: Caller, serve: S
 
 
 @pytest.mark.scenario_9
-def test_different_keys_both_run_and_keys_differ_by_case(alice: Caller, framework: Framework) -> None:
+def test_different_keys_both_run_and_keys_differ_by_case(alice, framework):
     framework.serve()
     for key in ("Key", "key", "other"):
         replayed(alice, key=key)
@@ -107,7 +103,7 @@ def test_different_keys_both_run_and_keys_differ_by_case(alice: Caller, framewor
 
 @pytest.mark.scenario_9
 @pytest.mark.parametrize("by", ["policy", "setting"])
-def test_without_an_optional_key_nothing_is_kept(alice: Caller, framework: Framework, settings: Any, by: str) -> None:
+def test_without_an_optional_key_nothing_is_kept(alice, framework, settings, by):
     if by == "setting":
         settings.IDEMPOTENCY = {"REQUIRED": False}
     framework.serve(**({"required": False} if by == "policy" else {}))
@@ -133,7 +129,7 @@ BAD_KEYS = [
 @pytest.mark.scenario_9
 @pytest.mark.scenario_10
 @pytest.mark.failure_40
-def test_a_key_that_is_malformed_or_missing_is_refused(alice: Caller, framework: Framework) -> None:
+def test_a_key_that_is_malformed_or_missing_is_refused(alice, framework):
     framework.serve()
     assert "Idempotency-Key" not in assert_refused(alice, "idempotency_key_missing")
     for key in BAD_KEYS:
@@ -154,7 +150,7 @@ GOOD_KEYS = {
 
 
 @pytest.mark.scenario_10
-def test_every_well_formed_key_is_taken_and_echoed(alice: Caller, framework: Framework) -> None:
+def test_every_well_formed_key_is_taken_and_echoed(alice, framework):
     framework.serve()
     for sent, key in GOOD_KEYS.items():
         for answer in replayed(alice, key=sent):

@@ -1,24 +1,19 @@
 """The handler finds its request as it would without protection, whatever of it the fingerprint has read."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from io import BytesIO
-from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.files.uploadhandler import FileUploadHandler, TemporaryFileUploadHandler
-from django.http import HttpRequest, JsonResponse
-from django.test import Client
+from django.http import JsonResponse
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.parsers import MultiPartParser
 
 from idempotency import idempotent
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import FORM, Caller, assert_refused, multipart
-from tests.http.serving import Framework, Serve, parse_as_post
+from tests.http.callers import FORM, assert_refused, multipart
+from tests.http.serving import Framework, parse_as_post
 from tests.http.views import work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_39, pytest.mark.once]
@@ -37,7 +32,7 @@ SENT = {
 }
 
 #: What a handler may read of its request, in this order.
-READS: dict[str, Callable[[Any], object]] = {
+READS = {
     "body": lambda request: request.body.decode("latin-1"),
     "data": lambda request: {name: str(value) for name, value in request.data.items()},
     "POST": lambda request: dict(request.POST.lists()),
@@ -46,12 +41,12 @@ READS: dict[str, Callable[[Any], object]] = {
 }
 
 
-def upload(size: int, boundary: str = "one", last: bytes = b"a") -> dict[str, Any]:
+def upload(size, boundary="one", last=b"a"):
     file = SimpleUploadedFile("upload.bin", b"a" * (size - 1) + last)
     return multipart({"amount": "1", "file": file}, boundary)
 
 
-def with_twin(alice: Caller, **sent: Any) -> tuple[Any, Any]:
+def with_twin(alice, **sent):
     return alice.post(key="k", **sent), alice.post("/twin/", **sent)
 
 
@@ -63,14 +58,14 @@ def with_twin(alice: Caller, **sent: Any) -> tuple[Any, Any]:
         *[("drf", "body"), ("drf", "data"), ("drf", "body data"), ("drf", "FILES")],
     ],
 )
-def test_a_handler_reads_its_request(alice: Caller, serve: Serve, sent: dict[str, Any], name: str, reads: str) -> None:
+def test_a_handler_reads_its_request(alice, serve, sent, name, reads):
     Framework(name, serve).serve_twins(lambda request: {part: READS[part](request) for part in reads.split()})
     protected, twin = with_twin(alice, **sent)
     assert (protected.status_code, protected.content) == (twin.status_code, twin.content)
 
 
 @pytest.mark.parametrize("reads", [False, True], ids=["handler reads nothing", "handler reads the body"])
-def test_a_body_above_the_limit_is_no_crash(alice: Caller, framework: Framework, settings: Any, reads: bool) -> None:
+def test_a_body_above_the_limit_is_no_crash(alice, framework, settings, reads):
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
     framework.serve_twins(lambda request: {"length": len(request.body) if reads else 0})
     data = upload(2000)["data"]
@@ -82,9 +77,7 @@ def test_a_body_above_the_limit_is_no_crash(alice: Caller, framework: Framework,
 
 
 @pytest.mark.parametrize("content_type", ["application/json", FORM, "text/plain"])
-def test_half_a_body_neither_runs_nor_claims_the_key(
-    alice: Caller, framework: Framework, content_type: str, client: Client
-) -> None:
+def test_half_a_body_neither_runs_nor_claims_the_key(alice, framework, content_type, client):
     """A server of WSGI hands over what had arrived when the client's connection ended."""
     framework.serve(lambda request: {"body": str(request.body)})
     headers = {"Idempotency-Key": "one", "Authorization": f"Token {alice.token}"}
@@ -94,7 +87,7 @@ def test_half_a_body_neither_runs_nor_claims_the_key(
     assert not IdempotencyRecord.objects.exists()
 
 
-def test_a_drf_handler_is_told_that_a_parsed_body_is_too_large(alice: Caller, serve: Serve, settings: Any) -> None:
+def test_a_drf_handler_is_told_that_a_parsed_body_is_too_large(alice, serve, settings):
     """DRF parses a form of any size; Django refuses to hand its body out whole."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
     own = type("OwnParser", (MultiPartParser,), {})  # of the project's own, which uses the stream up
@@ -106,7 +99,7 @@ def test_a_drf_handler_is_told_that_a_parsed_body_is_too_large(alice: Caller, se
 
 @pytest.mark.parametrize("length", ["", "abc", "-1", "0", "5"])
 @pytest.mark.parametrize("content_type", ["application/json", FORM, "multipart/form-data; boundary=one"])
-def test_a_lying_content_length_is_no_server_error(alice: Caller, serve: Serve, length: str, content_type: str) -> None:
+def test_a_lying_content_length_is_no_server_error(alice, serve, length, content_type):
     Framework("plain", serve).serve_twins(lambda request: {"length": len(request.body)})
     protected, twin = with_twin(alice, data=b"a=1&b=2222", content_type=content_type, CONTENT_LENGTH=length)
     assert protected.status_code in {200, 400, twin.status_code}  # Django 5.2 fails at a length that is no number
@@ -120,22 +113,20 @@ class Counting(FileUploadHandler):
 
     seen = 0
 
-    def receive_data_chunk(self, raw_data: bytes, start: int) -> bytes:
+    def receive_data_chunk(self, raw_data, start):
         self.seen += len(raw_data)
         return raw_data
 
-    def file_complete(self, file_size: int) -> None:
+    def file_complete(self, file_size):
         return None
 
 
 @pytest.mark.parametrize("choice", ["leave", "insert", "replace"])
 @sizes
-def test_an_upload_is_fingerprinted_and_its_handler_chooses_how_it_is_stored(
-    alice: Caller, framework: Framework, transport: str, size: int, choice: str
-) -> None:
+def test_an_upload_is_fingerprinted_and_its_handler_chooses_how_it_is_stored(alice, framework, transport, size, choice):
     alice.transport = transport
 
-    def handler(request: Any) -> dict[str, Any]:
+    def handler(request):
         http = getattr(request, "_request", request)
         counting = Counting(http)
         if choice == "insert":
@@ -156,11 +147,11 @@ def test_an_upload_is_fingerprinted_and_its_handler_chooses_how_it_is_stored(
 
 
 @sizes
-def test_a_form_that_was_parsed_before_is_the_same_form(alice: Caller, serve: Serve, size: int) -> None:
+def test_a_form_that_was_parsed_before_is_the_same_form(alice, serve, size):
     """As the check of a CSRF token does it, in a middleware or not, which must not decide what the payload is."""
     protected = idempotent("tests.parsed")(lambda request: JsonResponse({"size": len(request.FILES["file"].read())}))
 
-    def parsing(request: HttpRequest) -> Any:
+    def parsing(request):
         if "parsed" in request.headers:
             request.POST  # noqa: B018 - parses the form
         return protected(request)
@@ -173,8 +164,8 @@ def test_a_form_that_was_parsed_before_is_the_same_form(alice: Caller, serve: Se
 
 @sizes
 @pytest.mark.parametrize(("name", "method"), [("plain", "PUT"), ("plain", "PATCH"), ("drf", "PATCH")])
-def test_a_form_that_was_parsed_early(alice: Caller, serve: Serve, name: str, method: str, size: int) -> None:
-    def handler(request: Any) -> dict[str, Any]:
+def test_a_form_that_was_parsed_early(alice, serve, name, method, size):
+    def handler(request):
         work(request)
         files = request.FILES if name == "plain" else request.data
         fields = request.POST if name == "plain" else request.data
@@ -184,8 +175,8 @@ def test_a_form_that_was_parsed_early(alice: Caller, serve: Serve, name: str, me
     view = Framework(name, serve).view(handler)
     protected = Framework(name, serve).view(handler, protect)
 
-    def parsed(inner: Any) -> Any:
-        def parsing(request: HttpRequest) -> Any:
+    def parsed(inner):
+        def parsing(request):
             parse_as_post(request)
             return inner(request)
 
@@ -201,10 +192,10 @@ def test_a_form_that_was_parsed_early(alice: Caller, serve: Serve, name: str, me
 
 
 @pytest.mark.parametrize("reads_body", [False, True], ids=["a stream", "a body in memory"])
-def test_a_form_without_fields_that_a_middleware_has_parsed(alice: Caller, serve: Serve, reads_body: bool) -> None:
+def test_a_form_without_fields_that_a_middleware_has_parsed(alice, serve, reads_body):
     protected = idempotent("tests.parsed")(lambda request: JsonResponse({"fields": len(request.POST)}))
 
-    def parsing(request: HttpRequest) -> Any:
+    def parsing(request):
         if reads_body:
             request.body  # noqa: B018 - buffers it
         parse_as_post(request)
@@ -216,11 +207,11 @@ def test_a_form_without_fields_that_a_middleware_has_parsed(alice: Caller, serve
     assert alice.request("PATCH", key="k", **multipart({})).content == first.content
 
 
-def test_a_form_that_was_asked_for_and_is_not_parsed_is_compared_by_its_bytes(alice: Caller, serve: Serve) -> None:
+def test_a_form_that_was_asked_for_and_is_not_parsed_is_compared_by_its_bytes(alice, serve):
     """Django answers with an empty form for PATCH, and the handler may read the body."""
     protected = idempotent("tests.bytes")(lambda request: JsonResponse({"length": len(request.body)}))
 
-    def asking(request: HttpRequest) -> Any:
+    def asking(request):
         assert not request.POST
         return protected(request)
 
@@ -230,7 +221,7 @@ def test_a_form_that_was_asked_for_and_is_not_parsed_is_compared_by_its_bytes(al
     assert_refused(alice, "idempotency_key_reused", method="PATCH", key="k", **upload(SMALL, last=b"b"))
 
 
-def test_the_stream_of_a_large_form_is_read_as_unprotected(alice: Caller, serve: Serve) -> None:
+def test_the_stream_of_a_large_form_is_read_as_unprotected(alice, serve):
     Framework("plain", serve).serve_twins(lambda request: {"length": len(request.read())})
     assert len({answer.content for answer in with_twin(alice, **upload(LARGE))}) == 1
 
@@ -238,9 +229,7 @@ def test_the_stream_of_a_large_form_is_read_as_unprotected(alice: Caller, serve:
 @sizes
 @pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.parametrize("parameters", ["; boundary=", "", "; boundary=\xfc"], ids=["empty", "missing", "not ASCII"])
-def test_a_form_that_cannot_be_parsed_is_refused_as_django_refuses_it(
-    alice: Caller, serve: Serve, settings: Any, size: int, debug: bool, parameters: str
-) -> None:
+def test_a_form_that_cannot_be_parsed_is_refused_as_django_refuses_it(alice, serve, settings, size, debug, parameters):
     settings.DEBUG = debug
     Framework("plain", serve).serve_twins(lambda request: {"fields": len(request.POST)})
     sent = {**upload(size), "content_type": f"multipart/form-data{parameters}"}
@@ -248,9 +237,9 @@ def test_a_form_that_cannot_be_parsed_is_refused_as_django_refuses_it(
     assert not IdempotencyRecord.objects.exists()
 
 
-def test_a_parser_of_the_projects_own_reads_its_forms_in_its_own_way(alice: Caller, serve: Serve) -> None:
+def test_a_parser_of_the_projects_own_reads_its_forms_in_its_own_way(alice, serve):
     class IgnoringFiles(MultiPartParser):
-        def parse(self, stream: Any, *args: Any, **kwargs: Any) -> Any:
+        def parse(self, stream, *args, **kwargs):
             return super().parse(stream, *args, **kwargs).data
 
     Framework("drf", serve).serve_twins(lambda request: {"fields": sorted(request.data)}, parsers=[IgnoringFiles])
@@ -259,8 +248,8 @@ def test_a_parser_of_the_projects_own_reads_its_forms_in_its_own_way(alice: Call
     assert alice.post(key="k", **upload(SMALL, last=b"b")).content == first.content
 
 
-def test_what_a_command_stands_for_is_not_read_at_all(alice: Caller, serve: Serve) -> None:
-    def handler(request: HttpRequest) -> dict[str, Any]:
+def test_what_a_command_stands_for_is_not_read_at_all(alice, serve):
+    def handler(request):
         request.upload_handlers = [TemporaryFileUploadHandler(request)]
         return {"size": len(request.FILES["file"].read())}
 

@@ -1,14 +1,10 @@
 """Replays byte for byte; and what can't be recorded, or can't be read back, which is never run a second time."""
 
-from __future__ import annotations
-
 import gzip
 import io
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http import FileResponse, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import SimpleTemplateResponse
 from rest_framework.renderers import JSONRenderer
@@ -17,14 +13,14 @@ from rest_framework.response import Response
 from idempotency import idempotent, require_claim
 from idempotency.models import IdempotencyRecord
 from testproject.models import Charge, Transfer
-from tests.http.callers import Caller, assert_nothing_kept, assert_refused, effects, problem_code, replayed
-from tests.http.serving import Framework, Serve, drf_view, serve_answer
+from tests.http.callers import assert_nothing_kept, assert_refused, effects, problem_code, replayed
+from tests.http.serving import drf_view, serve_answer
 from tests.http.views import drf_answer, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-BODIES: dict[str, Callable[[], Any]] = {
+BODIES = {
     "204": lambda: HttpResponse(status=204),
     "empty": lambda: HttpResponse(b"", status=201),
     "empty without a content type": lambda: _without_content_type(HttpResponse(b"")),
@@ -56,14 +52,14 @@ BODIES: dict[str, Callable[[], Any]] = {
 }
 
 
-def _without_content_type(response: HttpResponse) -> HttpResponse:
+def _without_content_type(response):
     del response["Content-Type"]
     return response
 
 
 @pytest.mark.scenario_15
 @pytest.mark.parametrize("depth", [10, 200, 990, 2_000, 4_000, 8_000, 16_000, 50_000, 100_000])
-def test_json_of_any_depth_replays(alice: Caller, serve: Serve, depth: int) -> None:
+def test_json_of_any_depth_replays(alice, serve, depth):
     """Each parser gives up at a depth of its own: Python's, and the database's where it checks what it is given."""
     content = b"[" * depth + b"]" * depth
     serve_answer(serve, lambda: HttpResponse(content, content_type="application/json"))
@@ -74,7 +70,7 @@ def test_json_of_any_depth_replays(alice: Caller, serve: Serve, depth: int) -> N
 @pytest.mark.scenario_15
 @pytest.mark.failure_38
 @pytest.mark.parametrize("make", BODIES.values(), ids=BODIES)
-def test_a_body_of_any_kind_replays_byte_for_byte(alice: Caller, serve: Serve, make: Callable[[], Any]) -> None:
+def test_a_body_of_any_kind_replays_byte_for_byte(alice, serve, make):
     serve_answer(serve, make)
     first, replay = replayed(alice)
     unprotected = make()
@@ -84,7 +80,7 @@ def test_a_body_of_any_kind_replays_byte_for_byte(alice: Caller, serve: Serve, m
 
 
 @pytest.mark.failure_38
-def test_gzip_of_a_middleware_is_made_anew(alice: Caller, serve: Serve, settings: Any) -> None:
+def test_gzip_of_a_middleware_is_made_anew(alice, serve, settings):
     settings.MIDDLEWARE = ["django.middleware.gzip.GZipMiddleware", *settings.MIDDLEWARE]
     serve_answer(serve, lambda: JsonResponse({"text": "a" * 1000}))
     compressed = [alice.post(key="k", headers={"Accept-Encoding": "gzip"}) for _ in range(2)]
@@ -94,29 +90,29 @@ def test_gzip_of_a_middleware_is_made_anew(alice: Caller, serve: Serve, settings
         assert gzip.decompress(answer.content) == plain.content
 
 
-def template(text: str, **context: Any) -> SimpleTemplateResponse:
-    return SimpleTemplateResponse(engines["django"].from_string(text), context, status=201)  # type: ignore[arg-type]
+def template(text, **context):
+    return SimpleTemplateResponse(engines["django"].from_string(text), context, status=201)
 
 
 @pytest.mark.failure_32
-def test_a_template_is_rendered_within_the_transaction_and_recorded_as_rendered(alice: Caller, serve: Serve) -> None:
+def test_a_template_is_rendered_within_the_transaction_and_recorded_as_rendered(alice, serve):
     serve_answer(serve, lambda: template("{{ count }} transfers", count=Transfer.objects.count))
     first, _ = replayed(alice)
     assert first.content == b"1 transfers"
 
 
 @pytest.mark.failure_32
-def test_a_rendering_that_fails_undoes_the_run(alice: Caller, serve: Serve) -> None:
+def test_a_rendering_that_fails_undoes_the_run(alice, serve):
     serve_answer(serve, lambda: template("{{ fail }}", fail=lambda: 1 / 0))
     assert_nothing_kept(alice, 500)
 
 
 @pytest.mark.failure_32
-def test_a_drf_response_is_rendered_once_within_the_transaction(alice: Caller, serve: Serve) -> None:
-    rendered: list[Any] = []
+def test_a_drf_response_is_rendered_once_within_the_transaction(alice, serve):
+    rendered = []
 
     class CountingRenderer(JSONRenderer):
-        def render(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        def render(self, data, *args, **kwargs):
             rendered.append(Transfer.objects.count())
             return super().render(data, *args, **kwargs)
 
@@ -129,7 +125,7 @@ def test_a_drf_response_is_rendered_once_within_the_transaction(alice: Caller, s
 
 @pytest.mark.scenario_17
 @pytest.mark.failure_43
-def test_a_create_with_a_unique_field_replays_its_201(alice: Caller, bob: Caller) -> None:
+def test_a_create_with_a_unique_field_replays_its_201(alice, bob):
     payload = {"amount": 1000, "currency": "usd", "reference": "unique", "label": "order 1"}
     first, replay = replayed(alice, "/charges/", payload, wrote=0)
     assert first.status_code == 201
@@ -146,15 +142,15 @@ def test_a_create_with_a_unique_field_replays_its_201(alice: Caller, bob: Caller
 # What can't be recorded, and what can't be read back
 
 
-def stream() -> Iterator[bytes]:
+def stream():
     yield b"a"
 
 
-async def astream() -> Any:
+async def astream():
     yield b"a"
 
 
-UNRECORDABLE: dict[str, Callable[[], Any]] = {
+UNRECORDABLE = {
     "stream": lambda: StreamingHttpResponse(stream()),
     "async stream": lambda: StreamingHttpResponse(astream()),
     "file": lambda: FileResponse(io.BytesIO(b"a" * 100)),
@@ -164,7 +160,7 @@ UNRECORDABLE: dict[str, Callable[[], Any]] = {
 }
 
 
-def referring(reference: str, response: Any = None) -> Any:
+def referring(reference, response=None):
     require_claim().reference = reference
     return HttpResponse(status=201) if response is None else response
 
@@ -173,7 +169,7 @@ def referring(reference: str, response: Any = None) -> Any:
 @pytest.mark.failure_31
 @pytest.mark.failure_37
 @pytest.mark.parametrize("kind", UNRECORDABLE)
-def test_what_cannot_be_recorded_is_refused(alice: Caller, serve: Serve, kind: str, caplog: Any) -> None:
+def test_what_cannot_be_recorded_is_refused(alice, serve, kind, caplog):
     serve_answer(serve, UNRECORDABLE[kind], max_body=100)
     refused = assert_nothing_kept(alice, 500)
     assert problem_code(refused) == "idempotency_response_unrecordable"
@@ -184,7 +180,7 @@ def test_what_cannot_be_recorded_is_refused(alice: Caller, serve: Serve, kind: s
 
 
 @pytest.mark.failure_37
-def test_the_cap_is_a_setting_and_a_body_just_below_it_is_kept(alice: Caller, serve: Serve, settings: Any) -> None:
+def test_the_cap_is_a_setting_and_a_body_just_below_it_is_kept(alice, serve, settings):
     settings.IDEMPOTENCY = {"MAX_BODY": 10}
     serve_answer(serve, lambda: HttpResponse(b"0123456789"))
     replayed(alice)
@@ -194,19 +190,19 @@ def test_the_cap_is_a_setting_and_a_body_just_below_it_is_kept(alice: Caller, se
 
 
 @pytest.mark.failure_31
-def test_a_passing_failure_may_be_a_stream(alice: Caller, serve: Serve) -> None:
+def test_a_passing_failure_may_be_a_stream(alice, serve):
     serve_answer(serve, lambda: StreamingHttpResponse(stream(), status=503))
     assert_nothing_kept(alice, 503)
 
 
 @pytest.mark.failure_31
-def test_a_stream_is_rebuilt_from_a_reference(alice: Caller, serve: Serve) -> None:
-    def report(reference: str, request: HttpRequest) -> Any:
+def test_a_stream_is_rebuilt_from_a_reference(alice, serve):
+    def report(reference, request):
         return StreamingHttpResponse([f"report {reference} for {request.user}".encode()], status=201)
 
     @serve
     @idempotent("tests.report", rebuild=report)
-    def view(request: HttpRequest) -> Any:
+    def view(request):
         work(request)
         return referring("7", report("7", request))
 
@@ -219,8 +215,8 @@ def test_a_stream_is_rebuilt_from_a_reference(alice: Caller, serve: Serve) -> No
 
 
 @pytest.mark.failure_31
-def test_a_drf_response_is_rebuilt_from_a_reference(alice: Caller, serve: Serve) -> None:
-    def made(reference: str, request: Any = None) -> Response:
+def test_a_drf_response_is_rebuilt_from_a_reference(alice, serve):
+    def made(reference, request=None):
         return Response({"id": int(reference)}, status=201)
 
     serve_answer(serve, lambda: referring("7", made("7")), framework="drf", rebuild=made)
@@ -228,8 +224,8 @@ def test_a_drf_response_is_rebuilt_from_a_reference(alice: Caller, serve: Serve)
 
 
 @pytest.mark.failure_51
-def test_a_rebuild_that_fails_is_never_a_second_run(alice: Caller, serve: Serve) -> None:
-    def rebuild(reference: str, request: HttpRequest) -> HttpResponse:
+def test_a_rebuild_that_fails_is_never_a_second_run(alice, serve):
+    def rebuild(reference, request):
         raise LookupError(reference)
 
     serve_answer(serve, lambda: referring("7"), rebuild=rebuild)
@@ -255,7 +251,7 @@ def test_a_rebuild_that_fails_is_never_a_second_run(alice: Caller, serve: Serve)
     ],
     ids=str,
 )
-def test_an_unreadable_outcome_is_not_run_again(alice: Caller, framework: Framework, damage: Any, caplog: Any) -> None:
+def test_an_unreadable_outcome_is_not_run_again(alice, framework, damage, caplog):
     framework.serve()
     alice.post(key="k")
     IdempotencyRecord.objects.update(**damage)
@@ -267,7 +263,7 @@ def test_an_unreadable_outcome_is_not_run_again(alice: Caller, framework: Framew
 @pytest.mark.parametrize(
     "newer", [{"status": "sealed"}, {"request_hash": "v999:" + 64 * "0"}], ids=["status", "fingerprint"]
 )
-def test_newer_records_ask_for_a_retry(alice: Caller, framework: Framework, newer: dict[str, str], caplog: Any) -> None:
+def test_newer_records_ask_for_a_retry(alice, framework, newer, caplog):
     framework.serve()
     alice.post(key="k")
     found = IdempotencyRecord.objects.values("status", "request_hash").get()

@@ -14,7 +14,6 @@ from drf_spectacular.openapi import AutoSchema
 from rest_framework import exceptions, renderers, viewsets
 from rest_framework.exceptions import ErrorDetail
 from rest_framework.renderers import AdminRenderer, BrowsableAPIRenderer, JSONRenderer
-from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
@@ -22,8 +21,8 @@ from idempotency import current_claim, idempotent
 from idempotency.contrib.rest_framework import IdempotencyAPIException, IdempotentMixin
 from idempotency.exceptions import InProgressError, KeyReusedError
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import Caller, claim_anew, effects, problem_code, records, replayed
-from tests.http.serving import Framework, Serve, drf_view, serve_answer
+from tests.http.callers import claim_anew, effects, problem_code, records, replayed
+from tests.http.serving import Framework, drf_view, serve_answer
 from tests.http.views import CrashError, LabelSerializer, MethodAPIView, MixinAPIView, drf_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -31,7 +30,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 PAGE = {"Accept": "text/html"}
 
 
-def test_our_errors_are_made_of_drfs_own_types() -> None:
+def test_our_errors_are_made_of_drfs_own_types():
     exception = IdempotencyAPIException(KeyReusedError())
     assert (type(exception.detail), type(exception.__cause__)) == (ErrorDetail, KeyReusedError)
     assert exception.detail.code == exception.get_codes() == "idempotency_key_reused"
@@ -41,13 +40,13 @@ def test_our_errors_are_made_of_drfs_own_types() -> None:
 
 
 @pytest.mark.failure_73
-def test_drf_standardized_errors_tells_them_in_its_own_envelope(alice: Caller, serve: Serve, settings: Any) -> None:
+def test_drf_standardized_errors_tells_them_in_its_own_envelope(alice, serve, settings):
     pytest.importorskip("drf_standardized_errors")
     handler = "drf_standardized_errors.handler.exception_handler"
     settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": handler}
     Framework("drf", serve).serve()
 
-    def told(**options: Any) -> tuple[int, str, str]:
+    def told(**options):
         response = alice.post(**options)
         answer = json.loads(response.content)
         (error,) = answer["errors"]
@@ -66,7 +65,7 @@ def test_drf_standardized_errors_tells_them_in_its_own_envelope(alice: Caller, s
     assert effects() == 1
 
 
-def adding_handler(error: Exception, context: Any) -> Response | None:
+def adding_handler(error, context):
     """The example of DRF's own documentation."""
     response = exception_handler(error, context)
     if response is not None:
@@ -75,7 +74,7 @@ def adding_handler(error: Exception, context: Any) -> Response | None:
 
 
 @pytest.mark.failure_73
-def test_a_handler_that_adds_to_drfs_answer_adds_to_the_problem(alice: Caller, serve: Serve, settings: Any) -> None:
+def test_a_handler_that_adds_to_drfs_answer_adds_to_the_problem(alice, serve, settings):
     settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": f"{__name__}.adding_handler"}
     Framework("drf", serve).serve()
     refused = alice.post()
@@ -92,26 +91,26 @@ class Noting(IdempotentMixin, APIView):
     idempotent_operations: ClassVar = {"post": "tests.noting"}
     finalized: ClassVar[list[int]] = []  # of one test
 
-    def post(self, request: Request) -> Response:
+    def post(self, request):
         if "error" in request.GET:
             raise getattr(exceptions, request.GET["error"])
         return drf_answer(request)
 
-    def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+    def finalize_response(self, request, response, *args, **kwargs):
         final = super().finalize_response(request, response, *args, **kwargs)
         self.finalized.append(final.status_code)
         return final
 
 
 @pytest.fixture
-def finalized(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    statuses: list[int] = []
+def finalized(monkeypatch):
+    statuses = []
     monkeypatch.setattr(Noting, "finalized", statuses)
     return statuses
 
 
 @pytest.mark.failure_71
-def test_a_response_is_finalized_once(alice: Caller, serve: Serve, finalized: list[int]) -> None:
+def test_a_response_is_finalized_once(alice, serve, finalized):
     serve(Noting.as_view())
     assert alice.post(key="k").status_code == 201
     assert finalized == [201]
@@ -124,15 +123,15 @@ def test_a_response_is_finalized_once(alice: Caller, serve: Serve, finalized: li
 
 
 @pytest.mark.failure_71
-def test_a_response_in_place_of_the_handlers_is_finalized_too(alice: Caller, serve: Serve, finalized: Any) -> None:
+def test_a_response_in_place_of_the_handlers_is_finalized_too(alice, serve, finalized):
     class Calling(Noting):
         idempotent_operations: ClassVar = {}
 
         @idempotent("tests.called")
-        def create(self, request: Request) -> Response:
+        def create(self, request):
             return drf_answer(request)
 
-        def post(self, request: Request) -> Response:
+        def post(self, request):
             return Response(self.create(request).data, status=202)
 
     serve(Calling.as_view())
@@ -145,7 +144,7 @@ def test_a_response_in_place_of_the_handlers_is_finalized_too(alice: Caller, ser
 
 class Answering(APIView):
     @idempotent("declarations.answering", rebuild=lambda reference, request: Response({"list": []}))
-    def post(self, request: Request) -> Response:
+    def post(self, request):
         claim = current_claim()
         assert claim is not None
         claim.reference = request.GET.get("reference")
@@ -163,12 +162,10 @@ class Answering(APIView):
 )
 @pytest.mark.parametrize("place", ["override", "decorator"])
 @pytest.mark.parametrize("url", ["/", "/?reference=1"], ids=["body", "reference"])
-def test_a_change_that_would_reach_no_client_is_refused_and_the_retry_replays(
-    alice: Caller, serve: Serve, caplog: Any, change: Any, place: str, url: str
-) -> None:
-    def changing(handler: Any) -> Any:
-        def post(self: Any, request: Request) -> Response:
-            response: Response = handler(self, request)
+def test_a_change_that_would_reach_no_client_is_refused_and_the_retry_replays(alice, serve, caplog, change, place, url):
+    def changing(handler):
+        def post(self, request):
+            response = handler(self, request)
             change(response)
             return response
 
@@ -177,7 +174,7 @@ def test_a_change_that_would_reach_no_client_is_refused_and_the_retry_replays(
     class Changing(Answering):
         post = changing(Answering.post) if place == "decorator" else changing(lambda self, request: self.inner(request))
 
-        def inner(self, request: Request) -> Response:
+        def inner(self, request):
             return super().post(request)
 
     serve(Changing.as_view())
@@ -191,15 +188,15 @@ def test_a_change_that_would_reach_no_client_is_refused_and_the_retry_replays(
     assert effects() == 1
 
 
-def test_data_that_is_given_to_an_empty_response_is_refused_and_headers_are_not(alice: Caller, serve: Serve) -> None:
+def test_data_that_is_given_to_an_empty_response_is_refused_and_headers_are_not(alice, serve):
     class Empty(APIView):
         @idempotent("tests.empty")
-        def delete(self, request: Request) -> Response:
+        def delete(self, request):
             drf_answer(request)
             return Response(status=204)
 
     class Changing(Empty):
-        def delete(self, request: Request) -> Response:
+        def delete(self, request):
             response = super().delete(request)
             response["X-Extra"] = "1"
             if "data" in request.GET:
@@ -213,37 +210,37 @@ def test_data_that_is_given_to_an_empty_response_is_refused_and_headers_are_not(
 
 
 @pytest.mark.parametrize("raised", [exceptions.NotFound, ZeroDivisionError])
-def test_an_override_may_raise_another_error(alice: Caller, serve: Serve, raised: type[Exception]) -> None:
+def test_an_override_may_raise_another_error(alice, serve, raised):
     class Translating(MethodAPIView):
-        def post(self, request: Request) -> Response:
+        def post(self, request):
             try:
                 return super().post(request)
             except CrashError as error:
                 raise raised from error
 
-        def get_exception_handler(self) -> Any:
-            def handle(error: Exception, context: Any) -> Any:
+        def get_exception_handler(self):
+            def handle(error, context):
                 seen.append(type(error))
                 return exception_handler(error, context)
 
             return handle
 
-    seen: list[type[Exception]] = []
+    seen = []
     serve(Translating.as_view())
     assert alice.post("/?crash=1", key="k").status_code == (404 if raised is exceptions.NotFound else 500)
     assert (seen, effects()) == ([CrashError, raised], 0)
 
 
 @pytest.mark.failure_72
-def test_a_replay_is_a_response_with_data_and_renderer(alice: Caller, serve: Serve) -> None:
+def test_a_replay_is_a_response_with_data_and_renderer(alice, serve):
     class Enveloping(APIView):
         """A project's own ``finalize_response`` that looks into the data."""
 
         @idempotent("tests.data")
-        def post(self, request: Request) -> Response:
+        def post(self, request):
             return drf_answer(request)
 
-        def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+        def finalize_response(self, request, response, *args, **kwargs):
             response["X-Id"] = str(response.data["id"])
             return super().finalize_response(request, response, *args, **kwargs)
 
@@ -260,7 +257,7 @@ def test_a_replay_is_a_response_with_data_and_renderer(alice: Caller, serve: Ser
 class TextRenderer(renderers.BaseRenderer):
     media_type, format, charset = "text/plain", "txt", "utf-8"
 
-    def render(self, data: Any, *args: Any, **kwargs: Any) -> str:
+    def render(self, data, *args, **kwargs):
         return str(data)
 
 
@@ -280,7 +277,7 @@ BROKEN_JSON = type("BrokenJSONRenderer", (TextRenderer,), {"media_type": "applic
     ],
     ids=["json", "empty", "text", "broken json", "a plain response", "an empty plain response"],
 )
-def test_a_replay_has_its_data_if_known(alice: Caller, serve: Serve, answer: Any, renderer: Any, is_drf: bool) -> None:
+def test_a_replay_has_its_data_if_known(alice, serve, answer, renderer, is_drf):
     serve_answer(serve, answer, framework="drf", renderers=[renderer])
     first, replay = replayed(alice)
     assert replay.get("Content-Type") == first.get("Content-Type")
@@ -289,12 +286,12 @@ def test_a_replay_has_its_data_if_known(alice: Caller, serve: Serve, answer: Any
         assert replay.data == first.data
 
 
-def serve_with(serve: Serve, *classes: Any) -> None:
+def serve_with(serve, *classes):
     serve(drf_view(idempotent("tests.page")(drf_answer), renderers=classes))
 
 
 @pytest.mark.parametrize("page_renderer", [BrowsableAPIRenderer, AdminRenderer])
-def test_a_page_of_the_browsable_api_is_recorded_as_its_data(alice: Caller, serve: Serve, page_renderer: Any) -> None:
+def test_a_page_of_the_browsable_api_is_recorded_as_its_data(alice, serve, page_renderer):
     serve_with(serve, JSONRenderer, page_renderer)
     first = alice.post(key="k", headers=PAGE)
     assert first["Content-Type"].startswith("text/html") or first.status_code == 303
@@ -306,13 +303,13 @@ def test_a_page_of_the_browsable_api_is_recorded_as_its_data(alice: Caller, serv
     assert effects() == 1
 
 
-def test_a_view_that_has_nothing_but_the_browsable_api_replays_its_page(alice: Caller, serve: Serve) -> None:
+def test_a_view_that_has_nothing_but_the_browsable_api_replays_its_page(alice, serve):
     serve_with(serve, BrowsableAPIRenderer)
     _, replay = replayed(alice, headers=PAGE)
     assert replay["Content-Type"].startswith("text/html")
 
 
-def test_an_error_on_the_browsable_api_is_told_on_its_page(alice: Caller, serve: Serve) -> None:
+def test_an_error_on_the_browsable_api_is_told_on_its_page(alice, serve):
     """A form of the page can't send the header, so it is told that it needs one."""
     serve_with(serve, JSONRenderer, BrowsableAPIRenderer)
     refused = alice.post(headers=PAGE)
@@ -321,9 +318,9 @@ def test_an_error_on_the_browsable_api_is_told_on_its_page(alice: Caller, serve:
     assert problem_code(alice.post()) == "idempotency_key_missing"
 
 
-def test_what_is_raised_after_a_page_was_made_is_recorded_and_not_the_page(alice: Caller, serve: Serve) -> None:
+def test_what_is_raised_after_a_page_was_made_is_recorded_and_not_the_page(alice, serve):
     class FailingPage(BrowsableAPIRenderer):
-        def render(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        def render(self, data, *args, **kwargs):
             if "id" in data:
                 raise exceptions.NotFound
             return super().render(data, *args, **kwargs)
@@ -335,7 +332,7 @@ def test_what_is_raised_after_a_page_was_made_is_recorded_and_not_the_page(alice
     assert effects() == 0
 
 
-def test_the_mixin_gives_no_view_a_description() -> None:
+def test_the_mixin_gives_no_view_a_description():
     assert IdempotentMixin.__doc__ is None
     assert inspect.getdoc(MixinAPIView) == inspect.getdoc(APIView)
     assert MixinAPIView().get_view_description() == ""
@@ -347,16 +344,16 @@ class Documented(IdempotentMixin, viewsets.GenericViewSet[Any]):
     serializer_class = LabelSerializer
     idempotent_operations: ClassVar = {"create": "tests.documented"}
 
-    def create(self, request: Request) -> Response:
+    def create(self, request):
         """Creates one."""
         return drf_answer(request)
 
     @idempotent("tests.documented_list")
-    def list(self, request: Request) -> Response:
+    def list(self, request):
         return drf_answer(request)
 
 
-def test_a_schema_describes_operations_by_their_own_words(settings: Any) -> None:
+def test_a_schema_describes_operations_by_their_own_words(settings):
     with_schema = type("WithSchema", (Documented,), {"schema": AutoSchema(), "__doc__": Documented.__doc__})
     patterns = [
         path("silent/", type("S", (MixinAPIView,), {"schema": AutoSchema()}).as_view()),

@@ -1,12 +1,8 @@
 """What is stored of a body: encrypted, without what ``redact`` removes, and for a shorter time than its record."""
 
-from __future__ import annotations
-
 import io
 import json
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -26,8 +22,8 @@ from idempotency.operate.resolutions import record_outcome
 from idempotency.outcome import BODY_GONE, ENVELOPE, Outcome, outcome_of, response_of
 from idempotency.protocol import ownership
 from tests.database.claiming import acquire
-from tests.http.callers import Caller, assert_nothing_kept, assert_refused, effects, problem_code, replayed
-from tests.http.serving import OUTSIDE, Framework, Serve, serve_answer
+from tests.http.callers import assert_nothing_kept, assert_refused, effects, problem_code, replayed
+from tests.http.serving import OUTSIDE, serve_answer
 from tests.operations import forgetting_operations, redeclare
 from tests.records import HOUR, database_now, expire, from_now, purge_body_of
 
@@ -37,18 +33,18 @@ OLD, NEW = Fernet.generate_key(), Fernet.generate_key().decode()
 SECRET = {"card": "4111-1111", ENVELOPE: "no envelope"}
 
 
-def use_keys(settings: Any, *keys: str | bytes) -> None:
+def use_keys(settings, *keys):
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": keys} if keys else {}
 
 
-def test_the_message_of_an_error_may_quote_a_body_and_is_not_kept(settings: Any, transactional_db: None) -> None:
+def test_the_message_of_an_error_may_quote_a_body_and_is_not_kept(settings, transactional_db):
     use_keys(settings, NEW)
     with pytest.raises(ValueError, match="4111"), claim("encrypted.fails", account_id="1", key="k"):
         raise ValueError(SECRET)
     assert IdempotencyRecord.objects.get().error == "ValueError"
 
 
-def stored() -> str:
+def stored():
     """What the database holds of the latest record."""
     body = IdempotencyRecord.objects.latest("pk").response_body
     assert body is not None
@@ -57,7 +53,7 @@ def stored() -> str:
 
 @pytest.mark.failure_52
 @pytest.mark.parametrize("binary", [False, True], ids=["JSON", "bytes"])
-def test_a_body_is_encrypted_and_replayed(settings: Any, framework: Framework, alice: Caller, binary: bool) -> None:
+def test_a_body_is_encrypted_and_replayed(settings, framework, alice, binary):
     use_keys(settings, OLD)
     framework.serve(lambda request: HttpResponse(b"4111-1111\xff", content_type="image/png") if binary else SECRET)
     first, _ = replayed(alice, wrote=0)
@@ -67,7 +63,7 @@ def test_a_body_is_encrypted_and_replayed(settings: Any, framework: Framework, a
 
 
 @pytest.mark.failure_52
-def test_keys_are_rotated(settings: Any, framework: Framework, alice: Caller) -> None:
+def test_keys_are_rotated(settings, framework, alice):
     framework.serve(lambda request: SECRET)
     answers = {}
     for key, keys in (("plain", ()), ("old", (OLD,)), ("new", (NEW, OLD))):
@@ -84,12 +80,12 @@ def test_keys_are_rotated(settings: Any, framework: Framework, alice: Caller) ->
     assert_refused(alice, "idempotency_outcome_unreadable", key="new")
 
 
-def test_results_of_blocks_and_steps_are_encrypted(settings: Any) -> None:
+def test_results_of_blocks_and_steps_are_encrypted(settings):
     use_keys(settings, NEW)
-    calls: list[str] = []
+    calls = []
 
-    def run(key: str = "k") -> Any:
-        policy: dict[str, Any] = {"transaction": False, "recovery": REEXECUTE}
+    def run(key="k"):
+        policy = {"transaction": False, "recovery": REEXECUTE}
         with claim("tests.encrypted", account_id="1", key=key, **policy) as run:
             if run.claim is not None:
                 run.result = run.claim.step("pay", lambda: calls.append("pay") or SECRET)
@@ -114,7 +110,7 @@ def test_results_of_blocks_and_steps_are_encrypted(settings: Any) -> None:
 
 
 @pytest.mark.urls("testproject.urls")
-def test_people_with_the_permission_read_the_text(settings: Any, alice: Caller) -> None:
+def test_people_with_the_permission_read_the_text(settings, alice):
     use_keys(settings, NEW)
     alice.post("/transfers/", {"recipient": "4111-1111", "amount": 1}, key="k")
     client = Client()
@@ -126,14 +122,14 @@ def test_people_with_the_permission_read_the_text(settings: Any, alice: Caller) 
 
 
 @pytest.mark.parametrize("keys", ["hunter2", [], ["hunter2"], [NEW, "hunter2-é"], [NEW[:-4]]])
-def test_a_key_of_another_form_is_refused_and_not_shown(keys: Any, settings: Any) -> None:
+def test_a_key_of_another_form_is_refused_and_not_shown(keys, settings):
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": keys}
     with pytest.raises(ImproperlyConfigured, match=r"ENCRYPTION_KEYS.*E026") as refused:
         in_force()
     assert "hunter2" not in str(refused.value)
 
 
-def test_without_the_library_the_error_names_what_to_install(settings: Any) -> None:
+def test_without_the_library_the_error_names_what_to_install(settings):
     use_keys(settings, NEW)
     with (
         mock.patch("idempotency.options.validators.find_spec", return_value=None),
@@ -149,12 +145,12 @@ WITH_TOKEN = {"id": 7, "token": "hunter2"}
 REDACTED = {"id": 7, "token": None}
 
 
-def without_token(status: int, headers: Mapping[str, str], body: bytes) -> bytes:
+def without_token(status, headers, body):
     assert (status, headers["content-type"]) == (201, "application/json")
     return json.dumps({**json.loads(body), "token": None}).encode()
 
 
-def test_the_first_client_gets_the_whole_body_and_a_retry_the_redacted_one(framework: Framework, alice: Caller) -> None:
+def test_the_first_client_gets_the_whole_body_and_a_retry_the_redacted_one(framework, alice):
     framework.serve(lambda request: (WITH_TOKEN, 201), redact=without_token)
     first, retry = alice.post(key="k"), alice.post(key="k")
     assert first.json() == WITH_TOKEN
@@ -163,31 +159,31 @@ def test_the_first_client_gets_the_whole_body_and_a_retry_the_redacted_one(frame
     assert "hunter2" not in stored()
 
 
-def fail(*outcome: Any) -> bytes:
+def fail(*outcome):
     raise ValueError(outcome)
 
 
 @pytest.mark.parametrize("redact", [fail, lambda body: body, lambda *outcome: "a text"])
-def test_a_body_that_was_not_redacted_is_not_recorded(serve: Serve, alice: Caller, redact: Any, caplog: Any) -> None:
+def test_a_body_that_was_not_redacted_is_not_recorded(serve, alice, redact, caplog):
     serve_answer(serve, lambda: HttpResponse(b"hunter2"), redact=redact)
     assert problem_code(assert_nothing_kept(alice, 500)) == "idempotency_response_unrecordable"
     assert "redact= of operation 'tests.answer'" in caplog.text
     assert "hunter2" not in caplog.text  # the error of fail() quotes the body
 
 
-def test_an_effect_whose_outcome_was_not_redacted_is_parked(serve: Serve, alice: Caller) -> None:
+def test_an_effect_whose_outcome_was_not_redacted_is_parked(serve, alice):
     serve_answer(serve, lambda: HttpResponse(b"hunter2"), redact=fail, **OUTSIDE)
     codes = [problem_code(alice.post(key="k")) for _ in range(2)]
     assert codes == ["idempotency_response_unrecordable", "idempotency_outcome_unknown"]
     assert effects() == 1
 
 
-def test_an_empty_body_needs_no_redaction(serve: Serve, alice: Caller) -> None:
+def test_an_empty_body_needs_no_redaction(serve, alice):
     serve_answer(serve, lambda: HttpResponse(status=204), redact=fail)
     assert [alice.post(key="k").status_code for _ in range(2)] == [204, 204]
 
 
-def run(redact: Any) -> Any:
+def run(redact):
     with forgetting_operations(), claim("redacted.block", account_id="1", key="k", redact=redact) as run:
         if not run.replayed:
             run.result = WITH_TOKEN
@@ -195,7 +191,7 @@ def run(redact: Any) -> Any:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_result_of_a_block_is_redacted_and_stays_json() -> None:
+def test_the_result_of_a_block_is_redacted_and_stays_json():
     with pytest.raises(TypeError, match="must turn a result into JSON"):
         run(lambda *outcome: b"no JSON: hunter2")
     with pytest.raises(UnrecordableResponseError, match=r"raised ValueError in line \d+ of .*test_stored_bodies\.py"):
@@ -207,11 +203,11 @@ def test_the_result_of_a_block_is_redacted_and_stays_json() -> None:
 # A response that is kept for a shorter time than its record: a retry is told so and never runs
 
 
-def purge_bodies() -> int:
+def purge_bodies():
     return sum(batch.deleted for batch in purge_body_batches())
 
 
-def test_a_retry_after_the_body_is_told_so_and_does_not_run(framework: Framework, alice: Caller) -> None:
+def test_a_retry_after_the_body_is_told_so_and_does_not_run(framework, alice):
     framework.serve(body_ttl=HOUR)
     first, _ = replayed(alice)
     assert purge_bodies() == 0  # it is not due
@@ -226,7 +222,7 @@ def test_a_retry_after_the_body_is_told_so_and_does_not_run(framework: Framework
     assert record.completed_at is not None
 
 
-def test_past_its_retention_the_record_begins_anew_with_a_body_of_its_own(framework: Framework, alice: Caller) -> None:
+def test_past_its_retention_the_record_begins_anew_with_a_body_of_its_own(framework, alice):
     framework.serve(body_ttl=HOUR)
     alice.post(key="k")
     purge_body_of("k")
@@ -237,7 +233,7 @@ def test_past_its_retention_the_record_begins_anew_with_a_body_of_its_own(framew
     assert timedelta(minutes=59) < left - database_now() <= HOUR
 
 
-def test_a_record_that_starts_over_forgets_when_its_body_was_due() -> None:
+def test_a_record_that_starts_over_forgets_when_its_body_was_due():
     """Otherwise the next body would be deleted too early, where body_ttl is declared no more."""
     with forgetting_operations("bodies."):
         operation = Operation("bodies.over", body_ttl=HOUR)
@@ -252,16 +248,16 @@ def test_a_record_that_starts_over_forgets_when_its_body_was_due() -> None:
 # With a reference
 
 
-def rebuilt(reference: str, request: Any) -> HttpResponse:
+def rebuilt(reference, request):
     return JsonResponse({"rebuilt": reference})
 
 
-def answer_with_reference() -> HttpResponse:
+def answer_with_reference():
     require_claim().reference = "7"
     return HttpResponse(b"first", status=201)
 
 
-def test_a_body_is_replayed_and_when_deleted_rebuilt(serve: Serve, alice: Caller, monkeypatch: Any) -> None:
+def test_a_body_is_replayed_and_when_deleted_rebuilt(serve, alice, monkeypatch):
     serve_answer(serve, answer_with_reference, rebuild=rebuilt, body_ttl=HOUR)
     replayed(alice)
     purge_body_of("k")
@@ -273,7 +269,7 @@ def test_a_body_is_replayed_and_when_deleted_rebuilt(serve: Serve, alice: Caller
     assert_refused(alice, "idempotency_outcome_unreadable", key="k")
 
 
-def test_what_has_no_body_to_keep_is_recorded_as_its_reference_alone() -> None:
+def test_what_has_no_body_to_keep_is_recorded_as_its_reference_alone():
     with forgetting_operations("bodies."):
         plain = Operation("bodies.plain", rebuild=rebuilt, body_ttl=HOUR, max_body=10)
         job = Operation("bodies.job", rebuild=rebuilt, body_ttl=HOUR, in_progress=Attach(lambda scope: "/job/"))
@@ -289,7 +285,7 @@ def test_what_has_no_body_to_keep_is_recorded_as_its_reference_alone() -> None:
         assert outcome_of(HttpResponse(b"a"), plain.policy, "7").body is not None
 
 
-def test_the_mark_of_a_deleted_body_is_never_replayed() -> None:
+def test_the_mark_of_a_deleted_body_is_never_replayed():
     with pytest.raises(BodyGoneError):
         response_of(Outcome(201, (), BODY_GONE))
 
@@ -297,8 +293,8 @@ def test_the_mark_of_a_deleted_body_is_never_replayed() -> None:
 # Outside of HTTP
 
 
-def test_the_result_of_a_block_that_is_deleted_is_an_error_and_the_block_does_not_run() -> None:
-    def run() -> Any:
+def test_the_result_of_a_block_that_is_deleted_is_an_error_and_the_block_does_not_run():
+    def run():
         with forgetting_operations(), claim("bodies.block", account_id="1", key="k", body_ttl=HOUR) as one:
             assert not one.replayed
             one.result = {"id": 1}
@@ -310,7 +306,7 @@ def test_the_result_of_a_block_that_is_deleted_is_an_error_and_the_block_does_no
         run()
 
 
-def test_what_the_body_tells_is_deleted_wherever_it_is_told() -> None:
+def test_what_the_body_tells_is_deleted_wherever_it_is_told():
     with forgetting_operations("bodies."):
         operation = Operation("bodies.steps", body_ttl=HOUR, **OUTSIDE)
         for name in ("secret", "kept"):
@@ -325,7 +321,7 @@ def test_what_the_body_tells_is_deleted_wherever_it_is_told() -> None:
     assert list(IdempotencyStep.objects.values_list("record_id", flat=True)) == [kept.pk]
 
 
-def test_an_outcome_that_a_person_records_is_kept_as_long_as_one_of_a_request(settings: Any) -> None:
+def test_an_outcome_that_a_person_records_is_kept_as_long_as_one_of_a_request(settings):
     with forgetting_operations("bodies."):
         operation = Operation("bodies.parked", transaction=False, recovery=PARK)
         ownership.park(acquire(operation))
@@ -337,7 +333,7 @@ def test_an_outcome_that_a_person_records_is_kept_as_long_as_one_of_a_request(se
             pass
 
 
-def test_only_a_completed_record_has_a_response_that_can_be_gone() -> None:
+def test_only_a_completed_record_has_a_response_that_can_be_gone():
     with forgetting_operations("bodies."):
         acquire(Operation("bodies.claimed", body_ttl=HOUR))
     # A release that doesn't know the column may have left an old time in a record that it started over.

@@ -7,11 +7,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from io import BytesIO
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from django.contrib.auth.models import User
@@ -30,7 +28,6 @@ from rest_framework.views import APIView
 from idempotency import PARK, Operation, current_claim, idempotent
 from idempotency.contrib import pytest as fixtures
 from idempotency.contrib.rest_framework import IdempotentMixin
-from idempotency.contrib.rest_framework.testing import IdempotentAPIClient
 from idempotency.http.key_sources import FromHeader, FromJSON
 from idempotency.models import IdempotencyRecord
 from idempotency.testing import (
@@ -45,8 +42,7 @@ from idempotency.testing import (
 )
 from testproject.models import Charge, Transfer
 from tests.factories import RecordFactory, TokenFactory, UserFactory
-from tests.http.callers import Caller, effects, problem_code
-from tests.http.serving import Serve
+from tests.http.callers import effects, problem_code
 from tests.http.test_assert_idempotent import all_but, client_of, transactional
 from tests.http.views import KINDS, plain_answer
 
@@ -55,17 +51,17 @@ idempotent_api_client = fixtures.idempotent_api_client
 
 
 @pytest.fixture
-def case(request: pytest.FixtureRequest) -> None:
+def case(request):
     """How Django isolates the test: must be asked for before what writes."""
     request.getfixturevalue(request.param)
 
 
-def other_answer() -> JsonResponse:
+def other_answer():
     return JsonResponse({"by": "another attempt"}, status=202)
 
 
 #: What a retry gets in each state: a status, the code of the problem, and how many effects there are then.
-STATES: dict[str, tuple[Callable[[Any], IdempotencyRecord], int, str, int]] = {
+STATES = {
     "in progress": (in_progress, 409, "idempotency_in_progress", 1),
     "abandoned": (abandoned, 201, "", 2),
     "expired": (expired, 201, "", 2),
@@ -75,7 +71,7 @@ STATES: dict[str, tuple[Callable[[Any], IdempotencyRecord], int, str, int]] = {
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("case", ["db", "transactional_db"], indirect=True)
-def test_a_retry_finds_the_state(case: None, state: str, serve: Serve, alice: Caller) -> None:
+def test_a_retry_finds_the_state(case, state, serve, alice):
     bring, status, code, wrote = STATES[state]
     serve(idempotent("kit.states")(plain_answer))
     alice.post(key="k")
@@ -92,7 +88,7 @@ def test_a_retry_finds_the_state(case: None, state: str, serve: Serve, alice: Ca
 
 
 @pytest.mark.django_db
-def test_a_claim_is_brought_from_one_state_to_another(serve: Serve, alice: Caller) -> None:
+def test_a_claim_is_brought_from_one_state_to_another(serve, alice):
     serve(idempotent("kit.parking", transaction=False, recovery=PARK)(plain_answer))
     alice.post(key="k")
     for bring, code in ((abandoned, "idempotency_outcome_unknown"), (in_progress, "idempotency_in_progress")):
@@ -103,7 +99,7 @@ def test_a_claim_is_brought_from_one_state_to_another(serve: Serve, alice: Calle
 
 
 @pytest.mark.django_db
-def test_a_record_that_is_not_clear_is_refused() -> None:
+def test_a_record_that_is_not_clear_is_refused():
     with pytest.raises(LookupError, match=r"No record has the key .*Send the request to a protected view first"):
         in_progress("nobody")
     for account in "12":
@@ -114,10 +110,8 @@ def test_a_record_that_is_not_clear_is_refused() -> None:
         in_progress(IdempotencyRecord.objects.first())
 
 
-def test_a_client_sends_a_new_key_with_each_mutating_request(
-    idempotent_client: IdempotentClient, idempotent_api_client: IdempotentAPIClient
-) -> None:
-    def key_of(client: Any, method: str, **options: Any) -> Any:
+def test_a_client_sends_a_new_key_with_each_mutating_request(idempotent_client, idempotent_api_client):
+    def key_of(client, method, **options):
         return getattr(client, method)("/health/", **options).wsgi_request.headers.get("Idempotency-Key")
 
     for client in (idempotent_client, idempotent_api_client):
@@ -130,7 +124,7 @@ def test_a_client_sends_a_new_key_with_each_mutating_request(
     assert key_of(idempotent_api_client, "post") == "credential"
 
 
-def test_pytest_loads_the_fixtures_without_django_settings(tmp_path: Path) -> None:
+def test_pytest_loads_the_fixtures_without_django_settings(tmp_path):
     (tmp_path / "test_nothing.py").write_text("def test_nothing(): pass")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "idempotency.contrib.pytest", "--fixtures", "-c", os.devnull]
     environment = {"PYTHONPATH": ":".join(sys.path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": os.environ["PATH"]}
@@ -145,10 +139,10 @@ def test_pytest_loads_the_fixtures_without_django_settings(tmp_path: Path) -> No
 
 
 @transactional
-def test_a_file_is_sent_each_time(serve: Serve) -> None:
+def test_a_file_is_sent_each_time(serve):
     @serve
     @idempotent("kit.upload")
-    def view(request: Any) -> Any:
+    def view(request):
         assert [file.read() for file in request.FILES.getlist("files")] == [b"hello", b"bytes"]
         assert request.FILES["files"].name == "a.txt"
         return plain_answer(request)
@@ -171,10 +165,10 @@ def test_a_file_is_sent_each_time(serve: Serve) -> None:
     ids=["in the payload", "in another header"],
 )
 @pytest.mark.django_db
-def test_the_key_may_be_elsewhere(serve: Serve, source: Any, request_of: dict[str, Any]) -> None:
+def test_the_key_may_be_elsewhere(serve, source, request_of):
     serve(idempotent("kit.elsewhere", key=source)(plain_answer))
-    given: dict[str, Any] = {"data": {"amount": 1}, "content_type": "application/json"} | request_of
-    options: dict[str, Any] = {"effects": Transfer.objects, "leave_out": all_but("retry", "other_payload", "crash")}
+    given = {"data": {"amount": 1}, "content_type": "application/json"} | request_of
+    options = {"effects": Transfer.objects, "leave_out": all_but("retry", "other_payload", "crash")}
     other = given.pop("other_payload", None)
     client = client_of(UserFactory())
     report = assert_idempotent(client, Request("POST", "/", **given), other_payload=other, **options)
@@ -184,10 +178,10 @@ def test_the_key_may_be_elsewhere(serve: Serve, source: Any, request_of: dict[st
             assert_idempotent(client, Request("POST", "/", **given), **options)
 
 
-def unique(view: Any) -> Any:
+def unique(view):
     """Refuse a label that there is already, as the validator of a unique field does."""
 
-    def refuse_twice(request: Any) -> Any:
+    def refuse_twice(request):
         label = json.loads(request.body)["label"]
         if Transfer.objects.filter(label=label).exists():
             return JsonResponse({"label": ["exists"]}, status=400)
@@ -199,12 +193,12 @@ def unique(view: Any) -> Any:
 
 
 @transactional
-def test_a_payload_that_must_be_unique_is_made_anew_for_each_check(serve: Serve) -> None:
+def test_a_payload_that_must_be_unique_is_made_anew_for_each_check(serve):
     serve(idempotent("kit.unique")(unique(plain_answer)))
     client = client_of(UserFactory())
 
-    def check(labels: Callable[[], str] | str, *left_out: str) -> Any:
-        def request(label: str) -> Request:
+    def check(labels, *left_out):
+        def request(label):
             return Request("post", "/", {"label": label}, content_type="application/json")
 
         given = request(labels) if isinstance(labels, str) else lambda: request(labels())
@@ -220,10 +214,10 @@ def test_a_payload_that_must_be_unique_is_made_anew_for_each_check(serve: Serve)
 
 
 @pytest.mark.django_db
-def test_a_payload_without_values_is_not_changed(serve: Serve) -> None:
+def test_a_payload_without_values_is_not_changed(serve):
     serve(idempotent("kit.empty")(plain_answer))
     client = client_of(UserFactory())
-    options: dict[str, Any] = {"effects": Transfer.objects, "leave_out": all_but("other_payload")}
+    options = {"effects": Transfer.objects, "leave_out": all_but("other_payload")}
     with pytest.warns(ChecksNotRunWarning, match="other_payload: the request has no payload"):
         assert_idempotent(client, Request("POST", "/", None, content_type="text/plain"), **options)
     request = Request("POST", "/", b"as it is", content_type="text/plain")
@@ -235,16 +229,16 @@ def test_a_payload_without_values_is_not_changed(serve: Serve) -> None:
 
 @override_settings(ROOT_URLCONF="tests.http.views")
 class ProtectedViewsInTestCase(TestCase):
-    def setUp(self) -> None:
+    def setUp(self):
         token = TokenFactory()
         self.headers = {"Authorization": f"Token {token.key}"}
 
-    def post(self, url: str, key: str, data: Any = None) -> Any:
+    def post(self, url, key, data=None):
         return self.client.post(
             url, data or {}, content_type="application/json", headers={**self.headers, "Idempotency-Key": key}
         )
 
-    def test_every_kind_of_view_works(self) -> None:
+    def test_every_kind_of_view_works(self):
         for count, kind in enumerate(KINDS, start=1):
             with self.subTest(kind):
                 url = f"/kinds/{kind}/"
@@ -254,7 +248,7 @@ class ProtectedViewsInTestCase(TestCase):
                 assert self.post(url, kind, {"amount": 2}).status_code == 422
                 assert effects() == count
 
-    def test_a_run_that_is_not_kept_is_undone_and_the_test_goes_on(self) -> None:
+    def test_a_run_that_is_not_kept_is_undone_and_the_test_goes_on(self):
         self.client.raise_request_exception = False
         for kind in KINDS:
             with self.subTest(kind):
@@ -264,12 +258,12 @@ class ProtectedViewsInTestCase(TestCase):
                 assert effects() == 0
                 assert current_claim() is None
 
-    def test_a_test_that_looks_at_callbacks_of_on_commit_finds_its_own_only(self) -> None:
+    def test_a_test_that_looks_at_callbacks_of_on_commit_finds_its_own_only(self):
         with self.captureOnCommitCallbacks() as callbacks:
             assert self.post("/kinds/function/", "k").status_code == 201
         assert callbacks == []
 
-    async def test_the_async_client_works(self) -> None:
+    async def test_the_async_client_works(self):
         headers = {**self.headers, "Idempotency-Key": "k"}
         answers = [
             await self.async_client.post("/kinds/async_function/", {}, content_type="application/json", headers=headers)
@@ -284,10 +278,10 @@ class ProtectedViewsInTestCaseUnderAtomicRequests(ProtectedViewsInTestCase):
 
 
 class SampleChargesInAPITestCase(APITestCase):
-    def setUp(self) -> None:
+    def setUp(self):
         self.client.credentials(HTTP_AUTHORIZATION=f"Token {TokenFactory().key}", HTTP_IDEMPOTENCY_KEY="k")
 
-    def test_a_failure_that_is_raised_is_recorded_and_the_test_goes_on(self) -> None:
+    def test_a_failure_that_is_raised_is_recorded_and_the_test_goes_on(self):
         refused, replay = (self.client.post("/charges/", {"amount": 0}, format="json") for _ in range(2))
         assert refused.status_code == 400
         assert (replay.content, replay["Idempotency-Replayed"]) == (refused.content, "true")
@@ -304,7 +298,7 @@ class Failing(APIView):
 
     authentication_classes = permission_classes = ()
 
-    def post(self, request: Any) -> HttpResponse:
+    def post(self, request):
         Transfer.objects.create(account=User.objects.get(), recipient="carol", amount=1)
         if "api" in request.GET:
             raise APIException
@@ -321,20 +315,20 @@ class OptionallyProtectedByMixin(IdempotentMixin, Failing):
     idempotent_operations: ClassVar = {"post": Operation("testcase.mixin", required=False)}
 
 
-def directly(view: Any, query: str) -> None:
+def directly(view, query):
     view(APIRequestFactory().post(f"/{query}", {}, format="json"))
 
 
-def by_the_client(view: Any, query: str) -> None:
+def by_the_client(view, query):
     with override_settings(ROOT_URLCONF=(path("", view),)):
         APIClient().post(f"/{query}", {}, format="json")
 
 
-def below_a_decorator(view: Any, query: str) -> None:
+def below_a_decorator(view, query):
     by_the_client(never_cache(view), query)
 
 
-def by_another_view(view: Any, query: str) -> None:
+def by_another_view(view, query):
     by_the_client(csrf_exempt(lambda request: view(request)), query)
 
 
@@ -343,15 +337,15 @@ def by_another_view(view: Any, query: str) -> None:
 @pytest.mark.parametrize("call", [directly, by_the_client, below_a_decorator, by_another_view])
 @pytest.mark.parametrize("query", ["", "?api=1", "?crash=1"])
 @pytest.mark.parametrize("protected", [OptionallyProtected, OptionallyProtectedByMixin])
-def test_without_a_key_it_is_the_unprotected_view(protected: Any, call: Callable[[Any, str], None], query: str) -> None:
+def test_without_a_key_it_is_the_unprotected_view(protected, call, query):
     """The statements, the block that DRF marks for rollback, and the effects, with and without an ``atomic()`` around.
 
     DRF's own tests call a view directly, in an ``atomic()`` of theirs.
     """
     UserFactory()
 
-    def seen(view: Any) -> list[object]:
-        found: list[object] = []
+    def seen(view):
+        found = []
         for block in (transaction.atomic, nullcontext):
             if block is nullcontext and call is directly and query == "?api=1":
                 continue  # DRF marks the transaction of the test

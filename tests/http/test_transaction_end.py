@@ -1,38 +1,32 @@
 """How a run's transaction ends, and what becomes of one that is already there: ATOMIC_REQUESTS, and ``atomic()``."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, transaction
-from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
 from rest_framework import exceptions
 from rest_framework.decorators import api_view
-from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
 from idempotency import idempotent
-from tests.http.callers import Caller, assert_nothing_kept, assert_refused, effects, problem_code, records, replayed
-from tests.http.serving import OUTSIDE, Serve
+from tests.http.callers import assert_nothing_kept, assert_refused, effects, problem_code, records, replayed
+from tests.http.serving import OUTSIDE
 from tests.http.views import KINDS, VIEWSETS, AsyncMethodView, PlainView, async_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.http.views")]
 
 
-def serve_ending(serve: Serve, end: Callable[[], object]) -> None:
+def serve_ending(serve, end):
     """Serve an operation that has its effect, does ``end`` to its transaction, and swallows the error of that."""
 
     @serve
     @idempotent("tests.ending")
-    def view(request: HttpRequest) -> HttpResponse:
+    def view(request):
         answer = plain_answer(request)
         with suppress(Exception):
             end()
@@ -40,12 +34,12 @@ def serve_ending(serve: Serve, end: Callable[[], object]) -> None:
 
 
 @transaction.atomic(savepoint=False)  # as many of Django's own methods have it
-def fail_without_a_savepoint() -> None:
+def fail_without_a_savepoint():
     raise IntegrityError
 
 
 @pytest.mark.failure_24
-def test_an_error_that_broke_the_transaction_is_no_success(alice: Caller, serve: Serve, caplog: Any) -> None:
+def test_an_error_that_broke_the_transaction_is_no_success(alice, serve, caplog):
     serve_ending(serve, fail_without_a_savepoint)
     assert problem_code(assert_nothing_kept(alice, 500)) == "idempotency_transaction_broken"
     assert "atomic()" in caplog.text
@@ -57,24 +51,24 @@ def test_an_error_that_broke_the_transaction_is_no_success(alice: Caller, serve:
 @pytest.mark.failure_24
 @pytest.mark.postgres
 @pytest.mark.parametrize("status", [200, 400])
-def test_a_swallowed_error_that_postgresql_has_not_forgotten(alice: Caller, serve: Serve, status: int) -> None:
+def test_a_swallowed_error_that_postgresql_has_not_forgotten(alice, serve, status):
     serve_ending(serve, lambda: connection.cursor().execute("SELECT 1 / 0"))
     assert problem_code(assert_nothing_kept(alice, 500, f"/?status={status}")) == "idempotency_transaction_broken"
 
 
 @pytest.mark.failure_24
-def test_a_savepoint_keeps_an_error_from_breaking_the_transaction(alice: Caller, serve: Serve) -> None:
+def test_a_savepoint_keeps_an_error_from_breaking_the_transaction(alice, serve):
     serve_ending(serve, transaction.atomic(lambda: connection.cursor().execute("SELECT * FROM no_such_table")))
     first, _ = replayed(alice)
     assert first.status_code == 201
 
 
 @pytest.mark.failure_25
-def test_raised_and_returned_failures_of_drf_are_both_defined(alice: Caller, serve: Serve, atomic: bool) -> None:
+def test_raised_and_returned_failures_of_drf_are_both_defined(alice, serve, atomic):
     @serve
     @api_view(["POST"])
     @idempotent("tests.raise_or_return")
-    def view(request: Request) -> Response:
+    def view(request):
         answer, _ = work(request)
         if request.data["how"] == "raise":
             raise exceptions.ValidationError(answer)
@@ -91,7 +85,7 @@ def test_raised_and_returned_failures_of_drf_are_both_defined(alice: Caller, ser
 
 
 @pytest.mark.failure_25
-def test_a_plain_view_that_undoes_its_writes_may_answer_with_a_failure(alice: Caller, serve: Serve) -> None:
+def test_a_plain_view_that_undoes_its_writes_may_answer_with_a_failure(alice, serve):
     serve_ending(serve, lambda: transaction.set_rollback(True))
     # A success that has undone itself is a lie, and a passing failure isn't kept in any case.
     assert problem_code(assert_nothing_kept(alice, 500, "/?status=201")) == "idempotency_transaction_broken"
@@ -101,8 +95,8 @@ def test_a_plain_view_that_undoes_its_writes_may_answer_with_a_failure(alice: Ca
 
 
 @pytest.mark.failure_26
-def test_on_commit_runs_after_the_outcome_is_there_and_not_for_what_is_undone(alice: Caller, serve: Serve) -> None:
-    seen: list[Any] = []
+def test_on_commit_runs_after_the_outcome_is_there_and_not_for_what_is_undone(alice, serve):
+    seen = []
     serve_ending(serve, lambda: transaction.on_commit(lambda: seen.append(records())))
     alice.post("/?status=503", key="k")
     assert seen == []
@@ -118,7 +112,7 @@ ASYNC = ("async_function", "async_method")
 
 @pytest.mark.scenario_20
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_passes_through_has_its_transaction_unless_async(alice: Caller, kind: str, request: Any) -> None:
+def test_what_passes_through_has_its_transaction_unless_async(alice, kind, request):
     url = f"/kinds/{kind}/"
     for atomic in (False, True)[: 1 if kind in ASYNC else 2]:
         if atomic:
@@ -135,7 +129,7 @@ def test_what_passes_through_has_its_transaction_unless_async(alice: Caller, kin
 @pytest.mark.parametrize(
     "url", ["/", "/bare/", *(f"/unprotected/{view.__name__}/" for view in VIEWSETS)], ids=lambda url: url.strip("/")
 )
-def test_what_is_not_protected_keeps_its_transaction(alice: Caller, serve: Serve, url: str, settings: Any) -> None:
+def test_what_is_not_protected_keeps_its_transaction(alice, serve, url, settings):
     """Without an optional key, beside protected views, and as another action of a protected ViewSet."""
     if not url.startswith("/unprotected/"):
         serve(idempotent("tests.optional", required=False)(plain_answer), **{"bare/": plain_answer})
@@ -149,11 +143,9 @@ def test_what_is_not_protected_keeps_its_transaction(alice: Caller, serve: Serve
 
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("kind", [*ASYNC, "without a key"])
-def test_what_passes_through_an_async_view_is_refused_as_django_refuses_it(
-    alice: Caller, serve: Serve, kind: str, transport: str, caplog: Any
-) -> None:
+def test_what_passes_through_an_async_view_is_refused_as_django_refuses_it(alice, serve, kind, transport, caplog):
     alice.transport = transport
-    optional: Any = idempotent("tests.optional", required=False)(async_answer)
+    optional = idempotent("tests.optional", required=False)(async_answer)
     serve(optional if kind == "without a key" else KINDS[kind][0])
     refused = alice.request("POST" if kind == "without a key" else "GET")
     assert refused.status_code == 500
@@ -163,22 +155,22 @@ def test_what_passes_through_an_async_view_is_refused_as_django_refuses_it(
 
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("kind", ASYNC)
-def test_an_async_view_that_the_project_has_exempted_passes_through(alice: Caller, serve: Serve, kind: str) -> None:
-    view: Any = AsyncMethodView.as_view() if kind == "async_method" else idempotent("tests.async")(async_answer)
+def test_an_async_view_that_the_project_has_exempted_passes_through(alice, serve, kind):
+    view = AsyncMethodView.as_view() if kind == "async_method" else idempotent("tests.async")(async_answer)
     serve(transaction.non_atomic_requests(view))
     for answer, in_transaction in ((alice.get(), False), (alice.post(key="k"), True)):
         assert (answer.status_code, answer.json()["in_transaction"]) == (201, in_transaction)
 
 
 @pytest.mark.usefixtures("atomic_requests")
-def test_a_whole_class_and_what_runs_outside_have_no_transaction(alice: Caller, serve: Serve) -> None:
+def test_a_whole_class_and_what_runs_outside_have_no_transaction(alice, serve):
     class Whole(PlainView):
         @classmethod
-        def as_view(cls, **initkwargs: Any) -> Any:
+        def as_view(cls, **initkwargs):
             return idempotent("tests.whole")(super().as_view(**initkwargs))
 
         @idempotent("tests.put")
-        def put(self, request: HttpRequest) -> HttpResponse:
+        def put(self, request):
             raise NotImplementedError
 
     serve(Whole.as_view(), **{"outside/": idempotent("tests.outside_atomic", **OUTSIDE)(plain_answer)})
@@ -190,11 +182,11 @@ def test_a_whole_class_and_what_runs_outside_have_no_transaction(alice: Caller, 
 @pytest.mark.failure_23
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("way", ["hidden", "inside"])
-def test_an_open_transaction_is_an_error_with_the_remedy(alice: Caller, serve: Serve, way: str, caplog: Any) -> None:
+def test_an_open_transaction_is_an_error_with_the_remedy(alice, serve, way, caplog):
     class Hidden(View):  # from which another decorator hides what is protected
         @method_decorator(never_cache)
         @idempotent("atomic.hidden")
-        def post(self, request: HttpRequest) -> HttpResponse:
+        def post(self, request):
             return plain_answer(request)
 
     serve(Hidden.as_view() if way == "hidden" else transaction.atomic(idempotent("atomic.inside")(plain_answer)))

@@ -1,25 +1,20 @@
 """The same promises on every kind of view, and what becomes of a decorator in the wrong place."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import JsonResponse
 from rest_framework import viewsets
 from rest_framework.decorators import action, api_view
-from rest_framework.request import Request
-from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 
 from idempotency import Operation, current_claim, idempotent, require_claim
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import Caller, assert_nothing_kept, assert_refused, problem_code, replayed
-from tests.http.serving import OUTSIDE, WAYS, Serve, policies, protecting
+from tests.http.callers import assert_nothing_kept, assert_refused, problem_code, replayed
+from tests.http.serving import OUTSIDE, WAYS, policies, protecting
 from tests.http.views import KINDS, LabelSerializer, Methods, PlainView, drf_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.http.views")]
@@ -28,7 +23,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.h
 @pytest.mark.scenario_8
 @pytest.mark.scenario_20
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_view_runs_once_and_replays(alice: Caller, kind: str, transport: str, atomic: bool) -> None:
+def test_every_kind_of_view_runs_once_and_replays(alice, kind, transport, atomic):
     alice.transport = transport
     url = f"/kinds/{kind}/"
     first, replay = replayed(alice, url, {"amount": 1})
@@ -46,7 +41,7 @@ def test_every_kind_of_view_runs_once_and_replays(alice: Caller, kind: str, tran
 
 @pytest.mark.scenario_20
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_kind_of_view_keeps_anything_of_a_failure(alice: Caller, kind: str, atomic: bool) -> None:
+def test_no_kind_of_view_keeps_anything_of_a_failure(alice, kind, atomic):
     url = f"/kinds/{kind}/"
     assert_refused(alice, "idempotency_key_missing", url)
     assert_refused(alice, "idempotency_key_invalid", url, key="a,b")
@@ -57,11 +52,11 @@ def test_no_kind_of_view_keeps_anything_of_a_failure(alice: Caller, kind: str, a
 
 
 @pytest.mark.scenario_20
-def test_an_action_is_protected_by_a_decorator_above_its_own(alice: Caller, settings: Any) -> None:
+def test_an_action_is_protected_by_a_decorator_above_its_own(alice, settings):
     class ViewSet(viewsets.ViewSet):
         @idempotent("tests.above")
         @action(detail=True, methods=["post"])
-        def above(self, request: Request, pk: str) -> Response:
+        def above(self, request, pk):
             return drf_answer(request)
 
     router = SimpleRouter()
@@ -72,7 +67,7 @@ def test_an_action_is_protected_by_a_decorator_above_its_own(alice: Caller, sett
     assert IdempotencyRecord.objects.get().operation == "tests.above"
 
 
-PLAIN_API_VIEW: Any = type("PlainAPIView", (Methods, APIView), {})
+PLAIN_API_VIEW = type("PlainAPIView", (Methods, APIView), {})
 
 
 @pytest.mark.failure_35
@@ -84,23 +79,23 @@ PLAIN_API_VIEW: Any = type("PlainAPIView", (Methods, APIView), {})
     ],
     ids=["class", "APIView", "as_view()", "api_view", "staticmethod", "classmethod", "property", "text", "None"],
 )
-def test_a_decorator_that_could_not_protect_is_refused_when_applied(unprotectable: Any) -> None:
+def test_a_decorator_that_could_not_protect_is_refused_when_applied(unprotectable):
     with pytest.raises(ImproperlyConfigured, match=r"@idempotent\('tests.refused'\)"):
         idempotent("tests.refused")(unprotectable)
 
 
 @pytest.mark.failure_35
 @pytest.mark.parametrize("arguments", [(), (1,), (1, 2, 3)])
-def test_a_call_without_a_request_says_so(arguments: tuple[int, ...]) -> None:
+def test_a_call_without_a_request_says_so(arguments):
     with pytest.raises(TypeError, match=r"@idempotent\('tests.helper'\) expects a request"):
         idempotent("tests.helper")(lambda *arguments: None)(*arguments)
 
 
-def outer(operation: str, inner: Any, **policy: Any) -> Any:
+def outer(operation, inner, **policy):
     @idempotent(operation, **policy)
-    def view(request: HttpRequest) -> HttpResponse:
+    def view(request):
         work(request)
-        answer: HttpResponse = inner(request)
+        answer = inner(request)
         assert require_claim().operation.name == operation
         return answer
 
@@ -114,8 +109,8 @@ def outer(operation: str, inner: Any, **policy: Any) -> Any:
     ids=["inside its transaction", "outside of one"],
 )
 def test_a_view_inside_another_joins_its_transaction_or_is_an_operation_of_its_own(
-    alice: Caller, serve: Serve, policy: dict[str, Any], inner_operation: str, recorded: set[str]
-) -> None:
+    alice, serve, policy, inner_operation, recorded
+):
     serve(outer("tests.outer", idempotent("tests.inner")(plain_answer), **policy))
     first, _ = replayed(alice, wrote=2)
     assert json.loads(first.content)["operation"] == inner_operation
@@ -124,13 +119,13 @@ def test_a_view_inside_another_joins_its_transaction_or_is_an_operation_of_its_o
 
 
 @pytest.mark.failure_36
-def test_the_crash_of_a_view_inside_anothers_transaction_undoes_both(alice: Caller, serve: Serve) -> None:
+def test_the_crash_of_a_view_inside_anothers_transaction_undoes_both(alice, serve):
     serve(outer("tests.outer", idempotent("tests.inner")(plain_answer)))
     assert_nothing_kept(alice, 500, "/?crash=1")
 
 
 @pytest.mark.failure_36
-def test_an_outside_effect_inside_a_transaction_is_an_error(alice: Caller, serve: Serve, caplog: Any) -> None:
+def test_an_outside_effect_inside_a_transaction_is_an_error(alice, serve, caplog):
     """To join would break its promise: what it does outside would be done again after a rollback."""
     serve(outer("tests.outer", idempotent("tests.inner", **OUTSIDE)(plain_answer)))
     refused = assert_nothing_kept(alice, 500)  # the outer handler passed a 500 on, which is not recorded
@@ -144,7 +139,7 @@ class Updating(viewsets.ModelViewSet[Transfer]):
     queryset = Transfer.objects.all()
     serializer_class = LabelSerializer
 
-    def perform_update(self, serializer: Any) -> None:
+    def perform_update(self, serializer):
         super().perform_update(serializer)
         work(self.request)
 
@@ -152,7 +147,7 @@ class Updating(viewsets.ModelViewSet[Transfer]):
 @pytest.mark.failure_36
 @policies
 @pytest.mark.parametrize("way", WAYS)
-def test_update_and_partial_update_are_two_operations(alice: Caller, serve: Serve, policy: Any, way: str) -> None:
+def test_update_and_partial_update_are_two_operations(alice, serve, policy, way):
     operations = {name: Operation(f"tests.{name}", **policy) for name in ("update", "partial_update")}
     view = protecting(way, Updating, operations)
     transfer = Transfer.objects.create(account=alice.user, recipient="carol", amount=1)
@@ -166,7 +161,7 @@ def test_update_and_partial_update_are_two_operations(alice: Caller, serve: Serv
     assert recorded == (joined | {("tests.update", "PATCH")} if policy else joined)
 
 
-def test_a_handler_asks_for_its_claim(alice: Caller, serve: Serve) -> None:
+def test_a_handler_asks_for_its_claim(alice, serve):
     serve(idempotent("tests.claim")(lambda request: JsonResponse({"attempt": require_claim().attempt})))
     assert alice.post(key="k").json() == {"attempt": 1}
     with pytest.raises(RuntimeError, match=r"require_claim\(\) was called outside of a protected operation"):

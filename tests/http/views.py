@@ -6,18 +6,15 @@ asks for (``work``), so that a test can tell from the rows what became of its tr
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from asgiref.sync import sync_to_async
-from django.contrib.auth.models import User
 from django.db import connection
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import JsonResponse
 from django.urls import path
 from django.views import View
 from rest_framework import serializers, viewsets
 from rest_framework.decorators import action, api_view
-from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -31,9 +28,9 @@ class CrashError(Exception):
     """What no handler of exceptions knows."""
 
 
-def work(request: Any) -> tuple[dict[str, Any], int]:
+def work(request):
     """Write one row; with ``?crash=1`` crash after it, with ``?status=…`` answer so."""
-    user: User = request.user
+    user = request.user
     transfer = Transfer.objects.create(account=user, recipient="carol", amount=1, label=request.method or "")
     if "crash" in request.GET:
         raise CrashError
@@ -45,27 +42,27 @@ def work(request: Any) -> tuple[dict[str, Any], int]:
     }, int(request.GET.get("status", 201))
 
 
-def plain_answer(request: HttpRequest) -> HttpResponse:
+def plain_answer(request):
     answer, status = work(request)
     return JsonResponse(answer, status=status, headers={"Location": f"/transfers/{answer['id']}/"})
 
 
-def drf_answer(request: Request) -> Response:
+def drf_answer(request):
     answer, status = work(request)
     return Response(answer, status=status, headers={"Location": f"/transfers/{answer['id']}/"})
 
 
 class PlainView(View):
-    def post(self, request: HttpRequest) -> HttpResponse:
+    def post(self, request):
         return plain_answer(request)
 
-    def get(self, request: HttpRequest) -> HttpResponse:
+    def get(self, request):
         return plain_answer(request)
 
 
 class MethodView(PlainView):
     @idempotent("kinds.method")
-    def post(self, request: HttpRequest) -> HttpResponse:
+    def post(self, request):
         return plain_answer(request)
 
 
@@ -73,15 +70,15 @@ class InheritedMethodView(MethodView):
     """The decorator is on the parent's method."""
 
 
-async def async_answer(request: HttpRequest) -> HttpResponse:
+async def async_answer(request):
     return await sync_to_async(plain_answer)(request)
 
 
 class AsyncView(View):
-    async def post(self, request: HttpRequest) -> HttpResponse:
+    async def post(self, request):
         return await async_answer(request)
 
-    async def get(self, request: HttpRequest) -> HttpResponse:
+    async def get(self, request):
         return await async_answer(request)
 
 
@@ -90,7 +87,7 @@ class AsyncMethodView(AsyncView):
 
 
 class Methods:
-    def post(self, request: Request) -> Response:
+    def post(self, request):
         return drf_answer(request)
 
     get = put = post
@@ -105,34 +102,34 @@ class LabelSerializer(serializers.ModelSerializer[Transfer]):
 class Actions:
     queryset = Transfer.objects.none()
 
-    def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+    def create(self, request, *args, **kwargs):
         return drf_answer(request)
 
     list = create
 
     @action(detail=False, methods=["post"])
-    def pay(self, request: Request) -> Response:
+    def pay(self, request):
         return drf_answer(request)
 
     @action(detail=False, methods=["post"])
-    def unprotected(self, request: Request) -> Response:
+    def unprotected(self, request):
         return drf_answer(request)
 
 
 class MethodAPIView(Methods, APIView):
     @idempotent("kinds.api_method")
-    def post(self, request: Request) -> Response:
+    def post(self, request):
         return drf_answer(request)
 
 
 class DecoratedViewSet(Actions, viewsets.ViewSet):
     @idempotent("kinds.viewset")
-    def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+    def create(self, request, *args, **kwargs):
         return drf_answer(request)
 
     @action(detail=False, methods=["post"])
     @idempotent("kinds.action")
-    def pay(self, request: Request) -> Response:
+    def pay(self, request):
         return drf_answer(request)
 
 
@@ -142,7 +139,7 @@ class ModelActions(Actions, viewsets.ModelViewSet[Transfer]):
 
 class DecoratedModelViewSet(ModelActions):
     @idempotent("kinds.model_viewset")
-    def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+    def create(self, request, *args, **kwargs):
         return super().create(request, *args, **kwargs)
 
 
@@ -162,13 +159,12 @@ class BothViewSet(IdempotentMixin, DecoratedModelViewSet):
     idempotent_operations: ClassVar = {"create": "kinds.model_viewset"}
 
 
-def _routed(view: Any, post: str = "create") -> Callable[..., Any]:
-    routed: Callable[..., Any] = view.as_view({"post": post, "get": "list"})
-    return routed
+def _routed(view, post="create"):
+    return view.as_view({"post": post, "get": "list"})
 
 
 #: kind -> (view, the operation's name). Served at /kinds/<kind>/.
-KINDS: dict[str, tuple[Callable[..., Any], str]] = {
+KINDS = {
     "function": (token_required(idempotent("kinds.function")(plain_answer)), "kinds.function"),
     "async_function": (token_required(idempotent("kinds.async_function")(async_answer)), "kinds.async_function"),
     "method": (token_required(MethodView.as_view()), "kinds.method"),

@@ -36,7 +36,7 @@ class Seen(NamedTuple):
 ABSENT = Seen(0, 0, "absent", "", False)
 
 
-def is_legal(before: Seen | None, after: Seen | None, moves: int, *, forgetting: bool = False) -> bool:
+def is_legal(before, after, moves, *, forgetting=False):
     """Whether one record can become the other in so many moves.
 
     :param forgetting: whether an erasure may delete it before the end of its retention.

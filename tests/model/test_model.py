@@ -4,14 +4,11 @@ Each guard of the protocol is also removed alone. Then Spin must find a history 
 ``REDUNDANT`` says why there is none.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,17 +59,17 @@ REDUNDANT = {
 
 
 #: Moves and states that an operation which declares this never has.
-NEVER: dict[Recovery, set[Any]] = {
+NEVER = {
     Recovery.REEXECUTE: {"parked"},
     Recovery.PARK: {"recoverable"},
 }
 
 
-def recovery_of(options: tuple[str, ...]) -> Recovery:
+def recovery_of(options):
     return Recovery.PARK if "-DPARK" in options else Recovery.REEXECUTE
 
 
-def table(recovery: Recovery) -> str:
+def table(recovery):
     """``decide()`` in the model's language."""
     names = {Decision.PARK: "PARK_ABANDONED"}
     rows = []
@@ -83,7 +80,7 @@ def table(recovery: Recovery) -> str:
     return "\n".join(["inline decide(d, s, l, r, p) {", "if", *rows, "fi", "}"])
 
 
-def check(folder: Path, *options: str) -> tuple[int, str, set[tuple[str, str, int]]]:
+def check(folder, *options):
     """Check the model.
 
     :returns: how many states there are; the promise that was broken, empty if none was; and, with ``-DMOVES``, the
@@ -108,7 +105,7 @@ def check(folder: Path, *options: str) -> tuple[int, str, set[tuple[str, str, in
 
 
 @pytest.mark.parametrize("options", [TRANSACTION, PARK, RETENTION, (*PARK, "-DCRASHES=0", "-DRETENTION")], ids=" ".join)
-def test_no_history_breaks_a_promise(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_no_history_breaks_a_promise(options, tmp_path):
     states, broken, made = check(tmp_path, *options, "-DMOVES")
     assert broken == ""
     assert states > 20_000
@@ -120,22 +117,22 @@ def test_no_history_breaks_a_promise(options: tuple[str, ...], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("guard", BROKEN)
-def test_without_the_guard_some_history_breaks_a_promise(guard: str, tmp_path: Path) -> None:
+def test_without_the_guard_some_history_breaks_a_promise(guard, tmp_path):
     options, promise = BROKEN[guard]
     _, broken, _ = check(tmp_path, *options, f"-DWITHOUT_{guard}")
     assert promise in broken
 
 
-def test_a_move_that_is_not_listed_is_seen(tmp_path: Path) -> None:
+def test_a_move_that_is_not_listed_is_seen(tmp_path):
     *_, made = check(tmp_path, *TRANSACTION, "-DMOVES", "-DWITHOUT_STATUS")
     assert ("completed", "completed", 0) in made - MOVES.keys()
 
 
 @pytest.mark.parametrize("guard", REDUNDANT)
-def test_the_guard_is_redundant_in_the_model(guard: str, tmp_path: Path) -> None:
+def test_the_guard_is_redundant_in_the_model(guard, tmp_path):
     assert f"WITHOUT_{guard}" in MODEL.read_text()
     assert check(tmp_path, *REDUNDANT[guard], f"-DWITHOUT_{guard}")[1] == ""
 
 
-def test_every_guard_of_the_model_is_removed_by_a_test() -> None:
+def test_every_guard_of_the_model_is_removed_by_a_test():
     assert set(re.findall(r"WITHOUT_([A-Z_]{2,})", MODEL.read_text())) == BROKEN.keys() | REDUNDANT.keys()

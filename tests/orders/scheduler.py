@@ -9,18 +9,14 @@ once, because its timeout is zero here, and the statement is sent again after ea
 own busy handler, by the clock.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import queue
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
 from functools import partial
-from typing import Any, cast
 
 from django.db import OperationalError, close_old_connections, connection, connections
 
@@ -33,8 +29,6 @@ PAUSE = 0.003
 SQLITE_BUSY = 5
 #: How likely a walk is to let another actor go on.
 SWITCHING = 0.4
-
-Choose = Callable[[list[int]], int]
 
 
 class StuckError(Exception):
@@ -51,16 +45,16 @@ class State(Enum):
 class Actor:
     """A thread and its connection. It makes one call after the other."""
 
-    def __init__(self, news: queue.SimpleQueue[tuple[Actor, State]], options: dict[str, Any]) -> None:
+    def __init__(self, news, options):
         self.state = State.DONE
         self.place = ""
-        self.session: int | None = None
-        self.result: Any = None
-        self.error: Exception | None = None
+        self.session = None
+        self.result = None
+        self.error = None
         self.is_open = False
         self._news = news
         self._options = options
-        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._calls = queue.SimpleQueue()
         self._go = threading.Semaphore(0)
         #: Whether it has done something since the last stop that another one may see.
         self._acted = False
@@ -69,15 +63,15 @@ class Actor:
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
-    def begin(self, call: Callable[[], Any]) -> None:
+    def begin(self, call):
         self.state, self.place, self.result, self.error = State.READY, "", None, None
         self._calls.put(call)
 
-    def go(self) -> None:
+    def go(self):
         self.state = State.RUNNING
         self._go.release()
 
-    def end(self) -> None:
+    def end(self):
         self._is_over = True
         self._go.release()
         self._calls.put(None)
@@ -85,7 +79,7 @@ class Actor:
 
     # In its thread
 
-    def _work(self) -> None:
+    def _work(self):
         database = connections["default"]
         database.settings_dict = copy.deepcopy(database.settings_dict)
         database.settings_dict["OPTIONS"].update(self._options)
@@ -107,11 +101,11 @@ class Actor:
             self._news.put((self, State.DONE))
         connections.close_all()
 
-    def _wait(self) -> None:
+    def _wait(self):
         if not self._go.acquire(timeout=PATIENCE) or self._is_over:
             raise StuckError(f"nobody lets the actor at {self.place!r} go on")
 
-    def before(self, act: str) -> None:
+    def before(self, act):
         """Stop, unless it has done nothing that another one could see since it stopped."""
         if self._acted:
             self.place = f"{self._passed} {act}"
@@ -119,11 +113,11 @@ class Actor:
             self._wait()
         self._acted = True
 
-    def pass_by(self, place: str) -> None:
+    def pass_by(self, place):
         """At a fault point."""
         self._passed = place
 
-    def _execute(self, execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+    def _execute(self, execute, sql, *rest):
         self.before(str(sql).split()[0])
         while True:
             try:
@@ -134,7 +128,7 @@ class Actor:
             self._news.put((self, State.BLOCKED))
             self._wait()
 
-    def _end_transaction(self, end: Callable[[], Any], name: str) -> Any:
+    def _end_transaction(self, end, name):
         if _has_transaction(connections["default"]):
             self.before(name.strip("_").upper())
         return end()
@@ -144,14 +138,14 @@ class Actor:
 HERE = threading.local()
 
 
-def _has_transaction(database: Any) -> bool:
+def _has_transaction(database):
     driver = database.connection
     if driver is None:
         return False
     return bool(driver.in_transaction if database.vendor == "sqlite" else driver.pgconn.transaction_status != 0)
 
 
-def _pass_by(place: str) -> None:
+def _pass_by(place):
     if actor := getattr(HERE, "actor", None):
         actor.pass_by(place)
 
@@ -159,15 +153,13 @@ def _pass_by(place: str) -> None:
 class Scheduler:
     """Runs calls at once, one step at a time."""
 
-    def __init__(self, actors: int, options: dict[str, Any]) -> None:
-        self._news: queue.SimpleQueue[tuple[Actor, State]] = queue.SimpleQueue()
+    def __init__(self, actors, options):
+        self._news = queue.SimpleQueue()
         self._actors = [Actor(self._news, options) for _ in range(actors)]
         #: How often an actor waited for another one's lock.
         self.blocked = 0
 
-    def run(
-        self, calls: Sequence[Callable[[], Any]], choose: Choose, after_step: Callable[[], object]
-    ) -> tuple[list[Actor], str]:
+    def run(self, calls, choose, after_step):
         """Make the calls, each in a thread. ``choose`` gets the numbers of those that can go on.
 
         :returns: the actors, and the order of their steps.
@@ -184,9 +176,9 @@ class Scheduler:
             after_step()
         return actors, order
 
-    def _settle(self, actors: Sequence[Actor]) -> None:
+    def _settle(self, actors):
         """Wait until each actor stands at a stop, is done, or waits for a lock of one that stands."""
-        asked: set[Actor] = set()
+        asked = set()
         for _ in range(int(PATIENCE / PAUSE)):
             running = [actor for actor in actors if actor.state is State.RUNNING]
             waiting = [actor for actor in actors if actor.state is State.BLOCKED and actor not in asked]
@@ -211,7 +203,7 @@ class Scheduler:
                 actor.state = state
         raise StuckError(f"after {PATIENCE} s: {[(actor.state.name, actor.place) for actor in actors]}")
 
-    def _look_again(self, waiting: Sequence[Actor], asked: set[Actor]) -> None:
+    def _look_again(self, waiting, asked):
         for actor in waiting:
             asked.add(actor)
             if actor.session is None:
@@ -219,22 +211,22 @@ class Scheduler:
             elif not self._is_blocked(actor, self._actors):
                 actor.state = State.RUNNING
 
-    def _is_blocked(self, actor: Actor, actors: Sequence[Actor]) -> bool:
+    def _is_blocked(self, actor, actors):
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT pg_blocking_pids(%s) && %s::int[]", [actor.session, [other.session for other in actors]]
             )
             return bool(cursor.fetchone()[0])
 
-    def end(self) -> None:
+    def end(self):
         for actor in self._actors:
             actor.end()
 
 
 @contextmanager
-def scheduling(actors: int, level: str = "") -> Iterator[Scheduler]:
+def scheduling(actors, level=""):
     """:param level: an isolation level of psycopg's, such as ``REPEATABLE_READ``; by default the database's own."""
-    options: dict[str, Any] = {"timeout": 0} if connection.vendor == "sqlite" else {}
+    options = {"timeout": 0} if connection.vendor == "sqlite" else {}
     if level:
         from psycopg import IsolationLevel
 
@@ -248,12 +240,12 @@ def scheduling(actors: int, level: str = "") -> Iterator[Scheduler]:
         scheduler.end()
 
 
-def every_order(run: Callable[[Choose], object], switches: int | None = None) -> int:
+def every_order(run, switches=None):
     """Call ``run`` for each order of its actors' steps, depth first, and return how many there are.
 
     :param switches: how often at most an actor that could go on is made to wait. Few bugs need more than two.
     """
-    begun: list[int] = []
+    begun = []
     for count in itertools.count(1):
         path = Path(begun, switches)
         run(path.choose)
@@ -269,17 +261,17 @@ def every_order(run: Callable[[Choose], object], switches: int | None = None) ->
 class Path:
     """One order: first the choices that were given, and then the first of each."""
 
-    def __init__(self, begun: list[int], switches: int | None) -> None:
+    def __init__(self, begun, switches):
         self._begun = begun
         self._left = switches
-        self._current: int | None = None
+        self._current = None
         #: Each choice, and of how many.
-        self.taken: list[tuple[int, int]] = []
+        self.taken = []
 
-    def choose(self, ready: list[int]) -> int:
+    def choose(self, ready):
         goes_on = self._current in ready
         if goes_on and self._left == 0:
-            return cast("int", self._current)
+            return self._current
         if goes_on:
             ready = sorted(ready, key=lambda number: number != self._current)
         place = len(self.taken)
@@ -291,12 +283,12 @@ class Path:
         return self._current
 
 
-def walk(seed: int) -> Choose:
+def walk(seed):
     """An order by its seed. An actor mostly goes on, as processes do."""
     chance = random.Random(seed)
     current = [-1]
 
-    def choose(ready: list[int]) -> int:
+    def choose(ready):
         if current[0] not in ready or chance.random() < SWITCHING:
             current[0] = chance.choice(ready)
         return current[0]

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpResponse, JsonResponse
 from django.test import RequestFactory
 
 from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, current_claim, idempotent
@@ -26,7 +26,7 @@ from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
 from testproject.models import Transfer
 from tests.model.moves import Seen, is_legal
-from tests.orders.scheduler import HERE, Actor, Choose, Scheduler
+from tests.orders.scheduler import HERE
 from tests.outbox import make_messages
 from tests.records import HOUR, from_now
 
@@ -34,29 +34,29 @@ ACCOUNT = "1"
 SENDER = f"{__name__}.deliver"
 
 #: What happened outside of the database: keys of calls, or ids of messages. The provider pays for each call.
-outside: list[str] = []
+outside = []
 
 
-def act_outside(key: str) -> None:
+def act_outside(key):
     if actor := getattr(HERE, "actor", None):
         actor.before("an effect outside")
     outside.append(key)
 
 
-def deliver(message: OutboxMessage) -> None:
+def deliver(message):
     act_outside(str(message.message_id))
 
 
-def find_out(record: Any) -> Completed | NotExecuted:
+def find_out(record):
     key = str(record.derive_key("call"))
     return Completed(answer_of(key, record.attempt)) if key in outside else NotExecuted()
 
 
-def answer_of(effect: Any, attempt: int) -> HttpResponse:
+def answer_of(effect, attempt):
     return JsonResponse({"effect": str(effect), "attempt": attempt}, status=201)
 
 
-def handle(request: HttpRequest) -> HttpResponse:
+def handle(request):
     claim = current_claim()
     assert claim is not None
     if connection.in_atomic_block:
@@ -66,7 +66,7 @@ def handle(request: HttpRequest) -> HttpResponse:
     return answer_of(key, claim.attempt)
 
 
-DECLARED: dict[str, dict[str, Any]] = {
+DECLARED = {
     "inside": {},
     "again": {"transaction": False, "recovery": REEXECUTE},
     "ask": {"transaction": False, "recovery": Reconcile(find_out)},
@@ -81,25 +81,25 @@ VIEWS = {
 # Actors
 
 
-def request(declaration: str, payload: int = 1) -> HttpResponse:
+def request(declaration, payload=1):
     headers = {"Idempotency-Key": "k"}
     body = json.dumps(payload)
     return VIEWS[declaration](RequestFactory().post("/", body, content_type="application/json", headers=headers))
 
 
-def another_payload(declaration: str) -> HttpResponse:
+def another_payload(declaration):
     return request(declaration, 2)
 
 
-def lease_ends(*_: str) -> None:
+def lease_ends(*_):
     _move_clock("lease_expires_at", status="in_progress")
 
 
-def retention_ends(*_: str) -> None:
+def retention_ends(*_):
     _move_clock("expires_at")
 
 
-def _move_clock(column: str, **where: str) -> None:
+def _move_clock(column, **where):
     for _ in range(5):
         try:
             IdempotencyRecord.objects.filter(**where).update(**{column: from_now(-HOUR)})
@@ -108,10 +108,10 @@ def _move_clock(column: str, **where: str) -> None:
             continue
 
 
-def late(act: Callable[[str], Any]) -> Callable[[str], Any]:
+def late(act):
     """After the lease."""
 
-    def acted(declaration: str) -> Any:
+    def acted(declaration):
         lease_ends()
         return act(declaration)
 
@@ -119,20 +119,20 @@ def late(act: Callable[[str], Any]) -> Callable[[str], Any]:
     return acted
 
 
-def sweep(*_: str) -> None:
+def sweep(*_):
     recover_once()
 
 
-def purge(*_: str) -> None:
+def purge(*_):
     purge_once()
 
 
-def purge_past_retention(*_: str) -> None:
+def purge_past_retention(*_):
     retention_ends()
     purge_once()
 
 
-def release_by_force(*_: str) -> None:
+def release_by_force(*_):
     for record in IdempotencyRecord.objects.all():
         try:
             release(record, by="operator", force=True)
@@ -140,17 +140,17 @@ def release_by_force(*_: str) -> None:
             continue
 
 
-def erase(*_: str) -> None:
+def erase(*_):
     erase_account(ACCOUNT, by="operator")
 
 
-def relay(*_: str) -> None:
+def relay(*_):
     relay_once()
 
 
 Act = Callable[[str], Any]
 #: The actors of a pair.
-PAIRS: dict[str, tuple[Act, Act]] = {
+PAIRS = {
     "two requests": (request, request),
     "another payload": (request, another_payload),
     "a sweep": (request, late(sweep)),
@@ -163,7 +163,7 @@ PAIRS: dict[str, tuple[Act, Act]] = {
     "two relays": (relay, relay),
 }
 #: What a random walk draws its actors from, beside one request.
-WALKERS: tuple[Act, ...] = (
+WALKERS = (
     *(request, request, late(request), another_payload, late(sweep), sweep, purge_past_retention, purge),
     *(release_by_force, erase, lease_ends),
 )
@@ -182,7 +182,7 @@ class Schedule:
     outcomes: dict[tuple[int, int], str] = field(default_factory=dict)
     answers: list[HttpResponse] = field(default_factory=list)
 
-    def play(self, scheduler: Scheduler, choose: Choose, prepare: Callable[[str], object] = lambda _: None) -> Schedule:
+    def play(self, scheduler, choose, prepare=lambda _: None):
         empty()
         prepare(self.declaration)
         self.look()
@@ -197,7 +197,7 @@ class Schedule:
             self._judge_record()
         return self
 
-    def look(self) -> None:
+    def look(self):
         """After each step."""
         rows = list(
             IdempotencyRecord.objects.annotate(over=from_now(-HOUR / 2)).values_list(
@@ -220,7 +220,7 @@ class Schedule:
             if told != body:
                 self.problems.append(f"P5: an outcome has changed from {told} to {body}")
 
-    def _judge_actor(self, actor: Actor) -> None:
+    def _judge_actor(self, actor):
         if actor.error is not None:
             self.problems.append(f"an actor raised {actor.error!r}")
         if actor.is_open:
@@ -228,7 +228,7 @@ class Schedule:
         if isinstance(actor.result, HttpResponse):
             self.answers.append(actor.result)
 
-    def _settle(self) -> None:
+    def _settle(self):
         """Retry after the lease until the outcome is known."""
         for ask in (request, another_payload) * 2:  # the key may belong to either
             lease_ends()
@@ -239,7 +239,7 @@ class Schedule:
                 return
         self.problems.append(f"P7: nobody learns the outcome: {self.answers[-1].content!r}")
 
-    def _judge_record(self) -> None:
+    def _judge_record(self):
         for before, after in zip(self.history, self.history[1:], strict=False):
             if not is_legal(before, after, len(self.acts), forgetting=erase in self.acts):
                 self.problems.append(f"P6: {before} became {after}")
@@ -257,19 +257,19 @@ class Schedule:
         if len(counted) != 1 and not is_forgotten:
             self.problems.append(f"P1: {len(counted)} effects")
 
-    def _judge_messages(self) -> None:
+    def _judge_messages(self):
         sent = sorted(str(pk) for pk in OutboxMessage.objects.values_list("message_id", flat=True))
         if sorted(outside) != sent:
             self.problems.append(f"of {len(sent)} messages {len(outside)} were sent")
         if OutboxMessage.objects.exclude(status=MessageStatus.SENT).exists():
             self.problems.append("a message that was sent is not marked")
 
-    def __str__(self) -> str:
+    def __str__(self):
         names = [act.__name__ for act in self.acts]
         return f"{self.declaration} {names}, order {self.order}: {'; '.join(self.problems) or 'ok'}"
 
 
-def empty() -> None:
+def empty():
     outside.clear()
     if not get_user_model().objects.filter(pk=1).exists():
         get_user_model().objects.create(pk=1, username="of all orders")
@@ -278,11 +278,11 @@ def empty() -> None:
             cursor.execute(f"DELETE FROM {model._meta.db_table}")
 
 
-def nothing(declaration: str) -> None:
+def nothing(declaration):
     """Begin with a key that is new."""
 
 
-def abandoned(declaration: str) -> None:
+def abandoned(declaration):
     """Leave a claim whose process died after its call."""
     request(declaration)
     IdempotencyRecord.objects.update(
@@ -292,24 +292,24 @@ def abandoned(declaration: str) -> None:
     Transfer.objects.all().delete()
 
 
-def abandoned_before(declaration: str) -> None:
+def abandoned_before(declaration):
     """Leave a claim whose process died before its call."""
     abandoned(declaration)
     outside.clear()
 
 
-def completed_long_ago(declaration: str) -> None:
+def completed_long_ago(declaration):
     request(declaration)
     retention_ends()
 
 
-def messages(declaration: str) -> None:
+def messages(declaration):
     make_messages(2, sender=SENDER)
     make_messages(2, sender=SENDER, ordering_key="o")
 
 
 #: Which pairs are played: the pair, the declaration, and what was there before.
-PLAYED: list[tuple[str, str, Callable[[str], None]]] = [
+PLAYED = [
     *(("two requests", declaration, nothing) for declaration in DECLARED),
     ("another payload", "inside", nothing),
     *(("a sweep", declaration, nothing) for declaration in ("inside", "again", "park")),

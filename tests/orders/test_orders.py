@@ -4,14 +4,10 @@ By default an actor is made to wait once at most. ``--count 0`` plays every orde
 many walks. A pair whose orders all ended alike was not played.
 """
 
-from __future__ import annotations
-
 import logging
 import random
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import groupby
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -36,7 +32,7 @@ WALKS = 60
 
 
 @pytest.fixture(autouse=True)
-def _silence() -> Iterator[None]:
+def _silence():
     """Each lost lease is a warning, and thousands of them are lost here."""
     logging.disable(logging.CRITICAL)
     yield
@@ -46,12 +42,12 @@ def _silence() -> Iterator[None]:
 class Played:
     """What all schedules of a test have come to."""
 
-    def __init__(self) -> None:
-        self.failures: list[Schedule] = []
-        self.endings: set[Any] = set()
+    def __init__(self):
+        self.failures = []
+        self.endings = set()
         self.count = 0
 
-    def add(self, schedule: Schedule) -> None:
+    def add(self, schedule):
         self.count += 1
         if schedule.problems:
             self.failures.append(schedule)
@@ -60,7 +56,7 @@ class Played:
             (*(state for state, _ in groupby(states)), *(answer.status_code for answer in schedule.answers))
         )
 
-    def judge(self, what: str, *, blocked: int | None = None, **figures: Any) -> None:
+    def judge(self, what, *, blocked=None, **figures):
         assert self.count > 0
         assert not self.failures, "\n".join(map(str, self.failures[:5]))
         assert len(self.endings) > 1, "all orders ended alike"
@@ -69,12 +65,10 @@ class Played:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("pair", "declaration", "before"), PLAYED)
-def test_no_order_of_two_breaks_a_promise(
-    level: str, pair: str, declaration: str, before: Callable[[str], None], count: int | None
-) -> None:
+def test_no_order_of_two_breaks_a_promise(level, pair, declaration, before, count):
     played = Played()
 
-    def play(choose: Any) -> None:
+    def play(choose):
         played.add(Schedule(declaration, PAIRS[pair]).play(scheduler, choose, before))
 
     with scheduling(2, level) as scheduler:
@@ -92,7 +86,7 @@ def test_no_order_of_two_breaks_a_promise(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_no_walk_of_three_breaks_a_promise(level: str, count: int | None, seed: int) -> None:
+def test_no_walk_of_three_breaks_a_promise(level, count, seed):
     played = Played()
     with scheduling(3, level) as scheduler:
         for number in range(seed, seed + (count or WALKS)):
@@ -109,9 +103,9 @@ def test_no_walk_of_three_breaks_a_promise(level: str, count: int | None, seed: 
 
 
 @contextmanager
-def planted(name: str) -> Iterator[None]:
+def planted(name):
     """A mutation of the crash matrix, in this process, for the block."""
-    dictionaries: list[dict[Any, Any]] = [
+    dictionaries = [
         *map(vars, (statements, acquisition, execution, ownership, steps, recovery)), lifecycle._ABANDONED, _SETTLED_AS
     ]  # fmt: skip
     before = [dict(each) for each in dictionaries]
@@ -127,11 +121,11 @@ class FoundError(Exception):
     """One is enough."""
 
 
-def find(pair: tuple[Any, ...], declaration: str, before: Callable[[str], None] = nothing) -> str:
+def find(pair, declaration, before=nothing):
     """What the judge says of the first order that breaks a promise."""
-    found: list[Schedule] = []
+    found = []
 
-    def play(choose: Any) -> None:
+    def play(choose):
         schedule = Schedule(declaration, pair).play(scheduler, choose, before)
         if schedule.problems:
             found.append(schedule)
@@ -151,34 +145,34 @@ def find(pair: tuple[Any, ...], declaration: str, before: Callable[[str], None] 
         ("park_runs_again", "a take-over", "park", "P1"),
     ],
 )
-def test_a_broken_variant_is_found(bug: str, pair: str, declaration: str, promise: str) -> None:
+def test_a_broken_variant_is_found(bug, pair, declaration, promise):
     with planted(bug):
         assert promise in find(PAIRS[pair], declaration)
 
 
-def test_a_finding_that_is_assumed_is_found() -> None:
+def test_a_finding_that_is_assumed_is_found():
     _, _, before = next(played for played in PLAYED if played[0] == "a reconciler")
     with planted("not_executed_is_assumed"):
         assert "P1: 2 effects" in find(PAIRS["a reconciler"], "ask", before)
 
 
-def test_a_purge_before_the_end_of_the_retention_is_found() -> None:
-    def forget(_: str) -> None:
+def test_a_purge_before_the_end_of_the_retention_is_found():
+    def forget(_):
         with connection.cursor() as cursor:
             cursor.execute("DELETE FROM idempotency_record WHERE status = 'completed'")
 
     assert "P6" in find((request, forget), "inside")
 
 
-def test_a_transaction_that_stays_open_is_found() -> None:
-    def begin(_: str) -> None:
+def test_a_transaction_that_stays_open_is_found():
+    def begin(_):
         connection.cursor().execute("BEGIN")
 
     assert "a transaction was left open" in find((request, begin), "inside")
 
 
-def test_an_actor_that_waits_for_a_lock_is_recognised() -> None:
-    def play(choose: Any) -> None:
+def test_an_actor_that_waits_for_a_lock_is_recognised():
+    def play(choose):
         Schedule("inside", PAIRS["an operator's release"]).play(scheduler, choose)
 
     with scheduling(2) as scheduler:
@@ -186,7 +180,7 @@ def test_an_actor_that_waits_for_a_lock_is_recognised() -> None:
     assert scheduler.blocked > 0
 
 
-def test_an_order_is_reproduced_by_its_seed() -> None:
+def test_an_order_is_reproduced_by_its_seed():
     with scheduling(3) as scheduler:
         orders = [
             Schedule("inside", [request, lease_ends, retention_ends]).play(scheduler, walk(7)).order for _ in range(2)

@@ -44,31 +44,31 @@ class Operation:
 
 
 class Load:
-    def __init__(self, port: int, seed: int) -> None:
+    def __init__(self, port, seed):
         self.port, self.seed = port, seed
         #: Requests that were sent, and what came of them.
-        self.seen: Counter[str] = Counter()
+        self.seen = Counter()
         #: How long answers took, in seconds.
         self.times = array("f")
         #: The labels of all operations, by their kind.
-        self.operations: defaultdict[str, list[str]] = defaultdict(list)
-        self.problems: list[str] = []
-        self._recent: deque[Operation] = deque(maxlen=RECENT)
-        self._open: deque[Operation] = deque()
+        self.operations = defaultdict(list)
+        self.problems = []
+        self._recent = deque(maxlen=RECENT)
+        self._open = deque()
         self._lock = threading.Lock()
         self._over = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads = []
 
-    def start(self) -> None:
+    def start(self):
         self._over.clear()
         self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(CLIENTS)]
         for thread in self._threads:
             thread.start()
 
-    def wait_for(self, requests: int) -> None:
+    def wait_for(self, requests):
         wait_until(lambda: self.problems or self.seen["requests"] >= requests, "requests", 600)
 
-    def pause(self, limit: float) -> None:
+    def pause(self, limit):
         """Begin nothing more, and retry until the outcome of each operation is known. No duplicate comes later, because
         a purge follows.
         """
@@ -80,7 +80,7 @@ class Load:
             self.problems.append(f"P7: {len(left)} operations never came to rest: {left[:3]}")
         self._recent.clear()
 
-    def _run(self, number: int) -> None:
+    def _run(self, number):
         chance = random.Random(f"{self.seed} {number} {self.seen['requests']}")
         link = HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
         try:
@@ -93,7 +93,7 @@ class Load:
             self.problems.append(repr(error))
         link.close()
 
-    def _next(self, chance: random.Random) -> Operation | None:
+    def _next(self, chance):
         draw = chance.random()
         with self._lock:
             while self._open and self._open[0].answer is not None:
@@ -113,7 +113,7 @@ class Load:
             self._recent.append(operation)
             return operation
 
-    def _ask(self, link: HTTPConnection, operation: Operation) -> bool:
+    def _ask(self, link, operation):
         """:returns: whether the answer was the operation's outcome."""
         begun = time.monotonic()
         said = json.dumps({"label": operation.label, "amount": 100, "recipient": "bob"})

@@ -1,20 +1,15 @@
 """What goes wrong, and when: a schedule that its seed decides, and acts of which each is seen to strike."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
 
-from testproject.harness.processes import Daemon, wait_until
+from testproject.harness.processes import wait_until
 from tests.harness.world import LONG_AGO, Database
-from tests.soak.load import Load
-from tests.soak.servers import Servers
 
 #: Longer than the lease, by the real clock, because a provider judges a late call by its own.
 FROZEN = 2.5  # seconds
@@ -40,14 +35,14 @@ SELECT (SELECT count(*) FROM records) + (SELECT count(*) FROM messages)
 
 
 class Nemesis:
-    def __init__(self, servers: Servers, load: Load, seed: int) -> None:
+    def __init__(self, servers, load, seed):
         self.servers, self.load = servers, load
-        self.planned: Counter[str] = Counter()
-        self.struck: Counter[str] = Counter()
+        self.planned = Counter()
+        self.struck = Counter()
         self._chance = random.Random(seed)
         relay, consumer, sweep = (servers.daemons[name] for name in ("relay", "consumer", "sweep"))
         #: Each act, and the answers by which clients notice it. The others can't miss.
-        self.acts: dict[str, tuple[Callable[[], object], str]] = {
+        self.acts = {
             "kill a worker": (self._kill_worker, "broken"),
             "freeze a worker": (lambda: self._freeze(self._chance.choice(servers.workers())), "late"),
             "stop the database": (servers.database.restart, "errors"),
@@ -60,14 +55,14 @@ class Nemesis:
             "freeze the sweep": (lambda: self._freeze(sweep.pid), "frozen"),
         }
 
-    def schedule(self, requests: int, pace: int) -> Iterator[tuple[int, str]]:
+    def schedule(self, requests, pace):
         """After how many requests comes which act. Each comes once before one comes again."""
         at, acts = 0, list[str]()
         while (at := at + self._chance.randint(pace // 2, pace * 3 // 2)) < requests:
             acts = acts or self._chance.sample(list(self.acts), len(self.acts))
             yield at, acts.pop()
 
-    def strike(self, name: str) -> None:
+    def strike(self, name):
         self.planned[name] += 1
         act, notice = self.acts[name]
         for _ in range(TRIES):
@@ -78,28 +73,28 @@ class Nemesis:
                 self.struck[name] += 1
                 return
 
-    def _rose(self, notice: str, before: int) -> bool:
+    def _rose(self, notice, before):
         return self.load.seen[notice] > before
 
-    def _kill_worker(self) -> None:
+    def _kill_worker(self):
         os.kill(self._chance.choice([each for each in self.servers.workers() if each != self.servers.elder]), 9)
 
-    def _kill(self, daemon: Daemon) -> None:
+    def _kill(self, daemon):
         self.load.seen["killed"] += daemon.alive
         daemon.kill()
         daemon.start()
 
-    def _freeze(self, process: int) -> None:
+    def _freeze(self, process):
         os.kill(process, signal.SIGSTOP)
         time.sleep(FROZEN)
         os.kill(process, signal.SIGCONT)
         self.load.seen["frozen"] += 1
 
-    def _end_leases(self) -> None:
+    def _end_leases(self):
         with closing(Database(self.servers.database.url)) as database, suppress(TimeoutError):
             wait_until(lambda: self._moved(database), "a claim to move", NOTICED)
 
-    def _moved(self, database: Database) -> int:
+    def _moved(self, database):
         moved = database.count(END_LEASES, LONG_AGO, LONG_AGO)
         self.load.seen["moved"] += moved
         return moved

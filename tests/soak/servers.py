@@ -1,11 +1,9 @@
 """What the clients ask: gunicorn on PostgreSQL through PgBouncer, a provider, Redis, a relay, a sweep and Celery."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 from testproject.harness.processes import Daemon, answers, free_port, short_directory
@@ -29,7 +27,7 @@ COMMANDS = {
 class Servers:
     """They run until the stack ends."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack):
         directory = stack.enter_context(short_directory("soak-"))
         self.database = stack.enter_context(server_to_stop())
         with closing(Database(self.database.url)) as database:
@@ -58,22 +56,22 @@ class Servers:
 
     _python = (sys.executable, "-W", "ignore")
 
-    def workers(self) -> list[int]:
+    def workers(self):
         """The processes of the web server, in the order of their birth."""
         web = self.daemons["web"].pid
         return [int(child) for child in Path(f"/proc/{web}/task/{web}/children").read_text().split()]
 
-    def run(self, *arguments: str) -> None:
+    def run(self, *arguments):
         """Run a command of Python to its end."""
         command = [*self._python, *arguments]
         subprocess.run(command, cwd=ROOT, env=self.environment, check=True, stdout=subprocess.DEVNULL)
 
-    def ended(self) -> list[str]:
+    def ended(self):
         """What has ended by itself."""
         found = [f"{each.name} has ended:\n{each.log_tail()}" for each in self.daemons.values() if not each.alive]
         return found or ([] if self.elder in self.workers() else ["the oldest worker has ended"])
 
-    def memory(self) -> dict[str, int]:
+    def memory(self):
         """The resident bytes of what is never killed."""
         web, sweep = (self.daemons[name].pid for name in ("web", "sweep"))
         processes = {"web server": web, "its oldest worker": self.elder, "sweep": sweep}

@@ -1,7 +1,5 @@
 """The sample project's settings, with a lease that is shorter than what the nemesis freezes."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from testproject.harness.redis import redelivering

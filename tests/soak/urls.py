@@ -1,11 +1,9 @@
 """The sample API, and the control: it looks whether the effect is there, and then has it, without a claim."""
 
-from __future__ import annotations
-
 from uuid import uuid4
 
 from django.conf import settings
-from django.http import HttpRequest, JsonResponse
+from django.http import JsonResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
@@ -20,7 +18,7 @@ from testproject.urls import urlpatterns as sample
 @csrf_exempt
 @require_POST
 @token_required
-def pay_unless_paid(request: HttpRequest) -> JsonResponse:
+def pay_unless_paid(request):
     label = json_of(request)["label"]
     if not Transfer.objects.filter(label=label).exists():
         pay(settings.PROVIDER_URL, str(uuid4()), label=label, amount=1, timeout=settings.PROVIDER_TIMEOUT)

@@ -1,13 +1,8 @@
 """Scenario 30: a broken setting is caught by ``manage.py check``, with an id and a hint."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -31,19 +26,19 @@ pytestmark = pytest.mark.django_db  # Django's own checks of a SQLite database a
 NOT_A_FUNCTION = 7
 
 
-def messages() -> dict[str, Any]:
+def messages():
     return {
         message.id: message for message in run_checks(databases=["default"]) if "idempotency." in (message.id or "")
     }
 
 
 @pytest.mark.scenario_30
-def test_the_defaults_and_the_sample_project_are_sound() -> None:
+def test_the_defaults_and_the_sample_project_are_sound():
     assert messages() == {}
 
 
 @pytest.fixture
-def declared() -> Iterator[Callable[..., Operation]]:
+def declared():
     with forgetting_operations():
         yield Operation
 
@@ -87,8 +82,8 @@ def declared() -> Iterator[Callable[..., Operation]]:
     ],
 )
 def test_a_wrong_setting_is_a_check_with_a_hint_and_an_error_at_the_first_use_of_any(
-    declared: Callable[..., Operation], entries: Any, message_id: str, said: str
-) -> None:
+    declared, entries, message_id, said
+):
     operation = declared("unit.wrong")
     with override_settings(IDEMPOTENCY=entries):
         (message,) = check_settings(None)  # one, however many operations there are
@@ -102,14 +97,14 @@ def test_a_wrong_setting_is_a_check_with_a_hint_and_an_error_at_the_first_use_of
 
 
 @pytest.mark.scenario_30
-def test_the_check_command_fails_on_a_wrong_setting() -> None:
+def test_the_check_command_fails_on_a_wrong_setting():
     with override_settings(IDEMPOTENCY=[]), pytest.raises(SystemCheckError, match=r"idempotency\.E001"):
         call_command("check")
 
 
 @pytest.mark.scenario_30
 @pytest.mark.parametrize("name", ["MAXBODY", "max_body", "QQQQ"])
-def test_an_unknown_name_is_answered_with_the_one_that_was_meant(name: str) -> None:
+def test_an_unknown_name_is_answered_with_the_one_that_was_meant(name):
     with override_settings(IDEMPOTENCY={name: 1}):
         hint = messages()["idempotency.E002"].hint
     assert all(name in hint for name in SETTINGS) if name == "QQQQ" else hint == "Did you mean 'MAX_BODY'?"
@@ -117,7 +112,7 @@ def test_an_unknown_name_is_answered_with_the_one_that_was_meant(name: str) -> N
 
 @pytest.mark.failure_70
 @pytest.mark.parametrize("value", ["hunter2", [], ["hunter2", ""], [7, "hunter2"], {"hunter2"}])
-def test_a_secret_is_not_shown_when_it_is_wrong(value: Any) -> None:
+def test_a_secret_is_not_shown_when_it_is_wrong(value):
     with (
         override_settings(IDEMPOTENCY={"FINGERPRINT_KEYS": value}),
         pytest.raises(ImproperlyConfigured, match=r"FINGERPRINT_KEYS.*E019") as refused,
@@ -139,8 +134,8 @@ def test_a_secret_is_not_shown_when_it_is_wrong(value: Any) -> None:
     ],
 )
 def test_an_operation_that_the_settings_or_its_paths_make_wrong_is_found_by_check_and_at_its_first_use(
-    declared: Callable[..., Operation], policy: dict[str, Any], entries: dict[str, Any], message_id: str
-) -> None:
+    declared, policy, entries, message_id
+):
     operation = declared("unit.wrong", **policy)
     if entries:
         assert messages() == {}
@@ -152,26 +147,24 @@ def test_an_operation_that_the_settings_or_its_paths_make_wrong_is_found_by_chec
             _ = operation.policy
 
 
-def test_a_database_without_autocommit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_without_autocommit_is_refused(monkeypatch):
     monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
     assert "AUTOCOMMIT" in messages()["idempotency.E016"].msg
 
 
-def test_psycopg2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_psycopg2_is_refused(monkeypatch):
     monkeypatch.setattr(connection, "Database", ModuleType("psycopg2"))
     (found,) = check_databases(None)
     assert (found.id, "pip install 'psycopg" in (found.hint or "")) == ("idempotency.E020", True)
 
 
 class ElsewhereRouter:
-    def db_for_write(self, model: type, **hints: Any) -> str | None:
-        return "records" if model._meta.app_label == "idempotency" else None  # type: ignore[attr-defined]
+    def db_for_write(self, model, **hints):
+        return "records" if model._meta.app_label == "idempotency" else None
 
 
 @pytest.mark.failure_27
-def test_records_in_another_database_than_the_default_one_are_pointed_out(
-    declared: Callable[..., Operation], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_in_another_database_than_the_default_one_are_pointed_out(declared, monkeypatch):
     monkeypatch.setitem(connections.settings, "records", connection.settings_dict)
     declared("unit.elsewhere")
     with override_settings(DATABASE_ROUTERS=[ElsewhereRouter()]):
@@ -181,7 +174,7 @@ def test_records_in_another_database_than_the_default_one_are_pointed_out(
 
 
 @pytest.fixture
-def renewals(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def renewals(transactional_db, monkeypatch):
     """Leases of the default database are renewed over an alias with these settings."""
     with (
         another_alias(monkeypatch, "renewals", os.environ["DATABASE_URL"]),
@@ -190,7 +183,7 @@ def renewals(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield connections.settings["renewals"]
 
 
-def test_leases_are_renewed_in_the_same_database(renewals: dict[str, Any], tmp_path: Path) -> None:
+def test_leases_are_renewed_in_the_same_database(renewals, tmp_path):
     assert messages() == {}
     connections["renewals"].close()
     del connections["renewals"]
@@ -199,7 +192,7 @@ def test_leases_are_renewed_in_the_same_database(renewals: dict[str, Any], tmp_p
     assert {message.id for message in check_databases(None)} == set()  # it may not connect
 
 
-def test_an_alias_for_renewals_is_checked_as_that_of_records_is(renewals: dict[str, Any]) -> None:
+def test_an_alias_for_renewals_is_checked_as_that_of_records_is(renewals):
     renewals["AUTOCOMMIT"] = False
     assert "'renewals' has AUTOCOMMIT off" in messages()["idempotency.E016"].msg
 
@@ -207,9 +200,7 @@ def test_an_alias_for_renewals_is_checked_as_that_of_records_is(renewals: dict[s
 @pytest.mark.parametrize(
     ("pooled", "known", "warned"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-def test_heartbeats_behind_a_pooler_are_pointed_out(
-    declared: Callable[..., Operation], monkeypatch: pytest.MonkeyPatch, pooled: bool, known: bool, warned: bool
-) -> None:
+def test_heartbeats_behind_a_pooler_are_pointed_out(declared, monkeypatch, pooled, known, warned):
     declared("a.beating", heartbeat=timedelta(minutes=5))
     monkeypatch.setattr(type(store_for("default")), "is_pooled", lambda store: pooled)
     with override_settings(IDEMPOTENCY={"RENEWAL_DATABASES": {"default": "default"} if known else {}}):
@@ -218,7 +209,7 @@ def test_heartbeats_behind_a_pooler_are_pointed_out(
 
 @pytest.mark.failure_21
 @pytest.mark.sqlite
-def test_sqlite_with_deferred_transactions_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sqlite_with_deferred_transactions_is_pointed_out(monkeypatch):
     monkeypatch.delitem(connection.settings_dict["OPTIONS"], "transaction_mode")
     assert "IMMEDIATE" in messages()["idempotency.W002"].hint
 
@@ -232,9 +223,7 @@ def test_sqlite_with_deferred_transactions_is_pointed_out(monkeypatch: pytest.Mo
         ("mysql", True, (10, 11, 0), True),
     ],
 )
-def test_a_database_that_this_release_is_not_tested_on_is_pointed_out(
-    vendor: str, mariadb: bool, version: tuple[int, ...], tested: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_that_this_release_is_not_tested_on_is_pointed_out(vendor, mariadb, version, tested, monkeypatch):
     monkeypatch.setattr(connections["default"], "vendor", vendor)
     for name, value in {"mysql_is_mariadb": mariadb, "mysql_version": version}.items():
         monkeypatch.setitem(vars(connections["default"]), name, value)
@@ -255,9 +244,7 @@ def test_a_database_that_this_release_is_not_tested_on_is_pointed_out(
         (OperationalError("the server is down"), set()),
     ],
 )
-def test_a_server_that_may_lose_claims_is_pointed_out_for_effects_outside_of_it(
-    declared: Callable[..., Operation], monkeypatch: pytest.MonkeyPatch, found: Any, expected: set[str]
-) -> None:
+def test_a_server_that_may_lose_claims_is_pointed_out_for_effects_outside_of_it(declared, monkeypatch, found, expected):
     monkeypatch.setattr(store_for("default"), "replication", Mock(side_effect=[found] * 3))
     outside = [declared(f"unit.{name}", transaction=False, recovery=PARK) for name in "abcd"]
     monkeypatch.setattr("idempotency.checks.declared_operations", lambda: outside)
@@ -271,7 +258,7 @@ def test_a_server_that_may_lose_claims_is_pointed_out_for_effects_outside_of_it(
     assert messages() == {}
 
 
-def test_a_cluster_that_does_not_know_a_table_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_does_not_know_a_table_is_pointed_out(monkeypatch):
     monkeypatch.setattr(store_for("default"), "tables_outside_of_citus", lambda: ["shop_order"])
     assert "shop_order" in messages()["idempotency.W014"].msg
     assert check_databases(None) == []  # which may not connect

@@ -1,7 +1,5 @@
 """What is a key, and what is derived of one. What a client may send stands in ``tests/http/test_protocol.py``."""
 
-from __future__ import annotations
-
 import re
 import time
 from uuid import RFC_4122, UUID
@@ -28,31 +26,31 @@ VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 visible_keys = st.text(alphabet=VISIBLE, min_size=1, max_size=MAX_LENGTH)
 
 
-def quoted(key: str) -> str:
+def quoted(key):
     """A key as RFC 9651 writes a string (section 4.1.6)."""
     return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def test_the_meta_name_is_what_django_makes_of_the_header() -> None:
+def test_the_meta_name_is_what_django_makes_of_the_header():
     assert "HTTP_" + HEADER.upper().replace("-", "_") == META_NAME
 
 
 @pytest.mark.parametrize(
     "value", [None, 1, b"abc", ["abc"], "", "x" * 256, "a b", "a\n", "\x00", "\ud800", "é"], ids=ascii
 )
-def test_what_is_not_visible_ascii_is_no_key_at_either_entry(value: object) -> None:
+def test_what_is_not_visible_ascii_is_no_key_at_either_entry(value):
     for entry in (parse_header, validate_key):
         with pytest.raises(KeyInvalidError):
-            entry(value)  # type: ignore[operator]
+            entry(value)
 
 
 @given(visible_keys)
-def test_every_visible_key_is_taken_quoted_or_by_the_function_entry(key: str) -> None:
+def test_every_visible_key_is_taken_quoted_or_by_the_function_entry(key):
     assert parse_header(quoted(key)) == validate_key(key) == key
 
 
 @given(st.text())
-def test_any_text_is_a_key_or_refused(value: str) -> None:
+def test_any_text_is_a_key_or_refused(value):
     try:
         key = parse_header(value)
     except KeyInvalidError:
@@ -61,17 +59,17 @@ def test_any_text_is_a_key_or_refused(value: str) -> None:
 
 
 @given(st.lists(visible_keys.filter(lambda key: key[0] != '"'), min_size=2, max_size=3), st.sampled_from([",", ", "]))
-def test_headers_that_a_server_joined_are_refused(keys: list[str], joint: str) -> None:
+def test_headers_that_a_server_joined_are_refused(keys, joint):
     for spelling in (keys, [quoted(key) for key in keys]):
         with pytest.raises(KeyInvalidError):
             parse_header(joint.join(spelling))
 
 
-def test_a_subclass_of_str_becomes_plain_text() -> None:
+def test_a_subclass_of_str_becomes_plain_text():
     class Shouting(str):
         __slots__ = ()
 
-        def __str__(self) -> str:
+        def __str__(self):
             return self.upper()
 
     key = validate_key(Shouting("abc"))
@@ -80,7 +78,7 @@ def test_a_subclass_of_str_becomes_plain_text() -> None:
 
 @given(visible_keys)
 @example("8e03978e-40d5-43dd-bc93-6894a57f9324")
-def test_a_shortened_key_shows_at_most_half_of_it(key: str) -> None:
+def test_a_shortened_key_shows_at_most_half_of_it(key):
     shown, _, length = shorten(key).rpartition("… ")
     assert key.startswith(shown)
     assert len(shown) == min(8, len(key) // 2)
@@ -93,7 +91,7 @@ SCOPE = Scope("7", "charges.create", "client-key")
 TEXT = st.text(max_size=8)
 
 
-def test_a_derived_key_never_changes_and_is_a_version_8_uuid_that_hides_the_clients_key() -> None:
+def test_a_derived_key_never_changes_and_is_a_version_8_uuid_that_hides_the_clients_key():
     """A provider has seen it: another one would be another payment."""
     derived = SCOPE.derive_key("provider.charge")
     assert derived == UUID("2fb6d6f9-1cde-8c30-b4b9-0ca0f3da0acd")
@@ -102,14 +100,14 @@ def test_a_derived_key_never_changes_and_is_a_version_8_uuid_that_hides_the_clie
     assert SCOPE.idempotency_key.encode().hex() not in SCOPE.derive_text("provider.charge", 64)
 
 
-def test_every_derived_key_fits_every_databases_type_for_uuids() -> None:
+def test_every_derived_key_fits_every_databases_type_for_uuids():
     """MariaDB refuses one of version 8 whose ninth byte is 0x80, which would be one in 64."""
     derived = [SCOPE.derive_key(f"call {number}") for number in range(2000)]
     assert {key.bytes[8] for key in derived} == set(range(0x81, 0xC0))
     assert len(set(derived)) == len(derived)
 
 
-def test_the_text_form_fits_a_providers_limit_and_is_long_enough_to_be_unique() -> None:
+def test_the_text_form_fits_a_providers_limit_and_is_long_enough_to_be_unique():
     longest = SCOPE.derive_text("provider.charge", 64)
     for length in (16, 32, 64):
         assert SCOPE.derive_text("provider.charge", length) == longest[:length]
@@ -119,7 +117,7 @@ def test_the_text_form_fits_a_providers_limit_and_is_long_enough_to_be_unique() 
 
 
 @pytest.mark.parametrize("name", ["", None, 7])
-def test_a_derived_key_needs_a_name(name: str) -> None:
+def test_a_derived_key_needs_a_name(name):
     with pytest.raises(ValueError, match="name of its call"):
         SCOPE.derive_key(name)
 
@@ -127,12 +125,12 @@ def test_a_derived_key_needs_a_name(name: str) -> None:
 @given(one=st.tuples(TEXT, TEXT, TEXT, TEXT.filter(bool)), other=st.tuples(TEXT, TEXT, TEXT, TEXT.filter(bool)))
 @example(one=("a", "b", "cd", "e"), other=("a", "bc", "d", "e"))
 @example(one=("a", "b", "c", "de"), other=("a", "b", "cd", "e"))
-def test_no_two_operations_or_calls_share_a_key(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+def test_no_two_operations_or_calls_share_a_key(one, other):
     same = Scope(*one[:3]).derive_key(one[3]) == Scope(*other[:3]).derive_key(other[3])
     assert same == (one == other)
 
 
-def test_a_chain_of_hops_has_one_trace_and_each_hop_a_key_of_its_own() -> None:
+def test_a_chain_of_hops_has_one_trace_and_each_hop_a_key_of_its_own():
     first = Scope("1", "orders.create", "client-key")
     second = Scope("1", "orders.ship", first.key_for(first.derive_key("ship")))
     third = Scope("1", "orders.mail", second.key_for(second.derive_key("mail")))
@@ -143,7 +141,7 @@ def test_a_chain_of_hops_has_one_trace_and_each_hop_a_key_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("key", ["k", "a.b", f"{'A' * 32}.{'0' * 36}", f"{'a' * 32}.{'0' * 35}"])
-def test_another_key_begins_a_trace_of_its_own(key: str) -> None:
+def test_another_key_begins_a_trace_of_its_own(key):
     scope = Scope("1", "orders.create", key)
     assert scope.trace == scope.derive_text("trace")
     assert scope.trace != Scope("2", "orders.create", key).trace
@@ -152,7 +150,7 @@ def test_another_key_begins_a_trace_of_its_own(key: str) -> None:
 # Which keys carry their time, and how it is read
 
 
-def test_a_new_key_is_a_uuid_of_version_7_that_carries_its_time() -> None:
+def test_a_new_key_is_a_uuid_of_version_7_that_carries_its_time():
     before = int(time.time() * 1000) / 1000
     keys = [new_key() for _ in range(100)]
     assert {(UUID(key).version, UUID(key).variant) for key in keys} == {(7, RFC_4122)}
@@ -181,5 +179,5 @@ def test_a_new_key_is_a_uuid_of_version_7_that_carries_its_time() -> None:
         ("", None),
     ],
 )
-def test_the_time_of_a_key_is_read_from_two_forms_only(key: str, moment: float | None) -> None:
+def test_the_time_of_a_key_is_read_from_two_forms_only(key, moment):
     assert time_of(key) == moment

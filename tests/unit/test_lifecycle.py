@@ -1,9 +1,6 @@
 """The decision table of the design, cell by cell. It is pure, so all of it can be looked at."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 
@@ -25,16 +22,14 @@ EVERY_CELL = list(itertools.product(Status, [False, True], [False, True], [False
     ],
 )
 def test_a_duplicate_with_the_same_or_another_payload_gets_what_the_design_says(
-    status: Status, lease_over: bool, recovery: Recovery, same: Decision, other: Decision
-) -> None:
-    cell: dict[str, Any] = {"lease_over": lease_over, "retention_over": False, "recovery": recovery}
+    status, lease_over, recovery, same, other
+):
+    cell = {"lease_over": lease_over, "retention_over": False, "recovery": recovery}
     assert [decide(status, same_payload=each, **cell) for each in (True, False)] == [same, other]
 
 
 @pytest.mark.parametrize(("status", "lease_over", "retention_over", "same_payload", "recovery"), EVERY_CELL)
-def test_every_cell_keeps_the_promises(
-    status: Status, lease_over: bool, retention_over: bool, same_payload: bool, recovery: Recovery
-) -> None:
+def test_every_cell_keeps_the_promises(status, lease_over, retention_over, same_payload, recovery):
     decision = decide(
         status, lease_over=lease_over, retention_over=retention_over, same_payload=same_payload, recovery=recovery
     )
@@ -57,5 +52,5 @@ def test_every_cell_keeps_the_promises(
         assert decision in {Decision.REPORT_PARKED, Decision.REFUSE_REUSED}
 
 
-def test_a_status_is_written_as_its_value() -> None:
+def test_a_status_is_written_as_its_value():
     assert f"{Status.IN_PROGRESS!s}" == "in_progress"

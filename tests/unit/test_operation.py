@@ -1,16 +1,12 @@
 """Declaring an operation: what is refused, and how settings and policy come together."""
 
-from __future__ import annotations
-
 import inspect
 import re
-from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Union, get_args, get_origin, get_type_hints
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest
 from django.test import override_settings
 
 from idempotency import ACCEPTED, CONFLICT, PARK, REEXECUTE, Operation, Wait, claim, idempotent
@@ -21,12 +17,12 @@ from tests.operations import forgetting_operations
 
 
 @pytest.fixture(autouse=True)
-def _own_registry() -> Iterator[None]:
+def _own_registry():
     with forgetting_operations():
         yield
 
 
-def test_an_operation_follows_the_settings_at_the_time_it_is_asked() -> None:
+def test_an_operation_follows_the_settings_at_the_time_it_is_asked():
     operation = Operation("unit.settings")
     defaults = (timedelta(days=3), timedelta(seconds=60), CONFLICT)
     assert (operation.policy.ttl, operation.policy.lease, operation.policy.in_progress) == defaults
@@ -48,16 +44,16 @@ def test_an_operation_follows_the_settings_at_the_time_it_is_asked() -> None:
     assert operation.policy.in_progress is CONFLICT
 
 
-def an_account(request: HttpRequest) -> str:
+def an_account(request):
     return "everyone"
 
 
-def only_created(status: int) -> bool:
+def only_created(status):
     return status == 201
 
 
 @pytest.mark.failure_10
-def test_what_is_declared_wins_over_the_settings_even_when_it_is_false() -> None:
+def test_what_is_declared_wins_over_the_settings_even_when_it_is_false():
     operation = Operation("unit.declared", required=False, ttl=timedelta(hours=1), account=f"{__name__}.an_account")
     with override_settings(IDEMPOTENCY={"REQUIRED": True, "TTL": timedelta(days=9)}):
         assert operation.policy.required is False
@@ -89,25 +85,25 @@ def test_what_is_declared_wins_over_the_settings_even_when_it_is_false() -> None
         *(({"name": name}, "An operation's name") for name in ("", "x" * 256, "a\x00b", "a\nb", None, 7)),
     ],
 )
-def test_a_wrong_policy_or_name_is_refused_where_it_is_declared(policy: dict[str, Any], said: str) -> None:
+def test_a_wrong_policy_or_name_is_refused_where_it_is_declared(policy, said):
     with pytest.raises(ImproperlyConfigured, match=said):
         Operation(**{"name": "unit.wrong", **policy})
     assert registry.get("unit.wrong") is None
 
 
-def test_what_a_crash_means_is_declared_or_is_to_execute_again_in_a_transaction() -> None:
+def test_what_a_crash_means_is_declared_or_is_to_execute_again_in_a_transaction():
     assert Operation("unit.outside", transaction=False, recovery=PARK).recovery is PARK
     assert Operation("unit.inside").recovery is REEXECUTE
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 31, "5", True, float("nan")])
-def test_a_wait_is_bounded(seconds: Any) -> None:
+def test_a_wait_is_bounded(seconds):
     with pytest.raises(ImproperlyConfigured, match="Wait"):
         Wait(seconds)
     assert Wait(0.5).seconds == 0.5
 
 
-def test_one_name_can_not_have_two_policies() -> None:
+def test_one_name_can_not_have_two_policies():
     first = Operation("unit.twice", lease=timedelta(seconds=5))
     Operation("unit.twice", lease=timedelta(seconds=5))  # the same again, as when a module is reloaded
     with pytest.raises(ImproperlyConfigured, match="declared already"):
@@ -118,7 +114,7 @@ def test_one_name_can_not_have_two_policies() -> None:
     assert repr(first) == "<Operation 'unit.twice'>"
 
 
-def test_a_bare_name_means_the_operation_declared_under_it() -> None:
+def test_a_bare_name_means_the_operation_declared_under_it():
     declared = Operation("unit.elsewhere", lease=timedelta(seconds=5))
     assert operation_for("unit.elsewhere", {}) is declared
     assert operation_for(declared, {}) is declared
@@ -130,13 +126,13 @@ def test_a_bare_name_means_the_operation_declared_under_it() -> None:
 # The options of an operation are declared once: what else names them is held against that declaration
 
 
-def members(hint: Any) -> set[Any]:
+def members(hint):
     """The parts of a union, without None and without the dotted path that stands for a function."""
     parts = get_args(hint) if get_origin(hint) in {Union, type(int | str)} else (hint,)
     return set(parts) - {type(None), str}
 
 
-def test_each_argument_has_the_type_of_its_option() -> None:
+def test_each_argument_has_the_type_of_its_option():
     arguments, options = get_type_hints(RequestArguments), get_type_hints(Options)
     assert set(arguments) == set(options) == set(OPTIONS)
     for name, hint in options.items():
@@ -144,7 +140,7 @@ def test_each_argument_has_the_type_of_its_option() -> None:
         assert members(hint) == {part for part in expected if getattr(part, "__name__", "") != "Reconcile"}, name
 
 
-def test_the_settings_have_an_attribute_a_check_and_a_hint_for_each_entry() -> None:
+def test_the_settings_have_an_attribute_a_check_and_a_hint_for_each_entry():
     of_the_project = {option.name for option in SETTINGS.values()} - set(OPTIONS)
     assert set(get_type_hints(Settings)) == of_the_project | {"defaults", "fingerprint_secrets"}
     assert [name for name, option in SETTINGS.items() if option.setting != name] == []
@@ -152,7 +148,7 @@ def test_the_settings_have_an_attribute_a_check_and_a_hint_for_each_entry() -> N
     assert all(re.fullmatch(r"idempotency\.E\d{3}", option.check_id) and option.hint for option in SETTINGS.values())
 
 
-def test_each_default_is_valid() -> None:
+def test_each_default_is_valid():
     for option in (*OPTIONS.values(), *SETTINGS.values()):
         assert option.default is None or option.problem_of(option.default) is None, option.name
         assert option.problem_of_path(option.default) is None, option.name
@@ -164,20 +160,20 @@ def test_each_default_is_valid() -> None:
     ("takes_options", "arguments"),
     [(Operation.__init__, "RequestArguments"), (idempotent, "RequestArguments"), (claim, "Arguments")],
 )
-def test_options_are_typed_keywords(takes_options: Callable[..., Any], arguments: str) -> None:
+def test_options_are_typed_keywords(takes_options, arguments):
     parameter = list(inspect.signature(takes_options).parameters.values())[-1]
     assert parameter.kind is inspect.Parameter.VAR_KEYWORD
     assert parameter.annotation == f"Unpack[{arguments}]"
 
 
-def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant() -> None:
+def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant():
     with pytest.raises(TypeError, match=r"'leese'. Did you mean 'lease'"):
-        Operation("unit.unknown", leese=timedelta(seconds=1))  # type: ignore[call-arg]
+        Operation("unit.unknown", leese=timedelta(seconds=1))
     with pytest.raises(TypeError, match=r"'qqqq'. It takes ttl, lease"):
-        Operation("unit.unknown", qqqq=1)  # type: ignore[call-arg]
+        Operation("unit.unknown", qqqq=1)
 
 
-def test_a_policy_is_read_once_until_the_settings_change() -> None:
+def test_a_policy_is_read_once_until_the_settings_change():
     operation = Operation("unit.kept")
     with override_settings(IDEMPOTENCY={"TTL": timedelta(days=9)}):
         policy = operation.policy
@@ -187,7 +183,7 @@ def test_a_policy_is_read_once_until_the_settings_change() -> None:
     assert operation.policy.ttl == timedelta(days=3)
 
 
-def test_an_operation_that_is_declared_at_each_call_is_one_operation() -> None:
+def test_an_operation_that_is_declared_at_each_call_is_one_operation():
     first = operation_for("unit.each", {"lease": timedelta(seconds=5)})
     assert operation_for("unit.each", {"lease": timedelta(seconds=5)}) is first
     with pytest.raises(ImproperlyConfigured, match="declared already"):

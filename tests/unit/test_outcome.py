@@ -1,7 +1,5 @@
 """Bodies to records and back, without a database. What a response keeps of itself is seen in ``tests/http``."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -30,14 +28,14 @@ TYPES = st.sampled_from(
 @example(content=b"nul\x00", content_type="text/html")
 @example(content=b"[" * 5000 + b"]" * 5000, content_type="application/json")
 @example(content=b"9" * 5000, content_type="application/json")
-def test_every_body_comes_back_byte_for_byte_through_json_text(content: bytes, content_type: str) -> None:
+def test_every_body_comes_back_byte_for_byte_through_json_text(content, content_type):
     text = encode_body(content, content_type)
     json.loads(text)  # what a json column would check
     assert "\x00" not in text
     assert decode_body(text) == content
 
 
-def test_a_response_without_content_type_or_body_is_replayed_so() -> None:
+def test_a_response_without_content_type_or_body_is_replayed_so():
     response = HttpResponse(status=204)
     del response["Content-Type"]
     operation = Operation("unit.outcome")
@@ -47,6 +45,6 @@ def test_a_response_without_content_type_or_body_is_replayed_so() -> None:
         assert (replay.status_code, replay.content, replay.has_header("Content-Type")) == (204, b"", False)
 
 
-def test_an_envelope_that_is_nested_too_deeply_is_unreadable() -> None:
+def test_an_envelope_that_is_nested_too_deeply_is_unreadable():
     with pytest.raises(OutcomeUnreadableError):
         response_of(Outcome(201, body=f"{ENVELOPE}{100_000 * '['}{100_000 * ']'}}}"))

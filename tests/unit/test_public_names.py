@@ -1,7 +1,5 @@
 """The names that ``idempotency`` offers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -10,23 +8,23 @@ import pytest
 import idempotency
 
 
-def in_a_new_process(code: str) -> subprocess.CompletedProcess[str]:
+def in_a_new_process(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_the_public_names_are_listed_before_their_first_use() -> None:
+def test_the_public_names_are_listed_before_their_first_use():
     listed = in_a_new_process("import idempotency; print(*dir(idempotency))").stdout.split()
     assert {*idempotency.__all__, "__version__"} <= {*listed}
 
 
-def test_a_missing_entry_in_installed_apps_is_named() -> None:
+def test_a_missing_entry_in_installed_apps_is_named():
     code = "from django.conf import settings as s; s.configure(); import django; django.setup(); import idempotency"
     ended = in_a_new_process(f"{code}; idempotency.idempotent")
     assert ended.returncode == 1
     assert "ImproperlyConfigured: 'idempotency' is used, but it is not in INSTALLED_APPS. Add it" in ended.stderr
 
 
-def test_the_public_names_are_complete() -> None:
+def test_the_public_names_are_complete():
     for name in idempotency.__all__:
         assert getattr(idempotency, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

@@ -1,11 +1,7 @@
 """The thread that renews leases: what its callers get when it is slow, fails, or can't be had."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -20,11 +16,9 @@ from idempotency.protocol.renewal import Renewer, Task
 from idempotency.store import Fence
 from tests.operations import forgetting_operations
 
-Arrange = Callable[[Callable[[Ownership], bool]], None]
-
 
 @pytest.fixture
-def owned() -> Any:
+def owned():
     with forgetting_operations():
         operation = Operation("unit.renewed")
         yield Ownership(
@@ -33,22 +27,22 @@ def owned() -> Any:
 
 
 @pytest.fixture
-def renewing(monkeypatch: pytest.MonkeyPatch) -> Arrange:
+def renewing(monkeypatch):
     """Let a function stand for the statement that renews."""
     return lambda statement: monkeypatch.setattr(renewal, "_set_lease_over_own_connection", statement)
 
 
-def end(renewer: Renewer) -> None:
+def end(renewer):
     thread = renewer._thread
     if thread is not None:
         thread.join(timeout=30)
         assert not thread.is_alive()
 
 
-def test_a_renewal_nobody_waits_for_any_more_is_not_made(owned: Ownership, renewing: Arrange, monkeypatch: Any) -> None:
+def test_a_renewal_nobody_waits_for_any_more_is_not_made(owned, renewing, monkeypatch):
     goes_on, made = threading.Event(), []
 
-    def slow(renewed: Ownership) -> bool:
+    def slow(renewed):
         made.append(renewed)
         return goes_on.wait(timeout=30)
 
@@ -65,7 +59,7 @@ def test_a_renewal_nobody_waits_for_any_more_is_not_made(owned: Ownership, renew
     assert len(made) == 1
 
 
-def test_a_renewal_that_fails_is_told_to_who_asked_for_it(owned: Ownership, renewing: Arrange) -> None:
+def test_a_renewal_that_fails_is_told_to_who_asked_for_it(owned, renewing):
     renewing(Mock(side_effect=OperationalError("the database has gone")))
     renewer = Renewer("default")
     with pytest.raises(OperationalError, match="the database has gone"):
@@ -75,9 +69,7 @@ def test_a_renewal_that_fails_is_told_to_who_asked_for_it(owned: Ownership, rene
     assert renewer.renew(owned)
 
 
-def test_without_a_thread_nothing_is_renewed_until_one_can_be_had(
-    owned: Ownership, renewing: Arrange, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_thread_nothing_is_renewed_until_one_can_be_had(owned, renewing, monkeypatch, caplog):
     renewing(lambda renewed: True)
     renewer = Renewer("default")
     with monkeypatch.context() as patch:
@@ -90,12 +82,10 @@ def test_without_a_thread_nothing_is_renewed_until_one_can_be_had(
     end(renewer)
 
 
-def test_a_renewal_that_comes_after_the_end_of_its_attempt_says_nothing_of_it(
-    owned: Ownership, renewing: Arrange
-) -> None:
+def test_a_renewal_that_comes_after_the_end_of_its_attempt_says_nothing_of_it(owned, renewing):
     task = Task(lambda: None)
 
-    def ended_meanwhile(renewed: Ownership) -> bool:
+    def ended_meanwhile(renewed):
         task.is_stopped = True
         return False
 
@@ -104,7 +94,7 @@ def test_a_renewal_that_comes_after_the_end_of_its_attempt_says_nothing_of_it(
     assert not owned.lost
 
 
-def test_a_beat_that_was_stopped_is_not_scheduled_again(owned: Ownership) -> None:
+def test_a_beat_that_was_stopped_is_not_scheduled_again(owned):
     renewer = Renewer("default")
     task = Task(lambda: None)
     renewer.stop(task)

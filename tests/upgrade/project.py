@@ -3,13 +3,9 @@
 It is settings, URLs and views in one file, so that a process needs this folder and the release on its path only.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _url = urlsplit(os.environ["DATABASE_URL"])
@@ -36,27 +32,27 @@ DATABASES = {
 }
 USE_TZ = True
 
-urlpatterns: list[Any] = []
+urlpatterns = []
 
 #: What the process that serves this project does at a place in a handler.
-strike: Callable[[str], None] = lambda place: None  # noqa: E731 - replaced by serve.py
+strike = lambda place: None  # noqa: E731 - replaced by serve.py
 
 
-def declare() -> None:
+def declare():
     """Declare the operations, once Django has its settings."""
     from django.db import connection, transaction
-    from django.http import HttpRequest, JsonResponse
+    from django.http import JsonResponse
     from django.urls import path
 
     from idempotency import PARK, REEXECUTE, Completed, Reconcile, idempotent, require_claim
     from idempotency.http.accounts import Fixed
     from idempotency.outbox import publish
 
-    def write(effect: str) -> None:
+    def write(effect):
         with connection.cursor() as cursor:
             cursor.execute("INSERT INTO upgrade_effect (effect) VALUES (%s)", [effect])
 
-    def act(request: HttpRequest, operation: str) -> JsonResponse:
+    def act(request, operation):
         key = request.headers["Idempotency-Key"].strip('"')
         claim = require_claim()
         derived = str(claim.derive_key("payment"))
@@ -65,32 +61,32 @@ def declare() -> None:
         strike("wrote")
         return JsonResponse({"answer": uuid.uuid4().hex, "derived": derived, "attempt": claim.attempt}, status=201)
 
-    def found(record: Any) -> Completed:
+    def found(record):
         return Completed(JsonResponse({"derived": str(record.derive_key("payment"))}, status=201))
 
     # No test waits for half as long, so nothing is renewed.
-    options: Any = {"account": Fixed("shop"), "lease": timedelta(minutes=10)}
+    options = {"account": Fixed("shop"), "lease": timedelta(minutes=10)}
 
     @idempotent("upgrade.charge", **options, recovery=REEXECUTE)
-    def charge(request: HttpRequest) -> JsonResponse:
+    def charge(request):
         return act(request, "charge")
 
     @idempotent("upgrade.park", **options, transaction=False, recovery=PARK)
-    def park(request: HttpRequest) -> JsonResponse:
+    def park(request):
         return act(request, "park")
 
     @idempotent("upgrade.ask", **options, transaction=False, recovery=Reconcile(found))
-    def ask(request: HttpRequest) -> JsonResponse:
+    def ask(request):
         return act(request, "ask")
 
     @idempotent("upgrade.steps", **options, transaction=False, recovery=REEXECUTE)
-    def steps(request: HttpRequest) -> JsonResponse:
+    def steps(request):
         number = require_claim().step("number", lambda: uuid.uuid4().hex)
         strike("stepped")
         return JsonResponse({"number": number}, status=201)
 
     @idempotent("upgrade.order", **options)
-    def order(request: HttpRequest) -> JsonResponse:
+    def order(request):
         with transaction.atomic():
             publish("orders.placed", {"order": 71}, sender="project.send")
         return act(request, "order")
@@ -100,8 +96,8 @@ def declare() -> None:
 
 
 #: The messages that this process has been handed by its relay.
-sent: list[Any] = []
+sent = []
 
 
-def send(message: Any) -> None:
+def send(message):
     sent.append([message.topic, message.payload])

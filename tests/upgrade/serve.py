@@ -1,12 +1,9 @@
 """``python serve.py``: one release, which does what lines of JSON on its input ask for, and answers with such lines."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from io import StringIO
-from typing import Any
 
 import django
 import project
@@ -15,19 +12,19 @@ from django.db import connection
 from django.test import Client
 
 
-def tell(**event: Any) -> None:
+def tell(**event):
     sys.__stdout__.write(json.dumps(event) + "\n")
     sys.__stdout__.flush()
 
 
-def request(path: str, key: str, amount: int = 1, at: str = "", act: str = "") -> dict[str, Any]:
+def request(path, key, amount=1, at="", act=""):
     """Send a request to the project.
 
     :param at: a place in its handler.
     :param act: what happens there: ``die``, as when the process is killed, or ``hold``, until the next line.
     """
 
-    def strike(place: str) -> None:
+    def strike(place):
         if place != at:
             return
         if act == "die":
@@ -48,7 +45,7 @@ def request(path: str, key: str, amount: int = 1, at: str = "", act: str = "") -
     }
 
 
-def command(name: str, *arguments: str) -> dict[str, Any]:
+def command(name, *arguments):
     output = StringIO()
     try:
         call_command(name, *arguments, stdout=output, stderr=output, no_color=True)
@@ -59,7 +56,7 @@ def command(name: str, *arguments: str) -> dict[str, Any]:
     return {"code": code, "output": output.getvalue(), "sent": sent}
 
 
-def not_executed(key: str) -> dict[str, Any]:
+def not_executed(key):
     from idempotency.models import IdempotencyRecord
     from idempotency.operate.resolutions import mark_not_executed
 
@@ -67,7 +64,7 @@ def not_executed(key: str) -> dict[str, Any]:
     return {}
 
 
-def main() -> None:
+def main():
     os.environ["DJANGO_SETTINGS_MODULE"] = "project"
     django.setup()
     project.declare()

@@ -5,20 +5,16 @@ it is a copy of this one. What one of the two has claimed, recorded or published
 recovers, sends and purges, in both directions.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,7 +28,7 @@ ROOT = HERE.parents[1]
 FIRST = "0.1.0"
 
 
-def tag_of_the_release_before() -> str | None:
+def tag_of_the_release_before():
     """The newest tag of a version that is not that of this commit; None if there is no repository, or no such tag."""
     if not (ROOT / ".git").exists():
         return None  # an unpacked sdist
@@ -41,12 +37,12 @@ def tag_of_the_release_before() -> str | None:
     return next((tag for tag in listed if tag not in here), None)
 
 
-def _git(*arguments: str) -> bytes:
+def _git(*arguments):
     return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, check=True).stdout
 
 
 @pytest.fixture(scope="module")
-def releases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def releases(tmp_path_factory):
     """For each of the two releases, the folder of its copy of the package."""
     folder = tmp_path_factory.mktemp("releases")
     copies = {"before": folder / "before", "this": folder / "this"}
@@ -64,7 +60,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 class Release:
     """A process that serves the project with one release of the package."""
 
-    def __init__(self, folder: Path, database: str) -> None:
+    def __init__(self, folder, database):
         # Coverage is not measured, because the copy is no part of the source.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
         self.process = subprocess.Popen(
@@ -76,27 +72,26 @@ class Release:
         )
         assert Path(self.hear()["file"]).parent == folder / "idempotency"
 
-    def hear(self) -> dict[str, Any]:
+    def hear(self):
         assert self.process.stdout
         line = self.process.stdout.readline()
         assert line, "the process has ended"
-        event: dict[str, Any] = json.loads(line)
-        return event
+        return json.loads(line)
 
-    def tell(self, job: str, *arguments: Any, **options: Any) -> None:
+    def tell(self, job, *arguments, **options):
         assert self.process.stdin
         self.process.stdin.write(json.dumps([job, arguments, options]) + "\n")
         self.process.stdin.flush()
 
-    def post(self, path: str, key: str, **options: Any) -> dict[str, Any]:
+    def post(self, path, key, **options):
         self.tell("request", path, key, **options)
         return self.hear()
 
-    def run(self, name: str, *arguments: str) -> dict[str, Any]:
+    def run(self, name, *arguments):
         self.tell("command", name, *arguments)
         return self.hear()
 
-    def end(self) -> None:
+    def end(self):
         self.process.kill()
         self.process.communicate()
 
@@ -104,12 +99,12 @@ class Release:
 class Pair:
     """Two releases on one database. ``writer`` acts first, and ``reader`` meets what it left."""
 
-    def __init__(self, writer: Path, reader: Path, url: str, database: Database) -> None:
+    def __init__(self, writer, reader, url, database):
         self._start = partial(Release, writer, url)
         self.query = database.query
         self.writer, self.reader = self._start(), Release(reader, url)
 
-    def abandon(self, path: str, key: str, at: str = "wrote") -> None:
+    def abandon(self, path, key, at="wrote"):
         """Let one more process of the first release die while it serves a request, and its lease end."""
         release = self._start()
         release.tell("request", path, key, at=at, act="die")
@@ -119,24 +114,24 @@ class Pair:
             release.end()
         self.move_back("lease_expires_at", key)
 
-    def hold(self, key: str) -> None:
+    def hold(self, key):
         """Let the writer begin a charge, and stop before it answers."""
         self.writer.tell("request", "/charge/", key, at="wrote", act="hold")
         assert self.writer.hear() == {"held": "wrote"}
 
-    def go_on(self) -> dict[str, Any]:
+    def go_on(self):
         self.writer.tell("go")
         return self.writer.hear()
 
-    def effects(self, effect: str) -> int:
+    def effects(self, effect):
         ((count,),) = self.query(f"SELECT count(*) FROM upgrade_effect WHERE effect = '{effect}'")
         return int(count)
 
-    def status(self, key: str) -> str | None:
+    def status(self, key):
         rows = self.query(f"SELECT status FROM idempotency_record WHERE idempotency_key = '{key}'")
         return rows[0][0] if rows else None
 
-    def move_back(self, column: str, key: str) -> None:
+    def move_back(self, column, key):
         """Let a time of the record be over, as the database's clock sees it."""
         self.query(
             f"UPDATE idempotency_record SET {column} = now() - interval '1 hour' WHERE idempotency_key = '{key}'"
@@ -144,7 +139,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def database(releases: dict[str, Path]) -> Iterator[str]:
+def database(releases):
     """A database that the release before has migrated, and then this one."""
     with own_database(os.environ["DATABASE_URL"]) as url:
         with closing(Database(url)) as connection:
@@ -157,7 +152,7 @@ def database(releases: dict[str, Path]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module", params=[("before", "this"), ("this", "before")], ids=["upgrade", "back"])
-def pair(request: pytest.FixtureRequest, releases: dict[str, Path], database: str) -> Iterator[Pair]:
+def pair(request, releases, database):
     with closing(Database(database)) as connection:
         connection.query("TRUNCATE upgrade_effect, idempotency_record, idempotency_step, idempotency_outbox_message")
         pair = Pair(*(releases[name] for name in request.param), database, connection)
@@ -166,7 +161,7 @@ def pair(request: pytest.FixtureRequest, releases: dict[str, Path], database: st
         pair.reader.end()
 
 
-def test_an_outcome_is_replayed_byte_for_byte(pair: Pair) -> None:
+def test_an_outcome_is_replayed_byte_for_byte(pair):
     first = pair.writer.post("/charge/", "replayed")
     again = pair.reader.post("/charge/", "replayed")
     assert (first["status"], first["replayed"], again) == (201, False, {**first, "replayed": True})
@@ -175,7 +170,7 @@ def test_an_outcome_is_replayed_byte_for_byte(pair: Pair) -> None:
     assert pair.effects("charge replayed") == 1
 
 
-def test_a_duplicate_of_a_running_request_is_refused(pair: Pair) -> None:
+def test_a_duplicate_of_a_running_request_is_refused(pair):
     pair.hold("running")
     duplicate = pair.reader.post("/charge/", "running")
     assert (duplicate["status"], duplicate["code"]) == (409, "idempotency_in_progress")
@@ -185,7 +180,7 @@ def test_a_duplicate_of_a_running_request_is_refused(pair: Pair) -> None:
     assert pair.effects("charge running") == 1
 
 
-def test_the_claim_of_a_process_that_died_is_taken_over(pair: Pair) -> None:
+def test_the_claim_of_a_process_that_died_is_taken_over(pair):
     pair.abandon("/charge/", "died")
     taken_over = pair.reader.post("/charge/", "died")
     assert (taken_over["status"], json.loads(taken_over["body"])["attempt"]) == (201, 2)
@@ -193,7 +188,7 @@ def test_the_claim_of_a_process_that_died_is_taken_over(pair: Pair) -> None:
     assert pair.effects("charge died") == 1
 
 
-def test_an_owner_that_wakes_late_commits_nothing(pair: Pair) -> None:
+def test_an_owner_that_wakes_late_commits_nothing(pair):
     pair.hold("late")
     pair.move_back("lease_expires_at", "late")
     winner = pair.reader.post("/charge/", "late")
@@ -202,7 +197,7 @@ def test_an_owner_that_wakes_late_commits_nothing(pair: Pair) -> None:
     assert pair.effects("charge late") == 1
 
 
-def test_an_abandoned_claim_is_parked_and_a_decision_holds(pair: Pair) -> None:
+def test_an_abandoned_claim_is_parked_and_a_decision_holds(pair):
     pair.abandon("/park/", "parked")
     assert pair.reader.run("recover_idempotency")["code"] == 0
     assert pair.status("parked") == "parked"
@@ -213,7 +208,7 @@ def test_an_abandoned_claim_is_parked_and_a_decision_holds(pair: Pair) -> None:
     assert pair.reader.post("/park/", "parked")["status"] == 201
 
 
-def test_an_abandoned_claim_is_reconciled_with_the_same_derived_key(pair: Pair) -> None:
+def test_an_abandoned_claim_is_reconciled_with_the_same_derived_key(pair):
     pair.abandon("/ask/", "asked")
     assert pair.reader.run("recover_idempotency")["code"] == 0
     assert pair.status("asked") == "completed"
@@ -222,7 +217,7 @@ def test_an_abandoned_claim_is_reconciled_with_the_same_derived_key(pair: Pair) 
     assert pair.effects(f"derived {json.loads(one['body'])['derived']}") == pair.effects("ask asked") == 1
 
 
-def test_a_stored_step_is_not_run_again(pair: Pair) -> None:
+def test_a_stored_step_is_not_run_again(pair):
     pair.abandon("/steps/", "stepped", at="stepped")
     assert pair.reader.run("idempotency_stats")["code"] == 0
     first = pair.reader.post("/steps/", "stepped")
@@ -230,14 +225,14 @@ def test_a_stored_step_is_not_run_again(pair: Pair) -> None:
     assert pair.writer.post("/steps/", "stepped")["body"] == first["body"]
 
 
-def test_a_published_message_is_sent_once(pair: Pair) -> None:
+def test_a_published_message_is_sent_once(pair):
     assert pair.writer.post("/order/", "ordered")["status"] == 201
     relayed = pair.reader.run("relay_outbox")
     assert (relayed["code"], relayed["sent"]) == (0, [["orders.placed", '{"order": 71}']])
     assert pair.writer.run("relay_outbox")["sent"] == []
 
 
-def test_what_is_due_is_purged_and_an_account_is_erased(pair: Pair) -> None:
+def test_what_is_due_is_purged_and_an_account_is_erased(pair):
     assert [pair.writer.post("/charge/", key)["status"] for key in ("due", "kept")] == [201, 201]
     pair.move_back("expires_at", "due")
     assert pair.reader.run("purge_idempotency")["code"] == 0

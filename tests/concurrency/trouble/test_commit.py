@@ -1,11 +1,7 @@
 """A COMMIT whose answer is lost, that never arrives or is refused; handlers that end their transaction themselves."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -17,7 +13,6 @@ from idempotency.models import IdempotencyRecord
 from idempotency.signals import completed
 from idempotency.store import store_for
 from testproject.models import Transfer
-from tests.concurrency.conftest import Post
 from tests.concurrency.failures import UNAVAILABLE, UNKNOWN, fail, problem, server_error, unreachable
 from tests.concurrency.traces import effects, end_lease, record, session_settings, state
 from tests.concurrency.urls import handler
@@ -25,20 +20,20 @@ from tests.operations import receiving
 
 
 @contextmanager
-def business_commit(replacement: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+def business_commit(replacement):
     """Let ``replacement(commit)`` stand in for the COMMIT of the next transaction in which an effect is written. If it
     is sent along with the completing update, ``commit`` sends both."""
     database = connections["default"]
     commit, is_due = database._commit, True
 
-    def replace(send: Callable[[], Any]) -> Any:
+    def replace(send):
         nonlocal is_due
         if not is_due or not handler.attempts:
             return send()
         is_due = False
         return replacement(lambda: send() and None)
 
-    def wrapper(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+    def wrapper(execute, sql, *rest):
         send = partial(execute, sql, *rest)
         return replace(send) if sql.rstrip().endswith("COMMIT") else send()
 
@@ -50,7 +45,7 @@ def business_commit(replacement: Callable[[Callable[[], None]], None]) -> Iterat
         database._commit = commit
 
 
-def lose(commit: object) -> None:
+def lose(commit):
     """Let the connection break before COMMIT is sent."""
     if connection.vendor == "postgresql":
         connection.connection.pgconn.finish()
@@ -58,7 +53,7 @@ def lose(commit: object) -> None:
 
 
 @pytest.mark.failure_12
-def test_a_commit_whose_answer_is_lost_is_not_taken_for_a_failure(post: Post) -> None:
+def test_a_commit_whose_answer_is_lost_is_not_taken_for_a_failure(post):
     with business_commit(lambda commit: commit() or unreachable()):
         answer = post()
 
@@ -69,7 +64,7 @@ def test_a_commit_whose_answer_is_lost_is_not_taken_for_a_failure(post: Post) ->
 
 
 @pytest.mark.failure_12
-def test_a_commit_that_never_arrived_releases_nothing_and_runs_after_the_lease(post: Post) -> None:
+def test_a_commit_that_never_arrived_releases_nothing_and_runs_after_the_lease(post):
     with business_commit(lose):
         assert post().status_code == 503
 
@@ -81,8 +76,8 @@ def test_a_commit_that_never_arrived_releases_nothing_and_runs_after_the_lease(p
 
 
 @pytest.mark.postgres
-def test_a_commit_that_the_server_refused_is_released_at_once(post: Post) -> None:
-    def refuse(commit: Callable[[], None]) -> None:
+def test_a_commit_that_the_server_refused_is_released_at_once(post):
+    def refuse(commit):
         connection.connection.rollback()
         raise server_error("40001")
 
@@ -95,7 +90,7 @@ def test_a_commit_that_the_server_refused_is_released_at_once(post: Post) -> Non
     assert effects() == ["one"]
 
 
-def test_a_deferred_constraint_that_fails_in_commit_is_the_handlers_failure(post: Post, account: str) -> None:
+def test_a_deferred_constraint_that_fails_in_commit_is_the_handlers_failure(post, account):
     """Foreign keys are only checked by COMMIT, on both databases."""
     nobody = int(account) + 1000
     answer = post(account=str(nobody))
@@ -115,11 +110,9 @@ def test_a_deferred_constraint_that_fails_in_commit_is_the_handlers_failure(post
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_failing_on_commit_callback_leaves_the_outcome_recorded_and_announced(
-    post: Post, path: str, error: Exception
-) -> None:
+def test_a_failing_on_commit_callback_leaves_the_outcome_recorded_and_announced(post, path, error):
     """It is an error of the project's, whatever its type, because the COMMIT has succeeded before it."""
-    seen: list[str] = []
+    seen = []
     handler.after = lambda request: transaction.on_commit(Mock(side_effect=error))
     with receiving(completed, then=lambda: seen.append(record().status)) as announced:
         answer = post(path)
@@ -137,12 +130,12 @@ BOUNDS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_time
 @pytest.mark.failure_59
 @pytest.mark.postgres
 @pytest.mark.parametrize("path", ["/inside/", "/bounded/", "/again/"])
-def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(post: Post, path: str) -> None:
+def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(post, path):
     """COMMIT checks deferred foreign keys, and may wait there for a row that somebody else has locked."""
-    seen: dict[str, list[str]] = {}
+    seen = {}
     handler.after = lambda request: seen.update(handler=session_settings(*BOUNDS))
 
-    def look(commit: Callable[[], None]) -> None:
+    def look(commit):
         seen["commit"] = session_settings(*BOUNDS)
         commit()
 
@@ -162,7 +155,7 @@ def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(pos
         (["08006", "57P01", "57P02", "58030", "XX000", ""], False),  # a lost connection, or a server that stops
     ],
 )
-def test_what_the_server_itself_answers_to_commit_is_a_refusal(sqlstates: list[str], refused: bool) -> None:
+def test_what_the_server_itself_answers_to_commit_is_a_refusal(sqlstates, refused):
     store = store_for("default")
     assert {sqlstate: store.commit_was_refused(server_error(sqlstate)) for sqlstate in sqlstates} == dict.fromkeys(
         sqlstates, refused
@@ -178,7 +171,7 @@ CREATE CONSTRAINT TRIGGER refuse_transfer AFTER INSERT ON testproject_transfer D
 
 @pytest.mark.failure_60
 @pytest.mark.postgres
-def test_a_deferred_trigger_that_raises_frees_the_claim_at_once(post: Post) -> None:
+def test_a_deferred_trigger_that_raises_frees_the_claim_at_once(post):
     with connection.cursor() as cursor:
         cursor.execute(REFUSE_TRANSFER)
         try:
@@ -197,36 +190,36 @@ BROKEN = (500, "idempotency_transaction_broken")
 OUTER_TRANSACTION = (500, "idempotency_outer_transaction")
 
 
-def execute(statement: str) -> Callable[[Any], None]:
-    def run(request: Any) -> None:
+def execute(statement):
+    def run(request):
         with connection.cursor() as cursor:
             cursor.execute(statement)
 
     return run
 
 
-def commit_in_the_driver(request: Any) -> None:
+def commit_in_the_driver(request):
     connection.connection.commit()
 
 
-def commit_and_write(request: Any) -> None:
+def commit_and_write(request):
     execute("COMMIT")(request)
     Transfer.objects.create(account_id=int(request.headers["X-Account"]), amount=1, label="after")
 
 
-def commit_and_fail(request: Any) -> None:
+def commit_and_fail(request):
     execute("COMMIT")(request)
     fail()
 
 
-def fail_and_chain(request: Any) -> None:
+def fail_and_chain(request):
     with pytest.raises(ProgrammingError):
         execute("SELECT no_such_column")(request)
     execute("ROLLBACK AND CHAIN")(request)
 
 
 #: What puts another transaction in place of the handler's, on PostgreSQL, and what may be left of its effects.
-REPLACING: list[tuple[str, list[str]]] = [
+REPLACING = [
     *((sql, ["one"]) for sql in ("COMMIT AND CHAIN", "COMMIT; BEGIN", "SELECT 1; END; BEGIN")),
     *((sql, []) for sql in ("ROLLBACK AND CHAIN", "ROLLBACK; BEGIN", "abort and chain")),
 ]
@@ -245,9 +238,7 @@ REPLACING: list[tuple[str, list[str]]] = [
         pytest.param(fail_and_chain, [], marks=pytest.mark.postgres),
     ],
 )
-def test_a_handler_that_ends_or_replaces_its_transaction_is_noticed_and_never_run_again(
-    post: Post, ends: Callable[[Any], None], left: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_handler_that_ends_or_replaces_its_transaction_is_noticed_and_never_run_again(post, ends, left, caplog):
     """What it wrote after its COMMIT is undone where the driver opens another transaction for it."""
     handler.after = ends
     answer = post()
@@ -263,13 +254,13 @@ def test_a_handler_that_ends_or_replaces_its_transaction_is_noticed_and_never_ru
 
 @pytest.mark.failure_64
 @pytest.mark.parametrize("statement", ["SELECT 'COMMIT'", "SELECT 1 AS rollback", "SELECT CASE WHEN 1 = 1 THEN 2 END"])
-def test_a_statement_that_only_mentions_an_end_is_none(post: Post, statement: str) -> None:
+def test_a_statement_that_only_mentions_an_end_is_none(post, statement):
     handler.after = execute(statement)
     assert post().status_code == 201
     assert state() == ("completed", ["one"])
 
 
-def test_a_worker_that_is_told_to_exit_releases_nothing(post: Post) -> None:
+def test_a_worker_that_is_told_to_exit_releases_nothing(post):
     handler.before = Mock(side_effect=SystemExit)
     with pytest.raises(SystemExit):
         post()
@@ -278,7 +269,7 @@ def test_a_worker_that_is_told_to_exit_releases_nothing(post: Post) -> None:
 
 
 @pytest.fixture
-def _autocommit_is_on_again(transactional_db: None) -> Iterator[None]:
+def _autocommit_is_on_again(transactional_db):
     yield
     connection.rollback()
     connection.set_autocommit(True)
@@ -287,9 +278,7 @@ def _autocommit_is_on_again(transactional_db: None) -> Iterator[None]:
 @pytest.mark.failure_63
 @pytest.mark.usefixtures("_autocommit_is_on_again")
 @pytest.mark.parametrize("path", ["/inside/", "/park/"])
-def test_a_claim_with_autocommit_off_is_refused_before_anything_runs(
-    post: Post, path: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_claim_with_autocommit_off_is_refused_before_anything_runs(post, path, caplog):
     connection.set_autocommit(False)
     answer = post(path)
     assert problem(answer) == OUTER_TRANSACTION
@@ -299,9 +288,7 @@ def test_a_claim_with_autocommit_off_is_refused_before_anything_runs(
 
 
 @pytest.mark.failure_63
-def test_a_database_whose_setting_is_autocommit_off_is_refused(
-    transactional_db: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_whose_setting_is_autocommit_off_is_refused(transactional_db, monkeypatch):
     # On a connection of its own: in a test, that of this thread must go on as it is.
     other = connections["default"].copy()
     other.settings_dict["AUTOCOMMIT"] = False
@@ -316,7 +303,7 @@ def test_a_database_whose_setting_is_autocommit_off_is_refused(
 
 
 @pytest.mark.failure_63
-def test_an_outcome_that_can_not_be_committed_by_itself_is_not_acknowledged(post: Post) -> None:
+def test_an_outcome_that_can_not_be_committed_by_itself_is_not_acknowledged(post):
     """The handler left autocommit off, so what it answered would be lost with its connection."""
     handler.after = lambda request: connection.set_autocommit(False)
     answer = post("/park/")

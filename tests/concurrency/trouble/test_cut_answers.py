@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import socket
-from collections.abc import Iterator
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -30,7 +28,7 @@ class CuttingProxy(Proxy):
     #: How long the answer to the last such message was.
     length = 0
 
-    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+    def _pass_on(self, client, server):
         is_due = False
         while self._closed not in (ready := select.select([client, server, self._closed], [], [])[0]):
             if server in ready:
@@ -53,14 +51,14 @@ class CuttingProxy(Proxy):
 
 
 @pytest.fixture
-def proxy(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[CuttingProxy]:
+def proxy(transactional_db, monkeypatch):
     """Records of operations named ``cut.…`` are reached over it."""
     get_user_model().objects.create(pk=1, username="alice")
     with CuttingProxy(os.environ["DATABASE_URL"]) as proxy, another_alias(monkeypatch, "cut", proxy.url):
         yield proxy
 
 
-def attempt(number: int) -> bool:
+def attempt(number):
     with claim("cut.answers", account_id="1", key=str(number)) as run:
         if not run.replayed:
             Transfer.objects.using("cut").create(account_id=1, amount=1, label=str(number))
@@ -68,7 +66,7 @@ def attempt(number: int) -> bool:
     return run.replayed
 
 
-def cut_at_each_byte(proxy: CuttingProxy, marker: bytes) -> Iterator[int]:
+def cut_at_each_byte(proxy, marker):
     """The numbers of operations. In each of them the answer is a byte longer than in the one before."""
     proxy.marker = marker
     attempt(-1)
@@ -77,11 +75,11 @@ def cut_at_each_byte(proxy: CuttingProxy, marker: bytes) -> Iterator[int]:
         yield kept
 
 
-def effects(number: int) -> int:
+def effects(number):
     return Transfer.objects.filter(label=str(number)).count()
 
 
-def test_a_completion_whose_answer_breaks_off_is_never_taken_for_a_failure(proxy: CuttingProxy) -> None:
+def test_a_completion_whose_answer_breaks_off_is_never_taken_for_a_failure(proxy):
     """The server has committed before it sends the first byte."""
     for number in cut_at_each_byte(proxy, b"idempotency.completed"):
         with pytest.raises(UnavailableError, match="did not confirm the commit"):
@@ -92,7 +90,7 @@ def test_a_completion_whose_answer_breaks_off_is_never_taken_for_a_failure(proxy
     assert proxy.length > 50
 
 
-def test_a_first_statement_whose_answer_breaks_off_has_no_effect(proxy: CuttingProxy) -> None:
+def test_a_first_statement_whose_answer_breaks_off_has_no_effect(proxy):
     for number in cut_at_each_byte(proxy, b"BEGIN; INSERT"):
         with pytest.raises(OperationalError):
             attempt(number)

@@ -4,13 +4,9 @@ Each is run twice, with merged messages and as where messages can't be merged. I
 be retried with the same result, and its connection must be as Django left it.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -29,21 +25,21 @@ pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture(params=["READ_COMMITTED", "SERIALIZABLE"])
-def level(request: pytest.FixtureRequest) -> Any:
+def level(request):
     from psycopg import IsolationLevel
 
     return None if request.param == "READ_COMMITTED" else IsolationLevel[request.param]
 
 
 @pytest.fixture
-def _refusals(transactional_db: None) -> Iterator[None]:
+def _refusals(transactional_db):
     get_user_model().objects.create(username="alice")
     execute(CREATE_TRIGGER)
     yield
     execute("DROP FUNCTION refuse_transfer CASCADE")
 
 
-def play(handler: Callable[[], Any]) -> list[Any]:
+def play(handler):
     try:
         with claim("tests.merged", account_id="1", key="k") as run:
             if not run.replayed:
@@ -53,7 +49,7 @@ def play(handler: Callable[[], Any]) -> list[Any]:
     return [run.replayed, run.result]
 
 
-def state_of_connection() -> dict[str, Any]:
+def state_of_connection():
     driver = connection.connection
     return {
         "atomic": (connection.in_atomic_block, connection.needs_rollback, connection.savepoint_ids),
@@ -65,7 +61,7 @@ def state_of_connection() -> dict[str, Any]:
     }
 
 
-def everything(handler: Callable[[], Any], level: Any) -> dict[str, Any]:
+def everything(handler, level):
     """What is seen of a run and of its retry, in a session of its own."""
     IdempotencyRecord.objects.all().delete()
     Transfer.objects.all().delete()
@@ -80,13 +76,13 @@ def everything(handler: Callable[[], Any], level: Any) -> dict[str, Any]:
     return seen
 
 
-def without_merging(patched: pytest.MonkeyPatch) -> None:
+def without_merging(patched):
     patched.setattr(PostgreSQLStore, "takes_several", lambda store, cursor: False)
 
 
 @pytest.mark.usefixtures("_refusals")
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_merged_messages_change_nothing(name: str, level: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_messages_change_nothing(name, level, monkeypatch):
     seen = everything(SCENARIOS[name], level)
     without_merging(monkeypatch)
     assert seen == everything(SCENARIOS[name], level)
@@ -97,14 +93,14 @@ class InterruptedByTestError(Exception):
 
 
 @pytest.fixture
-def interrupt() -> Iterator[Callable[[type[BaseException]], None]]:
+def interrupt():
     """Have the main thread raise an error while it waits for the server."""
-    raised: list[type[BaseException]] = []
+    raised = []
 
-    def handle(number: int, frame: object) -> None:
+    def handle(number, frame):
         raise raised.pop()
 
-    def interrupt(error: type[BaseException]) -> None:
+    def interrupt(error):
         raised.append(error)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
@@ -115,12 +111,10 @@ def interrupt() -> Iterator[Callable[[type[BaseException]], None]]:
 
 @pytest.mark.usefixtures("_refusals")
 @pytest.mark.parametrize("raised", [InterruptedByTestError, KeyboardInterrupt])
-def test_a_signal_while_commit_waits_changes_nothing(
-    raised: type[BaseException], interrupt: Callable[[type[BaseException]], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_while_commit_waits_changes_nothing(raised, interrupt, monkeypatch):
     """COMMIT looks for the row of a foreign key, which another transaction has locked."""
 
-    def see() -> list[Any]:
+    def see():
         IdempotencyRecord.objects.all().delete()
         Transfer.objects.all().delete()
         connection.close()

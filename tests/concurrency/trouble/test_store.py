@@ -1,11 +1,7 @@
 """The store breaks off, can't be reached, read or written, or has changed since it was read."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
-from typing import Any
+from contextlib import closing, contextmanager
 
 import pytest
 from django.db import connection
@@ -16,7 +12,6 @@ from idempotency.protocol import ownership
 from idempotency.protocol.acquisition import MAX_ROUNDS
 from idempotency.protocol.faults import fault_point
 from idempotency.store import store_for
-from tests.concurrency.conftest import Post
 from tests.concurrency.failures import (
     UNAVAILABLE,
     UNKNOWN,
@@ -39,8 +34,8 @@ from tests.operations import receiving
 @pytest.mark.failure_13
 @pytest.mark.postgres
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_connection_that_dies_in_the_handler_leaves_nothing(post: Post, moment: str) -> None:
-    def die(request: Any) -> None:
+def test_a_connection_that_dies_in_the_handler_leaves_nothing(post, moment):
+    def die(request):
         if handler.attempts == [1]:
             cut_connection()
 
@@ -53,7 +48,7 @@ def test_a_connection_that_dies_in_the_handler_leaves_nothing(post: Post, moment
     assert (effects(), handler.attempts) == (["one"], [1, 2])
 
 
-def test_a_claim_that_can_not_be_released_is_left_to_its_lease(post: Post, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_claim_that_can_not_be_released_is_left_to_its_lease(post, caplog):
     handler.before = fail
     with failing_database(ownership, "release"):
         assert post().status_code == 500
@@ -69,7 +64,7 @@ def test_a_claim_that_can_not_be_released_is_left_to_its_lease(post: Post, caplo
 
 
 @contextmanager
-def read_only() -> Iterator[None]:
+def read_only():
     statement = {
         "postgresql": "SET default_transaction_read_only = on",
         "sqlite": "PRAGMA query_only = ON",
@@ -81,7 +76,7 @@ def read_only() -> Iterator[None]:
 
 
 @contextmanager
-def out_of_reach() -> Iterator[None]:
+def out_of_reach():
     connection.close()
     with pytest.MonkeyPatch.context() as patched, closing(connection):
         patched.setitem(connection.settings_dict, "HOST" if connection.vendor == "postgresql" else "NAME", "/no/where")
@@ -89,7 +84,7 @@ def out_of_reach() -> Iterator[None]:
 
 
 @contextmanager
-def locked_file() -> Iterator[None]:
+def locked_file():
     execute("PRAGMA busy_timeout = 50")
     other = connection.copy("other")
     other.set_autocommit(False)
@@ -99,7 +94,7 @@ def locked_file() -> Iterator[None]:
         cursor.execute("ROLLBACK")
 
 
-def busy_when_the_business_transaction_begins() -> AbstractContextManager[None]:
+def busy_when_the_business_transaction_begins():
     return failing_database(store_for("default"), "bound_transaction")
 
 
@@ -112,9 +107,7 @@ def busy_when_the_business_transaction_begins() -> AbstractContextManager[None]:
         pytest.param(busy_when_the_business_transaction_begins, marks=pytest.mark.failure_21),
     ],
 )
-def test_a_store_that_can_not_be_written_is_503_and_nothing_is_kept(
-    post: Post, trouble: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_a_store_that_can_not_be_written_is_503_and_nothing_is_kept(post, trouble):
     with trouble():
         answer = post("/bounded/")
     assert (problem(answer), answer["Retry-After"]) == (UNAVAILABLE, "1")
@@ -140,9 +133,7 @@ ALTER = "ALTER TABLE idempotency_record "
         ),
     ],
 )
-def test_a_store_that_does_not_fit_this_release_is_503_said_once_and_invites_to_no_retry(
-    post: Post, change: str, undo: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_store_that_does_not_fit_this_release_is_503_said_once_and_invites_to_no_retry(post, change, undo, caplog):
     caplog.set_level(logging.CRITICAL, "idempotency")
     execute(change)
     try:
@@ -158,7 +149,7 @@ def test_a_store_that_does_not_fit_this_release_is_503_said_once_and_invites_to_
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_said_already(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_is_said_already(monkeypatch):
     monkeypatch.setattr(ownership, "_reported", set())
 
 
@@ -166,11 +157,11 @@ def _nothing_is_said_already(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.postgres
 @pytest.mark.parametrize(("times", "status"), [(1, 201), (MAX_ROUNDS - 1, 201), (MAX_ROUNDS, 409)])
 def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole_a_bounded_number_of_times(
-    post: Post, monkeypatch: pytest.MonkeyPatch, times: int, status: int
-) -> None:
-    rounds: list[int] = []
+    post, monkeypatch, times, status
+):
+    rounds = []
 
-    def deadlock() -> None:
+    def deadlock():
         rounds.append(1)
         if len(rounds) <= times:
             raise server_error("40P01")
@@ -182,8 +173,8 @@ def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole_a_bounded_num
 
 
 def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_announced_again(
-    post: Post, cut_off: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    post, cut_off, monkeypatch
+):
     cut_off("/park/")
     store = store_for("default")
     park_abandoned = store.park_abandoned
@@ -193,8 +184,8 @@ def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_a
     assert (record().status, parked) == ("parked", [])
 
 
-def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lose(request: Any) -> None:
+def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post, monkeypatch):
+    def lose(request):
         IdempotencyRecord.objects.update(attempt=2)
         monkeypatch.setattr(store_for("default"), "read", unreachable)
 
@@ -203,7 +194,7 @@ def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post: Post, monkeypatc
     assert effects() == []
 
 
-def test_a_record_purged_between_the_lost_insert_and_the_read_is_claimed_anew(post: Post) -> None:
+def test_a_record_purged_between_the_lost_insert_and_the_read_is_claimed_anew(post):
     post()
     with just_before(store_for("default"), "read", lambda scope: IdempotencyRecord.objects.all().delete()):
         assert post().status_code == 201

@@ -1,11 +1,7 @@
 """A failure outside of a transaction is recovered as declared."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -15,7 +11,6 @@ from django.http import HttpResponse
 from idempotency import Completed, require_claim
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.protocol import ownership
-from tests.concurrency.conftest import Post
 from tests.concurrency.failures import (
     IN_PROGRESS,
     UNAVAILABLE,
@@ -30,7 +25,7 @@ from tests.concurrency.traces import effects, end_lease, end_retention, is_repla
 from tests.concurrency.urls import handler
 
 
-def test_an_operation_with_a_reconciler_that_failed_keeps_its_claim_until_somebody_can_ask(post: Post) -> None:
+def test_an_operation_with_a_reconciler_that_failed_keeps_its_claim_until_somebody_can_ask(post):
     """Its call may have arrived, or be on its way still: neither a retry nor a parked record is right."""
     handler.after = fail
     assert post("/reconciled/").status_code == 500
@@ -43,8 +38,8 @@ def test_an_operation_with_a_reconciler_that_failed_keeps_its_claim_until_somebo
     assert (answer.status_code, answer.json(), handler.attempts) == (200, {"found": 2}, [1])
 
 
-def test_a_late_attempt_learns_nothing_of_another_payload_that_has_its_key_since(post: Post) -> None:
-    def replaced(request: Any) -> None:
+def test_a_late_attempt_learns_nothing_of_another_payload_that_has_its_key_since(post):
+    def replaced(request):
         if handler.attempts == [1]:
             end_lease()
             end_retention()
@@ -54,7 +49,7 @@ def test_a_late_attempt_learns_nothing_of_another_payload_that_has_its_key_since
     assert problem(post("/again/")) == IN_PROGRESS
 
 
-def test_outside_of_a_transaction_a_lost_recording_leaves_the_claim_to_recovery(post: Post) -> None:
+def test_outside_of_a_transaction_a_lost_recording_leaves_the_claim_to_recovery(post):
     with failing_database(ownership, "complete"):
         assert problem(post("/park/")) == UNAVAILABLE
     assert state() == ("in_progress", ["one"])
@@ -63,9 +58,7 @@ def test_outside_of_a_transaction_a_lost_recording_leaves_the_claim_to_recovery(
 @pytest.mark.failure_74
 @pytest.mark.postgres
 @pytest.mark.parametrize("path", ["/park/", "/again/", "/reconciled/"])
-def test_an_outcome_survives_a_connection_that_died_while_the_handler_talked_to_the_outside(
-    post: Post, path: str
-) -> None:
+def test_an_outcome_survives_a_connection_that_died_while_the_handler_talked_to_the_outside(post, path):
     handler.after = cut_connection
     first = post(path)
     assert first.status_code == 201
@@ -76,8 +69,8 @@ def test_an_outcome_survives_a_connection_that_died_while_the_handler_talked_to_
 
 @pytest.mark.failure_74
 @pytest.mark.postgres
-def test_a_failure_after_the_connection_died_is_parked_all_the_same(post: Post) -> None:
-    def cut_and_fail(request: Any) -> None:
+def test_a_failure_after_the_connection_died_is_parked_all_the_same(post):
+    def cut_and_fail(request):
         cut_connection()
         fail()
 
@@ -87,13 +80,13 @@ def test_a_failure_after_the_connection_died_is_parked_all_the_same(post: Post) 
 
 
 @pytest.fixture
-def unconfirmed_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def unconfirmed_commit(monkeypatch):
     """The next COMMIT is carried out, and the connection breaks before it is confirmed."""
 
-    def arm() -> None:
+    def arm():
         commit = connection._commit
 
-        def commit_and_break() -> None:
+        def commit_and_break():
             del connection._commit
             commit()
             monkeypatch.setattr(connection, "is_usable", lambda: False)
@@ -105,13 +98,11 @@ def unconfirmed_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.mark.failure_74
-def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_again(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_again(post, monkeypatch):
     complete = ownership.complete
-    tries: list[int] = []
+    tries = []
 
-    def lose_the_first_answer(owned: Any, outcome: Any) -> None:
+    def lose_the_first_answer(owned, outcome):
         complete(owned, outcome)  # the update is committed by itself
         tries.append(1)
         if len(tries) == 1:
@@ -126,9 +117,7 @@ def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_agai
 
 
 @pytest.mark.failure_74
-def test_a_step_whose_commit_was_carried_out_and_not_confirmed_is_kept_once(
-    post: Post, unconfirmed_commit: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_whose_commit_was_carried_out_and_not_confirmed_is_kept_once(post, unconfirmed_commit, monkeypatch):
     monkeypatch.setattr(ownership, "FIRST_PAUSE", 0)
     handler.after = lambda request: require_claim().step("pay", unconfirmed_commit)
     assert post("/park/").status_code == 201
@@ -138,16 +127,16 @@ def test_a_step_whose_commit_was_carried_out_and_not_confirmed_is_kept_once(
 @pytest.mark.failure_74
 @pytest.mark.postgres
 @pytest.mark.parametrize("cut", ["in the step", "before the step", "before a renewal"])
-def test_a_connection_that_died_is_replaced_for_a_step_and_a_renewal(post: Post, cut: str) -> None:
-    calls: list[str] = []
+def test_a_connection_that_died_is_replaced_for_a_step_and_a_renewal(post, cut):
+    calls = []
 
-    def pay() -> int:
+    def pay():
         calls.append("paid")
         if cut == "in the step":
             cut_connection()
         return 71
 
-    def phases(request: Any) -> None:
+    def phases(request):
         current = require_claim()
         if cut != "in the step":
             cut_connection()
@@ -179,9 +168,7 @@ FORGET = "DROP FUNCTION refuse_once CASCADE; DROP SEQUENCE refused"
 @pytest.mark.postgres
 @pytest.mark.parametrize("sqlstate", ["40001", "40P01", "55P03"])
 @pytest.mark.parametrize("change", ["UPDATE ON idempotency_record", "INSERT ON idempotency_step"])
-def test_a_change_that_the_server_refused_for_the_sake_of_another_is_made_again(
-    post: Post, change: str, sqlstate: str
-) -> None:
+def test_a_change_that_the_server_refused_for_the_sake_of_another_is_made_again(post, change, sqlstate):
     handler.before = lambda request: require_claim().step("pay", lambda: 71)
     with connection.cursor() as cursor:
         cursor.execute(REFUSE_ONCE.format(change=change, sqlstate=sqlstate))
@@ -195,20 +182,18 @@ def test_a_change_that_the_server_refused_for_the_sake_of_another_is_made_again(
 
 
 @pytest.mark.failure_74
-def test_an_outcome_waits_for_a_peer_that_holds_its_record_and_is_recorded_when_the_peer_is_gone(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outcome_waits_for_a_peer_that_holds_its_record_and_is_recorded_when_the_peer_is_gone(post, monkeypatch):
     gate = Gate()
     monkeypatch.setattr(ownership, "time", SimpleNamespace(sleep=lambda seconds: gate.open()))
 
-    def hold() -> None:
+    def hold():
         with transaction.atomic():
             IdempotencyRecord.objects.update(created_at=F("created_at"))
             gate.pass_through()
 
     with ExitStack() as stack:
 
-        def be_locked(request: Any) -> None:
+        def be_locked(request):
             if connection.vendor == "sqlite":
                 with connection.cursor() as cursor:
                     cursor.execute("PRAGMA busy_timeout = 50")  # in place of the 20 s of the settings
@@ -223,10 +208,8 @@ def test_an_outcome_waits_for_a_peer_that_holds_its_record_and_is_recorded_when_
 
 
 @pytest.mark.failure_74
-def test_a_server_that_does_not_come_back_leaves_the_claim_to_recovery_after_bounded_tries(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries: list[int] = []
+def test_a_server_that_does_not_come_back_leaves_the_claim_to_recovery_after_bounded_tries(post, monkeypatch):
+    tries = []
     monkeypatch.setattr(ownership, "complete", lambda *args: tries.append(1) or unreachable())
     monkeypatch.setattr(ownership, "FIRST_PAUSE", 0)
     handler.after = lambda request: monkeypatch.setattr(connection, "is_usable", lambda: False)

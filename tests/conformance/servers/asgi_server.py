@@ -1,13 +1,10 @@
 """A FastAPI application with one operation, protected by the package that ``PACKAGE`` names. Served by uvicorn."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
-from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from operation import TAKES, append_line
 
@@ -15,14 +12,14 @@ PACKAGE = os.environ["PACKAGE"]
 app = FastAPI()
 
 
-async def answer(request: Request) -> JSONResponse:
+async def answer(request):
     status = json.loads(await request.body()).get("outcome", 201)
     number = append_line()
     await asyncio.sleep(TAKES)
     return JSONResponse({"number": number}, status_code=status)
 
 
-protect: Any = lambda operation: operation  # noqa: E731
+protect = lambda operation: operation  # noqa: E731
 if PACKAGE == "fastapi-idempotency":
     from fastapi_idempotency import IdempotencyMiddleware
 

@@ -3,14 +3,12 @@
 Each package has its documented defaults, but for what the table of ``compare.py`` says.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import django
 from django.conf import settings
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpResponse, JsonResponse
 from django.urls import path
 from operation import run
 
@@ -61,11 +59,11 @@ settings.configure(
 django.setup()
 
 
-def account(request: HttpRequest) -> str:
+def account(request):
     return request.headers["Authorization"]
 
 
-def answer(request: HttpRequest) -> HttpResponse:
+def answer(request):
     try:
         status, number = run(request.body)
     except ValueError:
@@ -76,21 +74,20 @@ def answer(request: HttpRequest) -> HttpResponse:
 if PACKAGE == "django-idempotency":
     from idempotency import PARK, idempotent
 
-    def protect(name: str) -> object:
+    def protect(name):
         return idempotent(name, transaction=False, recovery=PARK)(answer)
 
 elif PACKAGE == "django-idempotency-key":
     from idempotency_key.decorators import idempotency_key
 
-    def protect(name: str) -> object:
+    def protect(name):
         return idempotency_key()(answer)
 
 else:
-    from rest_framework.request import Request
     from rest_framework.response import Response
     from rest_framework.views import APIView
 
-    def post(self: object, request: Request) -> Response:
+    def post(self, request):
         try:
             status, number = run(request.body)
         except ValueError:
@@ -103,7 +100,7 @@ else:
         post = simple_idempotency_key_method(post)
     Operation = type("Operation", (APIView,), {"post": post})
 
-    def protect(name: str) -> object:
+    def protect(name):
         return Operation.as_view()
 
 

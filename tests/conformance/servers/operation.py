@@ -1,7 +1,5 @@
 """The operation that all servers in Python run: append a line to a file, sleep, answer the line's number."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -9,7 +7,7 @@ import time
 TAKES = 0.2  # seconds
 
 
-def append_line() -> int:
+def append_line():
     """:returns: how many lines there are."""
     path = os.environ["EFFECTS"]
     with open(path, "ab+") as effects:  # noqa: PTH123 - appending is atomic
@@ -19,7 +17,7 @@ def append_line() -> int:
         return effects.read().count(b"\n")
 
 
-def run(body: bytes) -> tuple[int, int]:
+def run(body):
     """:returns: the status that the body asks for, and the number of the line."""
     status = json.loads(body).get("outcome", 201)
     number = append_line()

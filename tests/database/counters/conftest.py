@@ -1,9 +1,5 @@
 """Each test begins with nothing counted, in memory or in the table."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
 from idempotency.contrib.dashboard.counters import counters
@@ -11,7 +7,7 @@ from idempotency.contrib.dashboard.models import IdempotencyCounter
 
 
 @pytest.fixture(autouse=True)
-def _nothing_counted(db: None) -> Iterator[None]:
+def _nothing_counted(db):
     counters.reset()
     IdempotencyCounter.objects.all().delete()  # which a worker of an earlier test may have written as it ended
     yield

@@ -1,10 +1,6 @@
 """Counting, a look at what was written of it, and a database that refuses to write."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from django.db import OperationalError, connection
 
@@ -17,12 +13,12 @@ SCOPE = Scope("1", operation.name, "k")
 CLAIMED = (operation.name, "claimed")
 
 
-def count(times: int = 1, event: Any = signals.claimed, of: Operation | None = operation) -> None:
+def count(times=1, event=signals.claimed, of=operation):
     for _ in range(times):
         signals.send(event, of, SCOPE, 1)
 
 
-def written() -> dict[tuple[str, str], int]:
+def written():
     """The sums. Those of this hour are the same."""
     sums = {(row.operation, row.event): row.total for row in IdempotencyCounter.objects.filter(hour=0)}
     assert {(row.operation, row.event): row.total for row in IdempotencyCounter.objects.filter(hour__gt=0)} == sums
@@ -30,11 +26,11 @@ def written() -> dict[tuple[str, str], int]:
 
 
 @contextmanager
-def refusing(error: Callable[[], BaseException], times: int = 1000) -> Iterator[None]:
+def refusing(error, times=1000):
     """Let the database refuse the next ``times`` statements on counters."""
     left = times
 
-    def refuse(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    def refuse(execute, sql, params, many, context):
         nonlocal left
         if "idempotency_dashboard_counter" in sql and left:
             left -= 1
@@ -45,5 +41,5 @@ def refusing(error: Callable[[], BaseException], times: int = 1000) -> Iterator[
         yield
 
 
-def unreachable() -> OperationalError:
+def unreachable():
     return OperationalError("no route to host")

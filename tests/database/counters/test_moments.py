@@ -1,11 +1,7 @@
 """When counts are written: now and then after a response or a task, which none waits for, and when a worker ends."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from collections.abc import Iterator
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,7 +12,7 @@ from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.core.signals import request_finished
 from django.db import connection
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import JsonResponse
 from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
@@ -35,7 +31,7 @@ REQUEST_FINISHED = "idempotency.counters"
 
 @csrf_exempt
 @idempotent("tests.counters.view", account=lambda request: "1")
-def create(request: HttpRequest) -> HttpResponse:
+def create(request):
     return JsonResponse({}, status=201)
 
 
@@ -43,24 +39,24 @@ VIEW = ("tests.counters.view", "completed")
 
 
 @pytest.fixture
-def view(settings: Any) -> None:
+def view(settings):
     settings.ROOT_URLCONF = (path("", create),)
 
 
-def make_due() -> None:
+def make_due():
     """Let the last flush be as long ago as need be."""
     counters._due = 0.0
 
 
-def answer(key: str = "k") -> Any:
+def answer(key="k"):
     """A request as a WSGI server makes it, and its response, which the server closes when it has sent it."""
     environ = RequestFactory().post("/", {}, "application/json", headers={"Idempotency-Key": key}).environ
-    response: Any = WSGIHandler()(environ, lambda status, headers: None)
+    response = WSGIHandler()(environ, lambda status, headers: None)
     assert response.status_code == 201
     return response
 
 
-def test_requests_write_once_in_a_while(view: None) -> None:
+def test_requests_write_once_in_a_while(view):
     answer("a").close()
     assert written() == {}  # the process hasn't run for long
     make_due()
@@ -77,7 +73,7 @@ def test_requests_write_once_in_a_while(view: None) -> None:
     assert written()[VIEW] == 4
 
 
-def test_a_request_whose_database_fails_in_the_flush_has_been_answered(view: None) -> None:
+def test_a_request_whose_database_fails_in_the_flush_has_been_answered(view):
     response = answer()
     make_due()
     with refusing(unreachable):
@@ -91,7 +87,7 @@ def test_a_request_whose_database_fails_in_the_flush_has_been_answered(view: Non
 
 
 @pytest.mark.django_db
-def test_nothing_is_written_in_a_test_case(view: None) -> None:
+def test_nothing_is_written_in_a_test_case(view):
     assert connection.in_atomic_block
     assert Client().post("/", {}, "application/json", headers={"Idempotency-Key": "k"}).status_code == 201
     counters.flush()
@@ -99,21 +95,21 @@ def test_nothing_is_written_in_a_test_case(view: None) -> None:
     assert stats().completions.value == 1
 
 
-def test_what_test_clients_ask_for_is_not_written(view: None) -> None:
+def test_what_test_clients_ask_for_is_not_written(view):
     """They are no servers: they close a response before they hand it over, where its statements may be counted."""
     make_due()
-    request: dict[str, Any] = {"content_type": "application/json", "headers": {"Idempotency-Key": "k"}}
+    request = {"content_type": "application/json", "headers": {"Idempotency-Key": "k"}}
     assert Client().post("/", {}, **request).status_code == 201
     assert async_to_sync(AsyncClient().post)("/", {}, **request)["Idempotency-Replayed"] == "true"
     assert written() == {}
 
 
 @pytest.fixture
-def left_open() -> Iterator[list[bool]]:
+def left_open():
     """Whether each request left its thread's connection open, after all that Django and the package do at its end."""
     seen = []
 
-    def look(**arguments: Any) -> None:
+    def look(**arguments):
         seen.append(connection.connection is not None)
 
     # Django's own comes first, as it does outside of tests; its test clients move it to the end.
@@ -124,11 +120,11 @@ def left_open() -> Iterator[list[bool]]:
     request_finished.disconnect(look)
 
 
-def visit() -> None:
+def visit():
     """A request as an ASGI server makes it."""
     scope = AsyncRequestFactory().post("/", {}, "application/json", headers={"Idempotency-Key": "k"}).scope
 
-    async def run() -> None:
+    async def run():
         communicator = ApplicationCommunicator(ASGIHandler(), scope)
         await communicator.send_input({"type": "http.request", "body": b"{}", "more_body": False})
         assert (await communicator.receive_output(30))["status"] == 201
@@ -138,9 +134,7 @@ def visit() -> None:
     asyncio.run(run())
 
 
-def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(
-    view: None, left_open: list[bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(view, left_open, caplog, monkeypatch):
     threads = []
     flush = counters.flush
     monkeypatch.setattr(counters, "flush", lambda: threads.append(threading.get_ident()) or flush())
@@ -163,7 +157,7 @@ def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(
     [(False, False, False), (True, False, True), (True, True, False)],
     ids=["not due yet", "due", "eager, and so left to its request"],
 )
-def test_a_worker_writes_its_counts_after_a_task_when_they_are_due(due: bool, is_eager: bool, writes: bool) -> None:
+def test_a_worker_writes_its_counts_after_a_task_when_they_are_due(due, is_eager, writes):
     count()
     if due:
         make_due()
@@ -171,7 +165,7 @@ def test_a_worker_writes_its_counts_after_a_task_when_they_are_due(due: bool, is
     assert written() == ({CLAIMED: 1} if writes else {})
 
 
-def test_a_child_that_ends_writes_what_is_left() -> None:
+def test_a_child_that_ends_writes_what_is_left():
     count()
     worker_process_shutdown.send(sender=None)
     assert written() == {CLAIMED: 1}

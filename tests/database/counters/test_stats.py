@@ -1,12 +1,9 @@
 """``stats()``: right on a small table, bounded on a huge one, and honest about which it is."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -30,11 +27,11 @@ from tests.records import HOUR, from_now, make_records
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def numbers() -> dict[str, Number]:
+def numbers():
     return dict(stats.stats())
 
 
-def test_an_empty_table_is_empty() -> None:
+def test_an_empty_table_is_empty():
     counted = ("records", "in_progress", "recoverable", "completed", "parked", "abandoned")
     measured = ("overdue", "oldest_in_progress", "most_attempts")
     expected = dict.fromkeys(counted, Number(0, Precision.EXACT)) | dict.fromkeys(
@@ -43,7 +40,7 @@ def test_an_empty_table_is_empty() -> None:
     assert numbers().items() >= (expected | {"replay_rate": Number(None, Precision.RECENT)}).items()
 
 
-def test_a_small_table_is_counted_exactly() -> None:
+def test_a_small_table_is_counted_exactly():
     make_records(5)
     make_records(1, Status.RECOVERABLE)
     make_records(2, Status.PARKED)
@@ -64,11 +61,11 @@ def test_a_small_table_is_counted_exactly() -> None:
         assert seen[name].value == pytest.approx(age, abs=60)
 
 
-def test_how_long_nobody_has_purged_is_told_to_the_hour() -> None:
+def test_how_long_nobody_has_purged_is_told_to_the_hour():
     """If nobody ever has, it is told since when anything was counted: who forgot to schedule the purge must see it."""
     assert numbers()["since_purge"] == Number(None, Precision.RECENT)
 
-    def row(hours_ago: int, event: str, name: str = "") -> None:
+    def row(hours_ago, event, name=""):
         IdempotencyCounter.objects.create(hour=this_hour() - hours_ago, operation=name, event=event, total=1)
 
     row(300, "claimed", operation.name)
@@ -84,12 +81,12 @@ def test_how_long_nobody_has_purged_is_told_to_the_hour() -> None:
     assert (code, len(errors)) == (1, 1)
 
 
-def test_a_lease_that_runs_is_not_overdue() -> None:
+def test_a_lease_that_runs_is_not_overdue():
     make_records(1, Status.IN_PROGRESS, lease=HOUR)
     assert numbers()["overdue"] == Number(0.0, Precision.EXACT)
 
 
-def test_the_size_of_the_table_is_known_where_the_database_knows_it() -> None:
+def test_the_size_of_the_table_is_known_where_the_database_knows_it():
     make_records(3)
     size = numbers()["table_bytes"]
     if connection.vendor == "postgresql":
@@ -100,7 +97,7 @@ def test_the_size_of_the_table_is_known_where_the_database_knows_it() -> None:
         assert size == Number(None, Precision.UNKNOWN)
 
 
-def test_counting_stops_at_a_bound_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_stops_at_a_bound_and_says_so(monkeypatch):
     monkeypatch.setattr(stats, "MAX_COUNTED", 4)
     if connection.vendor == "postgresql":
         execute("TRUNCATE idempotency_record CASCADE")  # and so nothing is estimated of it
@@ -117,7 +114,7 @@ def test_counting_stops_at_a_bound_and_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.postgres
-def test_a_big_table_is_estimated_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_big_table_is_estimated_and_not_read(monkeypatch):
     monkeypatch.setattr(stats, "MAX_COUNTED", 500)
     fill(20_000)
     make_records(3, Status.PARKED)
@@ -132,7 +129,7 @@ def test_a_big_table_is_estimated_and_not_read(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("status", ["in_progress", "recoverable", "parked"])
-def test_the_few_that_are_not_completed_are_found_by_their_index(status: str) -> None:
+def test_the_few_that_are_not_completed_are_found_by_their_index(status):
     plan = IdempotencyRecord.objects.filter(status=status).order_by("lease_expires_at").explain()
     assert "idempotency_record_unfinished" in plan
 
@@ -140,13 +137,13 @@ def test_the_few_that_are_not_completed_are_found_by_their_index(status: str) ->
 # What has happened
 
 
-def happen() -> None:
+def happen():
     for event, times in ((signals.claimed, 3), (signals.taken_over, 1), (signals.replayed, 12), (signals.parked, 2)):
         count(times, event)
     count(1, signals.recovered, of=None)
 
 
-def test_what_has_happened_is_counted_written_or_not() -> None:
+def test_what_has_happened_is_counted_written_or_not():
     happen()
     counters.flush()
     happen()
@@ -158,7 +155,7 @@ def test_what_has_happened_is_counted_written_or_not() -> None:
     assert recent == happened | dict.fromkeys(not_happened, 0)
 
 
-def test_every_event_that_is_counted_has_a_name_here() -> None:
+def test_every_event_that_is_counted_has_a_name_here():
     assert set(stats.EVENTS.values()) == set(signals.EVENTS)
     recent = {name for name, number in numbers().items() if number.kind is Precision.RECENT}
     assert set(stats.EVENTS) | {"replay_rate", "since_purge"} == recent
@@ -167,11 +164,11 @@ def test_every_event_that_is_counted_has_a_name_here() -> None:
 # The command
 
 
-def run(**options: Any) -> list[str]:
+def run(**options):
     return run_command("idempotency_stats", **options)[1]
 
 
-def test_the_command_shows_a_table() -> None:
+def test_the_command_shows_a_table():
     make_records(1_234)
     make_records(2, Status.PARKED)
     make_records(1, Status.IN_PROGRESS, lease=-timedelta(seconds=90))
@@ -184,7 +181,7 @@ def test_the_command_shows_a_table() -> None:
     assert re.fullmatch(size, table[0])
 
 
-def test_the_command_shows_what_has_happened_by_operation() -> None:
+def test_the_command_shows_what_has_happened_by_operation():
     assert (stats.by_operation(), run(by_operation=True)) == ({}, ["Nothing has happened yet."])
     happen()
     make_records(1, Status.IN_PROGRESS, lease=-HOUR, operation="payouts.create")
@@ -203,7 +200,7 @@ def test_the_command_shows_what_has_happened_by_operation() -> None:
     assert json.loads("".join(run(by_operation=True, json=True))) == stats.by_operation()
 
 
-def test_the_command_writes_json() -> None:
+def test_the_command_writes_json():
     make_records(2, Status.PARKED)
     data = json.loads("".join(run(json=True)))
     assert data["parked"] == {"value": 2, "kind": "exact", "by_operation": {"charges.create": 2}}
@@ -220,9 +217,7 @@ def test_the_command_writes_json() -> None:
         (["recoverable > 9", "recoverable == 9", "recoverable <= 3"], ["recoverable > 9", "recoverable == 9"]),
     ],
 )
-def test_the_command_fails_if_a_condition_is_true(
-    monkeypatch: pytest.MonkeyPatch, conditions: list[str], complaints: list[str]
-) -> None:
+def test_the_command_fails_if_a_condition_is_true(monkeypatch, conditions, complaints):
     """A number that was counted up to a bound only may be anything above it, and an alarm must not miss that."""
     make_records(2, Status.PARKED)
     monkeypatch.setattr(stats, "MAX_COUNTED", 4)
@@ -232,7 +227,7 @@ def test_the_command_fails_if_a_condition_is_true(
     assert (code, [line.partition(" is true")[0] for line in errors]) == (1 if complaints else 0, complaints)
 
 
-def test_a_condition_is_checked_for_each_operation() -> None:
+def test_a_condition_is_checked_for_each_operation():
     make_records(1, Status.PARKED, operation="payouts.create")
     happen()
     code, _, errors = run_command("idempotency_stats", "--by-operation", "--fail-if", "parked > 0")
@@ -251,9 +246,7 @@ def test_a_condition_is_checked_for_each_operation() -> None:
         ),
     ],
 )
-def test_a_condition_that_can_not_be_checked_is_a_mistake_of_usage(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_condition_that_can_not_be_checked_is_a_mistake_of_usage(arguments, message, capsys):
     with pytest.raises(SystemExit) as ended:
         idempotency_stats.Command().run_from_argv(["manage.py", "idempotency_stats", *arguments])
     assert ended.value.code == 2

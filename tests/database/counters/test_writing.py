@@ -1,15 +1,12 @@
 """What was counted is added to the table, in no transaction of somebody else's, over threads, forks and processes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from django.db import OperationalError, connection, transaction
@@ -34,7 +31,7 @@ ALIAS = "default"
 # Writing
 
 
-def test_what_was_counted_is_added_to_what_is_there() -> None:
+def test_what_was_counted_is_added_to_what_is_there():
     count(3)
     count(2, signals.replayed)
     counters.flush()
@@ -48,7 +45,7 @@ def test_what_was_counted_is_added_to_what_is_there() -> None:
 
 
 @pytest.mark.postgres
-def test_one_statement_writes_any_number_of_counters() -> None:
+def test_one_statement_writes_any_number_of_counters():
     count(2)
     count(1, signals.completed)
     with CaptureQueriesContext(connection) as captured:
@@ -58,7 +55,7 @@ def test_one_statement_writes_any_number_of_counters() -> None:
     assert sent == ["BEGIN", "INSERT", "COMMIT"]
 
 
-def test_a_connection_is_left_open_or_closed_as_it_was() -> None:
+def test_a_connection_is_left_open_or_closed_as_it_was():
     for prepare in (connection.ensure_connection, connection.close):
         prepare()
         before = connection.connection
@@ -68,7 +65,7 @@ def test_a_connection_is_left_open_or_closed_as_it_was() -> None:
     assert written() == {CLAIMED: 2}
 
 
-def test_no_count_is_lost_between_many_that_write_the_same_counters_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_count_is_lost_between_many_that_write_the_same_counters_at_once(monkeypatch):
     """In any order, and for the first time: none of them may be refused, not even once, but by InnoDB."""
     if connection.vendor != "mysql":
         monkeypatch.setattr(counters_module, "MAX_ROUNDS", 1)
@@ -78,7 +75,7 @@ def test_no_count_is_lost_between_many_that_write_the_same_counters_at_once(monk
     assert written() == dict.fromkeys(keys, 40)
 
 
-def test_a_counter_says_what_it_counts() -> None:
+def test_a_counter_says_what_it_counts():
     assert str(IdempotencyCounter(operation="charges.create", event="claimed", total=3)) == "charges.create claimed: 3"
 
 
@@ -86,14 +83,14 @@ def test_a_counter_says_what_it_counts() -> None:
 
 
 @contextmanager
-def lost_connection() -> Iterator[None]:
+def lost_connection():
     with transaction.atomic():
         connection.close()
         yield
 
 
 @contextmanager
-def no_autocommit() -> Iterator[None]:
+def no_autocommit():
     connection.set_autocommit(False)
     try:
         yield
@@ -111,9 +108,7 @@ def no_autocommit() -> Iterator[None]:
         pytest.param(lambda: counters._flushing, id="beside the flush of another thread"),
     ],
 )
-def test_a_flush_does_nothing_where_it_would_be_in_the_way(
-    place: Callable[[], AbstractContextManager[object]], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_flush_does_nothing_where_it_would_be_in_the_way(place, caplog):
     count()
     with place():
         counters.flush()
@@ -123,8 +118,8 @@ def test_a_flush_does_nothing_where_it_would_be_in_the_way(
     assert written() == {CLAIMED: 1}
 
 
-def test_a_flush_in_the_thread_of_an_event_loop_does_nothing() -> None:
-    async def flush() -> None:
+def test_a_flush_in_the_thread_of_an_event_loop_does_nothing():
+    async def flush():
         counters.flush()
 
     count()
@@ -132,23 +127,21 @@ def test_a_flush_in_the_thread_of_an_event_loop_does_nothing() -> None:
     assert counters._pending == {CLAIMED: 1}
 
 
-def test_a_reader_does_not_wait_for_a_flush_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_does_not_wait_for_a_flush_for_long(monkeypatch):
     monkeypatch.setattr(counters_module, "FLUSH_WAIT", 0.01)
     count(2)
     with counters._flushing:
         assert stats().claims.value == 2
 
 
-def test_what_is_not_written_yet_belongs_to_the_database_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_written_yet_belongs_to_the_database_of_the_records(monkeypatch):
     count(2)
     assert counters.read(ALIAS) == {operation.name: {"claimed": 2}}
     monkeypatch.setattr(counters_module, "records_database", lambda: "elsewhere")
     assert counters.read(ALIAS) == {}
 
 
-def test_what_was_counted_in_a_test_database_is_not_written_to_the_one_that_takes_its_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_was_counted_in_a_test_database_is_not_written_to_the_one_that_takes_its_place(monkeypatch):
     """As when a test runner has ended, and then the interpreter does."""
     count()
     with monkeypatch.context() as patch, CaptureQueriesContext(connection) as captured:
@@ -164,7 +157,7 @@ def test_what_was_counted_in_a_test_database_is_not_written_to_the_one_that_take
 # A database that refuses to write loses no count, and nobody waits for it
 
 
-def deadlock() -> OperationalError:
+def deadlock():
     """As the driver of PostgreSQL gives it or, on the others, as that of MariaDB does."""
     if connection.vendor != "postgresql":
         return OperationalError(1213, "Deadlock found")
@@ -175,7 +168,7 @@ def deadlock() -> OperationalError:
     return error
 
 
-def test_a_database_that_refuses_loses_nothing_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_database_that_refuses_loses_nothing_and_is_logged_once(caplog):
     count(2)
     with refusing(unreachable):
         counters.flush()
@@ -200,9 +193,7 @@ def test_a_database_that_refuses_loses_nothing_and_is_logged_once(caplog: pytest
         pytest.param(KeyboardInterrupt, pytest.raises(KeyboardInterrupt), id="an interrupt"),
     ],
 )
-def test_no_failure_loses_a_count_and_none_is_raised_but_an_interrupt(
-    error: Callable[[], BaseException], raised: AbstractContextManager[object]
-) -> None:
+def test_no_failure_loses_a_count_and_none_is_raised_but_an_interrupt(error, raised):
     count()
     with refusing(error), raised:
         counters.flush()
@@ -212,7 +203,7 @@ def test_no_failure_loses_a_count_and_none_is_raised_but_an_interrupt(
     assert written() == {CLAIMED: 2}
 
 
-def test_a_deadlock_is_tried_again_at_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadlock_is_tried_again_at_once(caplog, monkeypatch):
     if connection.vendor == "sqlite":  # which knows no deadlock, so this may be any race
         monkeypatch.setattr(store_for(connection.alias), "lost_a_race", lambda error: True)
     count()
@@ -223,12 +214,12 @@ def test_a_deadlock_is_tried_again_at_once(caplog: pytest.LogCaptureFixture, mon
 
 
 @pytest.mark.postgres
-def test_a_lock_that_a_frozen_process_holds_is_not_waited_for_without_bound() -> None:
+def test_a_lock_that_a_frozen_process_holds_is_not_waited_for_without_bound():
     count()
     counters.flush()
     gate = Gate()
 
-    def hold() -> None:
+    def hold():
         with transaction.atomic():
             IdempotencyCounter.objects.update(total=0)
             gate.pass_through()
@@ -245,8 +236,8 @@ def test_a_lock_that_a_frozen_process_holds_is_not_waited_for_without_bound() ->
 # Counts add up over threads, forks and processes
 
 
-def test_no_count_is_lost_or_written_twice_between_threads() -> None:
-    def work() -> None:
+def test_no_count_is_lost_or_written_twice_between_threads():
+    def work():
         for _ in range(20):
             for _ in range(250):
                 counters.count(operation.name, "claimed")
@@ -262,7 +253,7 @@ def test_no_count_is_lost_or_written_twice_between_threads() -> None:
     assert written() == {CLAIMED: 40_000}
 
 
-def test_a_forked_child_counts_from_nothing() -> None:
+def test_a_forked_child_counts_from_nothing():
     count()
     with counters._lock, counters._flushing:  # as other threads may hold them at that moment
         pid = os.fork()
@@ -283,7 +274,7 @@ from tests.database.counters.counting import count
 
 
 @pytest.mark.once
-def test_the_counts_of_processes_and_of_their_forks_add_up_and_another_process_shows_them() -> None:
+def test_the_counts_of_processes_and_of_their_forks_add_up_and_another_process_shows_them():
     """What a parent has counted before it forks, its child does not write as well."""
     script = PROCESS + "count(2); pid = os.fork(); count(0 if pid else int(sys.argv[1])); pid and os.waitpid(pid, 0)"
     count(7)
@@ -296,7 +287,7 @@ def test_the_counts_of_processes_and_of_their_forks_add_up_and_another_process_s
 
 
 @pytest.mark.once
-def test_a_process_that_ends_without_its_database_says_so_once_and_ends_well() -> None:
+def test_a_process_that_ends_without_its_database_says_so_once_and_ends_well():
     process = processes.start(PROCESS + "count(2)", env={"DATABASE_URL": "postgres://nobody@/nothing?host=/nowhere"})
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0

@@ -10,7 +10,6 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.db.models import Model
-from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
@@ -37,11 +36,11 @@ class Page:
     action: str
     may_decide: list[str]
 
-    def url(self, view: str = "changelist", *pk: int) -> str:
+    def url(self, view="changelist", *pk):
         return reverse(f"admin:{self.model._meta.app_label}_{self.model._meta.model_name}_{view}", args=pk)
 
     @property
-    def may_view(self) -> str:
+    def may_view(self):
         return f"view_{self.model._meta.model_name}"
 
 
@@ -49,7 +48,7 @@ ERROR = f"ValueError: no such card: {SECRET}"
 CARD = f'{{"card": "{SECRET}"}}'
 
 
-def dead_message() -> int:
+def dead_message():
     (pk,) = make_messages(1, MessageStatus.DEAD, payload=CARD, headers={"Authorization": SECRET}, error=ERROR)
     return pk
 
@@ -79,7 +78,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=["records", "messages"])
 
 
 @each_page
-def test_nobody_adds_changes_or_deletes(client: Client, page: Page) -> None:
+def test_nobody_adds_changes_or_deletes(client, page):
     log_in(client, superuser=True)
     pk = page.make()
     before = page.model._default_manager.values().get()
@@ -92,7 +91,7 @@ def test_nobody_adds_changes_or_deletes(client: Client, page: Page) -> None:
 
 
 @each_page
-def test_who_has_no_permission_sees_nothing(client: Client, page: Page) -> None:
+def test_who_has_no_permission_sees_nothing(client, page):
     pk = page.make()
     log_in(client, page.may_read)
     for url in (page.url(), page.url("change", pk)):
@@ -104,7 +103,7 @@ def test_who_has_no_permission_sees_nothing(client: Client, page: Page) -> None:
 @pytest.mark.scenario_28
 @pytest.mark.failure_52
 @each_page
-def test_what_is_secret_is_neither_shown_nor_read_without_the_permission(client: Client, page: Page) -> None:
+def test_what_is_secret_is_neither_shown_nor_read_without_the_permission(client, page):
     pk = page.make()
     log_in(client, page.may_view)
     with CaptureQueriesContext(connection) as statements:
@@ -116,7 +115,7 @@ def test_what_is_secret_is_neither_shown_nor_read_without_the_permission(client:
 
 @pytest.mark.scenario_28
 @each_page
-def test_the_permitted_read_what_is_secret(client: Client, page: Page) -> None:
+def test_the_permitted_read_what_is_secret(client, page):
     pk = page.make()
     log_in(client, page.may_view, page.may_read)
     shown = client.get(page.url("change", pk)).content.decode()
@@ -134,7 +133,7 @@ def test_the_permitted_read_what_is_secret(client: Client, page: Page) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_may_not_be_shown_may_not_be_filtered_on(client: Client, page: Page, lookup: str) -> None:
+def test_what_may_not_be_shown_may_not_be_filtered_on(client, page, lookup):
     """Otherwise a staff member without the permission would guess it letter by letter."""
     page.make()
     log_in(client, page.may_view)
@@ -142,7 +141,7 @@ def test_what_may_not_be_shown_may_not_be_filtered_on(client: Client, page: Page
 
 
 @each_page
-def test_who_may_only_look_decides_nothing(client: Client, page: Page) -> None:
+def test_who_may_only_look_decides_nothing(client, page):
     pk = page.make()
     log_in(client, page.may_view, *page.may_decide)
     assert f'value="{page.action}"' not in client.get(page.url()).content.decode()

@@ -1,15 +1,11 @@
 """The dashboard: right numbers, what is stuck with what may be done about it, and nothing for who may not see it."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import Any
 
 import pytest
 from django.contrib import admin
 from django.contrib.admin import AdminSite
-from django.test import Client
 from django.urls import path, reverse
 
 from idempotency import signals
@@ -33,18 +29,18 @@ DASHBOARD = reverse("admin:idempotency_dashboard")
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
-def rows(page: Any) -> dict[str, list[str]]:
+def rows(page):
     found = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', page.content.decode(), re.DOTALL)
     return {
         told(head): [told(cell) for cell in re.findall(r"<td>(.*?)</td>", cells, re.DOTALL)] for head, cells in found
     }
 
 
-def write(event: str, hours_ago: int, total: int, operation: str = "charges.create") -> None:
+def write(event, hours_ago, total, operation="charges.create"):
     IdempotencyCounter.objects.create(hour=this_hour() - hours_ago, operation=operation, event=event, total=total)
 
 
-def test_it_counts_the_last_hour_and_the_last_day_by_event_and_by_operation(client: Client) -> None:
+def test_it_counts_the_last_hour_and_the_last_day_by_event_and_by_operation(client):
     write("claimed", 1, 10)
     write("claimed", 2, 1000)
     write("claimed", 24, 10_000, "payouts.create")
@@ -65,7 +61,7 @@ def test_it_counts_the_last_hour_and_the_last_day_by_event_and_by_operation(clie
     assert dict(data["series"])["executions"] == [10_000, *[0] * 21, 1000, 10, 0]
 
 
-def test_it_says_how_the_table_grows_and_when_a_purge_came_to_its_end(client: Client) -> None:
+def test_it_says_how_the_table_grows_and_when_a_purge_came_to_its_end(client):
     log_in(client, superuser=True)
     make_records(3)
     write("claimed", 1, 10)
@@ -77,7 +73,7 @@ def test_it_says_how_the_table_grows_and_when_a_purge_came_to_its_end(client: Cl
     assert seen["last complete purge"][0].startswith("in the hour from")
 
 
-def test_the_purge_deletes_the_counts_of_hours_that_are_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_purge_deletes_the_counts_of_hours_that_are_long_ago(monkeypatch):
     write("claimed", HOURS_KEPT + 1, 1)
     write("claimed", HOURS_KEPT, 2)
     IdempotencyCounter.objects.create(operation="charges.create", event="claimed", total=3)
@@ -87,7 +83,7 @@ def test_the_purge_deletes_the_counts_of_hours_that_are_long_ago(monkeypatch: py
     assert counters.read("default") == {"charges.create": {"claimed": 3}}  # and not what a purge counts for itself
 
 
-def test_what_is_stuck_is_one_click_away_from_its_decision(client: Client) -> None:
+def test_what_is_stuck_is_one_click_away_from_its_decision(client):
     (parked,) = make_records(1, Status.PARKED, expires=HOUR)
     make_records(1, Status.PARKED, operation="payouts.create")
     make_records(1, Status.IN_PROGRESS, lease=-10 * MINUTE)
@@ -109,7 +105,7 @@ def test_what_is_stuck_is_one_click_away_from_its_decision(client: Client) -> No
     assert IdempotencyRecord.objects.get(pk=parked).status == Status.RECOVERABLE
 
 
-def test_where_nothing_is_stuck_there_is_no_alarm(client: Client) -> None:
+def test_where_nothing_is_stuck_there_is_no_alarm(client):
     make_records(1, Status.IN_PROGRESS, lease=MINUTE)
     make_messages(1)
     text = told(log_in(client, superuser=True).get(DASHBOARD).content.decode())
@@ -117,7 +113,7 @@ def test_where_nothing_is_stuck_there_is_no_alarm(client: Client) -> None:
     assert [alarm for alarm in ("no sweep", "no relay", "Parked", "Dead", "Decide") if alarm in text] == []
 
 
-def test_who_may_only_view_records_sees_no_messages_and_no_decisions(client: Client) -> None:
+def test_who_may_only_view_records_sees_no_messages_and_no_decisions(client):
     make_records(1, Status.PARKED)
     make_messages(1, MessageStatus.DEAD)
     page = log_in(client, "view_idempotencyrecord").get(DASHBOARD)
@@ -144,7 +140,7 @@ urlpatterns.append(path("own/", own.urls))
 
 @pytest.mark.urls(__name__)
 @pytest.mark.parametrize("model", MODELS)
-def test_an_admin_of_the_project_shows_its_own_pages(client: Client, model: Any) -> None:
+def test_an_admin_of_the_project_shows_its_own_pages(client, model):
     (record,) = make_records(1)
     make_messages(1)
     IdempotencyStep.objects.create(record_id=record, account_id="1", name="a", result="{}")
@@ -158,7 +154,7 @@ def test_an_admin_of_the_project_shows_its_own_pages(client: Client, model: Any)
 
 
 @pytest.mark.urls(__name__)
-def test_each_admin_site_has_a_dashboard_of_its_own(client: Client) -> None:
+def test_each_admin_site_has_a_dashboard_of_its_own(client):
     make_records(1, Status.PARKED, idempotency_key="<i>", account_id="<i>", operation="<i>")
     make_messages(1, MessageStatus.DEAD)
     log_in(client, superuser=True)
@@ -171,5 +167,5 @@ def test_each_admin_site_has_a_dashboard_of_its_own(client: Client) -> None:
 
 
 @pytest.mark.parametrize("permissions", [[], ["view_outboxmessage", "view_response_body"]])
-def test_nobody_else_sees_it(client: Client, permissions: list[str]) -> None:
+def test_nobody_else_sees_it(client, permissions):
     assert log_in(client, *permissions).get(DASHBOARD).status_code == 403

@@ -1,13 +1,9 @@
 """No form and no query gives a page of the admin a server error. ``--count`` is how many are sent."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from django.test import Client
 from django.urls import reverse
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -37,7 +33,7 @@ fields = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=8), several, 
 decisions_sent = st.fixed_dictionaries({}, optional=dict.fromkeys(["_selected_action", "seen", "decided"], several))
 
 
-def send_anything(client: Client, count: int | None) -> Counter[int]:
+def send_anything(client, count):
     """What each page answers to random forms and queries."""
     operator = log_in(client, superuser=True)
     operator.raise_request_exception = False
@@ -50,7 +46,7 @@ def send_anything(client: Client, count: int | None) -> Counter[int]:
         query=fields,
         action=st.sampled_from(ACTIONS),
     )
-    def send(url: str, form: dict[str, Any], query: dict[str, Any], action: str) -> None:
+    def send(url, form, query, action):
         dead = url == MESSAGES
         pk, *_ = (
             make_messages(1, MessageStatus.DEAD) if dead else make_records(1, Status.PARKED, operation=charges.name)
@@ -66,13 +62,13 @@ def send_anything(client: Client, count: int | None) -> Counter[int]:
     return answered
 
 
-def test_no_form_and_no_query_gives_a_server_error(client: Client, count: int | None) -> None:
+def test_no_form_and_no_query_gives_a_server_error(client, count):
     answered = send_anything(client, count)
     assert {200, 400} <= answered.keys()
     note("fuzz: admin", requests=answered.total(), answers=dict(answered), violations=0)
 
 
-def test_an_action_that_trusts_its_form_is_found(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_action_that_trusts_its_form_is_found(client, monkeypatch):
     monkeypatch.setattr(decisions, "parse_number", int)
     with pytest.raises(AssertionError):
         send_anything(client, None)

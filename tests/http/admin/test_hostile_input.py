@@ -1,13 +1,9 @@
 """Whatever a URL or a form of the admin contains, the admin answers it and never fails."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 
 import pytest
 from django.db import connection
-from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
@@ -34,22 +30,22 @@ OUTCOME = {"status": "201", "content_type": "application/json", "body": "{}", "r
 
 
 @pytest.fixture
-def operator(client: Client) -> Client:
+def operator(client):
     client.raise_request_exception = False
     return log_in(client, superuser=True)
 
 
-def parked() -> int:
+def parked():
     (pk,) = make_records(1, Status.PARKED, expires=HOUR, operation=charges.name)
     return pk
 
 
-def dead() -> int:
+def dead():
     (pk,) = make_messages(1, MessageStatus.DEAD)
     return pk
 
 
-make: dict[str, Callable[[], int]] = {LIST: parked, MESSAGES: dead}
+make = {LIST: parked, MESSAGES: dead}
 
 
 @LISTS
@@ -57,13 +53,13 @@ make: dict[str, Callable[[], int]] = {LIST: parked, MESSAGES: dead}
     "name", ["q", "state", "operation", "account_id", "idempotency_key", "message_id", "o", "p", "e"]
 )
 @pytest.mark.parametrize("value", [NUL, TOO_LARGE, DIGITS, NOT_ASCII, "-1", "%"], ids=lambda value: ascii(value[:9]))
-def test_a_list_answers_any_query(operator: Client, url: str, name: str, value: str) -> None:
+def test_a_list_answers_any_query(operator, url, name, value):
     make[url]()
     assert operator.get(url, {name: value}, follow=True).status_code in {200, 400}
 
 
 @pytest.mark.parametrize("query", [{"account_id": TOO_LONG}, {"q": TOO_LONG}, {"q": f"{TOO_LONG} k"}], ids=str)
-def test_the_database_gets_no_account_that_is_longer_than_its_column(operator: Client, query: dict[str, str]) -> None:
+def test_the_database_gets_no_account_that_is_longer_than_its_column(operator, query):
     """Citus refuses such a statement."""
     with CaptureQueriesContext(connection) as statements:
         assert operator.get(LIST, query, follow=True).status_code == 200
@@ -73,7 +69,7 @@ def test_the_database_gets_no_account_that_is_longer_than_its_column(operator: C
 @pytest.mark.parametrize("pk", ["x", "0", "-1", TOO_LARGE, DIGITS, "_00", "_ZZ"], ids=lambda value: ascii(value[:9]))
 @pytest.mark.parametrize("model", ["idempotencyrecord", "outboxmessage"])
 @pytest.mark.parametrize("view", ["change", "history"])
-def test_a_page_of_no_row_leads_elsewhere(operator: Client, view: str, model: str, pk: str) -> None:
+def test_a_page_of_no_row_leads_elsewhere(operator, view, model, pk):
     assert operator.get(detail(pk, view, model), follow=True).status_code == 200
 
 
@@ -81,7 +77,7 @@ def test_a_page_of_no_row_leads_elsewhere(operator: Client, view: str, model: st
 @pytest.mark.parametrize(
     "pk", ["", "x", "-1", NUL, TOO_LARGE, DIGITS, NOT_ASCII, "1.5"], ids=lambda value: ascii(value[:9])
 )
-def test_a_forged_selection_decides_nothing(operator: Client, url: str, pk: str) -> None:
+def test_a_forged_selection_decides_nothing(operator, url, pk):
     make[url]()
     action = {LIST: "release", MESSAGES: "requeue"}[url]
     values = {"action": action, "_selected_action": pk, "index": pk}
@@ -93,7 +89,7 @@ def test_a_forged_selection_decides_nothing(operator: Client, url: str, pk: str)
 @pytest.mark.parametrize(
     "attempt", ["0", str(2**63 - 1), TOO_LARGE, DIGITS, NOT_ASCII], ids=lambda value: ascii(value[:9])
 )
-def test_a_forged_decision_is_refused(operator: Client, url: str, pk: str, attempt: str) -> None:
+def test_a_forged_decision_is_refused(operator, url, pk, attempt):
     row = make[url]()
     action, status = {LIST: ("release", "parked"), MESSAGES: ("requeue", "dead")}[url]
     values = {"action": action, "_selected_action": [row], "decided": "yes", "reason": "x"}
@@ -118,7 +114,7 @@ def test_a_forged_decision_is_refused(operator: Client, url: str, pk: str, attem
     ],
     ids=lambda wrong: ascii(wrong)[:40],
 )
-def test_a_hostile_outcome_is_shown_again(operator: Client, wrong: dict[str, str]) -> None:
+def test_a_hostile_outcome_is_shown_again(operator, wrong):
     page = ask(operator, "record_outcome", pk := parked())
     again = operator.post(LIST, {**hidden_fields(page), **OUTCOME, **wrong})
     assert 'class="errorlist"' in again.content.decode()
@@ -126,7 +122,7 @@ def test_a_hostile_outcome_is_shown_again(operator: Client, wrong: dict[str, str
 
 
 @pytest.mark.parametrize("body", [r'"\ud800"', r'{"\u0000": "\u0000"}', "NaN", "1e999"])
-def test_json_that_a_database_may_refuse_is_recorded_as_it_was_entered(operator: Client, body: str) -> None:
+def test_json_that_a_database_may_refuse_is_recorded_as_it_was_entered(operator, body):
     page = ask(operator, "record_outcome", pk := parked())
     values = {**hidden_fields(page), **OUTCOME, "body": body}
     assert operator.post(LIST, values, follow=True).status_code == 200
@@ -135,20 +131,20 @@ def test_json_that_a_database_may_refuse_is_recorded_as_it_was_entered(operator:
 
 
 @LISTS
-def test_a_list_is_sorted_by_columns_with_an_index_only(operator: Client, url: str) -> None:
+def test_a_list_is_sorted_by_columns_with_an_index_only(operator, url):
     for order in ("1", "-1", "2.-3.4", "0", "99", "x", "", ".", "1.5", "-5"):
         ordering = operator.get(url, {"o": order}).context["cl"].queryset.query.order_by
         sortable = {"expires_at", "pk"} if url == LIST and "5" in order else set()
         assert {part.lstrip("-") for part in ordering} <= {"id", *sortable}
 
 
-def test_an_order_that_is_dropped_leaves_that_of_the_filter(operator: Client) -> None:
+def test_an_order_that_is_dropped_leaves_that_of_the_filter(operator):
     ordering = operator.get(LIST, {"state": "past_retention", "o": "1"}).context["cl"].queryset.query.order_by
     assert list(ordering)[:2] == ["-expires_at", "-id"]
 
 
 @LISTS
-def test_a_strict_content_security_policy_is_kept(operator: Client, url: str) -> None:
+def test_a_strict_content_security_policy_is_kept(operator, url):
     """It forbids styles and scripts in the page itself, and those of another host."""
     pk = make[url]()
     action = {LIST: "record_outcome", MESSAGES: "requeue"}[url]
@@ -163,7 +159,7 @@ def test_a_strict_content_security_policy_is_kept(operator: Client, url: str) ->
 
 
 @LISTS
-def test_rows_in_a_state_of_a_newer_release_are_shown(operator: Client, url: str) -> None:
+def test_rows_in_a_state_of_a_newer_release_are_shown(operator, url):
     record, message = parked(), dead()
     IdempotencyRecord.objects.update(status="sealed", response_headers={"a": 1}, response_body="[]")
     OutboxMessage.objects.update(status="sealed")

@@ -1,14 +1,11 @@
 """The admin finds a message, shows its state and why it is dead, and requeues it; payloads are for the permitted."""
 
-from __future__ import annotations
-
 import html
 import re
 from datetime import timedelta
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.test import Client
 from django.urls import reverse
 
 from idempotency.admin import display
@@ -26,20 +23,20 @@ PENDING, SENT, DEAD = MessageStatus.PENDING, MessageStatus.SENT, MessageStatus.D
 
 
 @pytest.fixture
-def viewer(client: Client) -> Client:
+def viewer(client):
     return log_in(client, "view_outboxmessage")
 
 
 @pytest.fixture
-def operator(client: Client) -> Client:
+def operator(client):
     return log_in(client, "view_outboxmessage", "requeue_outboxmessage")
 
 
-def found(client: Client, **query: str) -> list[int]:
+def found(client, **query):
     return [message.pk for message in listed(client, LIST, **query)]
 
 
-def test_a_message_is_found_by_its_id_and_by_its_consumers_key(viewer: Client) -> None:
+def test_a_message_is_found_by_its_id_and_by_its_consumers_key(viewer):
     first, _ = make_messages(2)
     message_id = OutboxMessage.objects.get(pk=first).message_id
     assert found(viewer, q=str(message_id)) == [first]
@@ -48,14 +45,14 @@ def test_a_message_is_found_by_its_id_and_by_its_consumers_key(viewer: Client) -
     assert len(found(viewer, q=" ")) == 2
 
 
-def test_what_waits_and_what_is_dead_is_filtered(viewer: Client) -> None:
+def test_what_waits_and_what_is_dead_is_filtered(viewer):
     made = {"due": make_messages(1), "waiting": make_messages(1, due=HOUR), "dead": make_messages(1, DEAD)}
     made["sent"] = make_messages(1, SENT, sent=-HOUR)
     assert {name: found(viewer, state=name) for name in made} == made
     assert found(viewer, state="nonsense") == [pk for pks in reversed(made.values()) for pk in pks]
 
 
-def test_each_state_is_told_in_words(viewer: Client) -> None:
+def test_each_state_is_told_in_words(viewer):
     soon = timedelta(seconds=90)
     for times in ({"due": -soon}, {"due": soon}, {"lease": soon}, {"lease": -soon}):
         make_messages(1, **times)
@@ -73,7 +70,7 @@ def test_each_state_is_told_in_words(viewer: Client) -> None:
     assert "pending, due" in text(viewer.get(LIST))
 
 
-def test_the_reason_is_shown_and_escaped(client: Client) -> None:
+def test_the_reason_is_shown_and_escaped(client):
     reader = log_in(client, "view_outboxmessage", "view_payload")
     (pk,) = make_messages(1, DEAD, error="ValueError: <script>alert(1)</script>", attempts=16)
     page = reader.get(detail(pk, model="outboxmessage"))
@@ -85,7 +82,7 @@ def test_the_reason_is_shown_and_escaped(client: Client) -> None:
 
 @pytest.mark.failure_83
 @pytest.mark.parametrize("may_read", [False, True])
-def test_the_question_shows_the_error_to_those_who_may_see_payloads(client: Client, may_read: bool) -> None:
+def test_the_question_shows_the_error_to_those_who_may_see_payloads(client, may_read):
     log_in(client, "view_outboxmessage", "requeue_outboxmessage", *(["view_payload"] if may_read else []))
     (pk,) = make_messages(1, DEAD, attempts=16, error="no such card: 4242 <b>")
     page = ask(client, "requeue", pk, url=DEAD_LIST)
@@ -94,7 +91,7 @@ def test_the_question_shows_the_error_to_those_who_may_see_payloads(client: Clie
     assert ("no such card: 4242 <b>" in text(again)) is may_read
 
 
-def test_a_dead_message_is_requeued_after_a_page_that_asks(operator: Client) -> None:
+def test_a_dead_message_is_requeued_after_a_page_that_asks(operator):
     first, second = make_messages(2, DEAD, attempts=16)
     page = ask(operator, "requeue", first, second, url=DEAD_LIST)
     assert "First correct what the error names" in text(page)
@@ -106,7 +103,7 @@ def test_a_dead_message_is_requeued_after_a_page_that_asks(operator: Client) -> 
     assert "requeued: queue made" in text(operator.get(detail(first, "history", "outboxmessage")))
 
 
-def test_what_has_become_of_a_message_meanwhile_is_said(operator: Client) -> None:
+def test_what_has_become_of_a_message_meanwhile_is_said(operator):
     dead, pending, gone = make_messages(3, DEAD)
     page = ask(operator, "requeue", dead, pending, gone, url=DEAD_LIST)
     OutboxMessage.objects.filter(pk=pending).update(status=PENDING)
@@ -119,7 +116,7 @@ def test_what_has_become_of_a_message_meanwhile_is_said(operator: Client) -> Non
     assert statuses() == [("pending", 0)] * 2
 
 
-def test_the_page_of_a_dead_message_offers_to_requeue_it_and_comes_back(operator: Client) -> None:
+def test_the_page_of_a_dead_message_offers_to_requeue_it_and_comes_back(operator):
     (pk,) = make_messages(1, DEAD, attempts=16)
     page = operator.get(detail(pk, model="outboxmessage"))
     assert "It was tried 16 times" in text(page)
@@ -132,14 +129,14 @@ def test_the_page_of_a_dead_message_offers_to_requeue_it_and_comes_back(operator
     assert "It waits for a relay" in text(answer)
 
 
-def test_a_message_that_was_sent_has_nothing_to_decide(operator: Client) -> None:
+def test_a_message_that_was_sent_has_nothing_to_decide(operator):
     (pk,) = make_messages(1, SENT, sent=-HOUR)
     page = operator.get(detail(pk, model="outboxmessage"))
     assert "Its broker has confirmed the message" in text(page)
     assert 'name="action"' not in page.content.decode()
 
 
-def test_a_list_tells_in_one_column_how_often_a_message_was_tried_and_when_it_is_again(viewer: Client) -> None:
+def test_a_list_tells_in_one_column_how_often_a_message_was_tried_and_when_it_is_again(viewer):
     make_messages(1, attempts=1, due=timedelta(seconds=90), account_id="alice", ordering_key="o-7")
     make_messages(1, DEAD, attempts=16)
     rows = text(viewer.get(LIST))

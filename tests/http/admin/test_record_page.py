@@ -1,14 +1,10 @@
 """The page of a record says what is known and what to do next. A decision is made after a question, and is kept."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.test import Client
 
 from idempotency import PARK, Operation, Reconcile, Unknown
 from idempotency.admin import decisions, records
@@ -40,16 +36,16 @@ EVERY_ACTION = ["mark_not_executed", "record_outcome", "release"]
 
 
 @pytest.fixture
-def operator(client: Client) -> Client:
+def operator(client):
     return log_in(client, "view_idempotencyrecord", "resolve_idempotencyrecord", "release_idempotencyrecord")
 
 
-def record(status: Status = Status.PARKED, operation: str = charges.name, **fields: Any) -> int:
+def record(status=Status.PARKED, operation=charges.name, **fields):
     (pk,) = make_records(1, status, **{"expires": HOUR, "operation": operation} | fields)
     return pk
 
 
-def offered(page: Any) -> list[str]:
+def offered(page):
     return re.findall(r'<button type="submit" class="button" name="action" value="(\w+)">', page.content.decode())
 
 
@@ -77,9 +73,7 @@ ABANDONED = {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2}
         ({"status": "sealed"}, "plain", "sealed", "A newer release wrote this state.", []),
     ],
 )
-def test_the_page_says_what_is_known_and_offers_what_can_be_decided(
-    operator: Client, fields: dict[str, Any], badge: str, state: str, told: str, actions: list[str]
-) -> None:
+def test_the_page_says_what_is_known_and_offers_what_can_be_decided(operator, fields, badge, state, told, actions):
     page = operator.get(detail(record(**fields)))
     assert told in text(page)
     assert offered(page) == actions
@@ -88,7 +82,7 @@ def test_the_page_says_what_is_known_and_offers_what_can_be_decided(
         assert "idempotency/admin.css" in shown
 
 
-def test_a_long_key_is_shortened_in_the_list_and_whole_where_it_is_copied(operator: Client) -> None:
+def test_a_long_key_is_shortened_in_the_list_and_whole_where_it_is_copied(operator):
     key = "2026-10-05-order-of-a-customer-8e03978e"
     pk = record(idempotency_key=key)
     assert "2026-10-05-o…8e03978e parked" in text(operator.get(LIST))
@@ -97,7 +91,7 @@ def test_a_long_key_is_shortened_in_the_list_and_whole_where_it_is_copied(operat
     assert [shown.idempotency_key for shown in listed(operator, q="2026-10-05-o…8e03978e")] == [key]
 
 
-def test_times_have_one_form_and_stand_on_the_page_once(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_have_one_form_and_stand_on_the_page_once(operator, monkeypatch):
     due = datetime(2026, 11, 1, 15, tzinfo=UTC)
     pk = record(Status.IN_PROGRESS, lease_expires_at=due, created_at=due)
     page = text(operator.get(detail(pk)))
@@ -117,13 +111,13 @@ def test_times_have_one_form_and_stand_on_the_page_once(operator: Client, monkey
         ("tests.admin.elsewhere", "No operation of this name is declared", "No operation of this name is declared"),
     ],
 )
-def test_what_comes_next_is_as_declared(operator: Client, operation: str, abandoned: str, parked: str) -> None:
+def test_what_comes_next_is_as_declared(operator, operation, abandoned, parked):
     left = record(Status.IN_PROGRESS, operation, lease=-timedelta(minutes=3))
     assert abandoned in text(operator.get(detail(left)))
     assert parked in text(operator.get(detail(record(operation=operation))))
 
 
-def test_a_button_leads_to_the_decision_and_back_to_the_record(operator: Client) -> None:
+def test_a_button_leads_to_the_decision_and_back_to_the_record(operator):
     pk, other = record(), record()
     question = operator.post(LIST, {"action": "release", **hidden_fields(operator.get(detail(pk)))})
     assert f'href="{detail(pk)}" class="closelink"' in question.content.decode()
@@ -146,14 +140,14 @@ def test_a_button_leads_to_the_decision_and_back_to_the_record(operator: Client)
         (["release_idempotencyrecord"], ["release"]),
     ],
 )
-def test_a_button_is_offered_to_the_permitted_only(client: Client, permissions: list[str], actions: list[str]) -> None:
+def test_a_button_is_offered_to_the_permitted_only(client, permissions, actions):
     log_in(client, "view_idempotencyrecord", *permissions)
     page = client.get(detail(record()))
     assert offered(page) == actions
     assert "ended without a recorded outcome" in text(page)
 
 
-def test_the_list_tells_of_attempts_and_leases_where_there_is_something_to_tell(operator: Client) -> None:
+def test_the_list_tells_of_attempts_and_leases_where_there_is_something_to_tell(operator):
     record(Status.COMPLETED, account_id="alice")
     record(Status.IN_PROGRESS, lease=-timedelta(seconds=90), attempt=3, account_id="bob")
     rows = text(operator.get(LIST))
@@ -168,13 +162,13 @@ ACTIONS = {"mark_not_executed": "resolve", "record_outcome": "resolve", "release
 OUTCOME = {"status": "201", "content_type": "application/json", "body": '{"id": 7}', "reason": "asked the bank"}
 
 
-def state_of(pk: int) -> tuple[str, int]:
+def state_of(pk):
     return IdempotencyRecord.objects.values_list("status", "attempt").get(pk=pk)
 
 
 @pytest.mark.scenario_28
 @pytest.mark.parametrize("action", ACTIONS)
-def test_a_parked_record_is_resolved_after_a_question_and_leaves_an_audit_entry(operator: Client, action: str) -> None:
+def test_a_parked_record_is_resolved_after_a_question_and_leaves_an_audit_entry(operator, action):
     pk = record(idempotency_key="8e03978e")
     page = ask(operator, action, pk)
     seen = text(page)
@@ -192,7 +186,7 @@ def test_a_parked_record_is_resolved_after_a_question_and_leaves_an_audit_entry(
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_each_decision_needs_its_own_permission(client: Client, action: str) -> None:
+def test_each_decision_needs_its_own_permission(client, action):
     other = {"resolve": "release_idempotencyrecord", "release": "resolve_idempotencyrecord"}[ACTIONS[action]]
     log_in(client, "view_idempotencyrecord", "change_idempotencyrecord", "view_response_body", other)
     pk = record()
@@ -205,7 +199,7 @@ def test_each_decision_needs_its_own_permission(client: Client, action: str) -> 
     assert not LogEntry.objects.exists()
 
 
-def test_an_outcome_that_was_recorded_is_replayed_as_it_was_entered(operator: Client) -> None:
+def test_an_outcome_that_was_recorded_is_replayed_as_it_was_entered(operator):
     pk = record()
     decide(operator, ask(operator, "record_outcome", pk), **{**OUTCOME, "body": '{\r\n"id": 7}\r\n'})
     row = IdempotencyRecord.objects.get(pk=pk)
@@ -230,7 +224,7 @@ def test_an_outcome_that_was_recorded_is_replayed_as_it_was_entered(operator: Cl
         ({"reason": ""}, "required"),
     ],
 )
-def test_a_form_that_is_wrong_is_shown_again(operator: Client, wrong: dict[str, str], said: str) -> None:
+def test_a_form_that_is_wrong_is_shown_again(operator, wrong, said):
     pk = record()
     page = ask(operator, "record_outcome", pk)
     again = operator.post(LIST, {**hidden_fields(page), **OUTCOME, **wrong})
@@ -240,18 +234,18 @@ def test_a_form_that_is_wrong_is_shown_again(operator: Client, wrong: dict[str, 
     assert decide(operator, again, **OUTCOME) == ["Record an outcome: 1 idempotency record."]
 
 
-def test_what_the_operation_would_not_record_is_refused_with_the_reason(operator: Client) -> None:
+def test_what_the_operation_would_not_record_is_refused_with_the_reason(operator):
     pk = record()
     (answer,) = decide(operator, ask(operator, "record_outcome", pk), **{**OUTCOME, "status": "503"})
     assert "503 is not an outcome" in answer
     assert state_of(pk) == ("parked", 1)
 
 
-def undecidable() -> dict[str, int]:
+def undecidable():
     """Records that can't be decided by some of the actions, by what stands in the way."""
     return {
         "completed": record(Status.COMPLETED),
-        "newer": record("sealed"),  # type: ignore[arg-type]
+        "newer": record("sealed"),
         "unknown": record(operation="tests.admin.removed"),
         "alive": record(Status.IN_PROGRESS, parks.name, lease=HOUR, expires=2 * HOUR),
     }
@@ -269,7 +263,7 @@ STATE_LEAVES_NOTHING = "Its state leaves nothing to decide here."
         ("release", "alive", "Wait until the lease is over."),
     ],
 )
-def test_what_can_not_be_decided_is_not_asked_about(operator: Client, action: str, name: str, why: str) -> None:
+def test_what_can_not_be_decided_is_not_asked_about(operator, action, name, why):
     pk = undecidable()[name]
     before = state_of(pk)
     page = operator.post(LIST, {"action": action, "_selected_action": [pk]}, follow=True)
@@ -282,7 +276,7 @@ def test_what_can_not_be_decided_is_not_asked_about(operator: Client, action: st
     assert state_of(pk) == before
 
 
-def test_what_can_not_be_decided_is_listed_apart_and_left_out(operator: Client) -> None:
+def test_what_can_not_be_decided_is_listed_apart_and_left_out(operator):
     pks = {**undecidable(), "parked": record(idempotency_key="8e03978e")}
     page = ask(operator, "mark_not_executed", *pks.values())
     assert re.findall(r'name="seen" value="(\d+):', page.content.decode()) == [str(pks["parked"]), str(pks["unknown"])]
@@ -295,7 +289,7 @@ def test_what_can_not_be_decided_is_listed_apart_and_left_out(operator: Client) 
     assert state_of(pks["alive"]) == ("in_progress", 1)
 
 
-def test_what_was_decided_is_what_was_seen(operator: Client) -> None:
+def test_what_was_decided_is_what_was_seen(operator):
     """Between the question and the answer another operator, a retry or the purge may have been faster."""
     first, second, third, fourth = (record() for _ in range(4))
     page = ask(operator, "mark_not_executed", first, second, third, fourth, url=f"{LIST}?state=parked")
@@ -310,14 +304,14 @@ def test_what_was_decided_is_what_was_seen(operator: Client) -> None:
     assert [state_of(pk) for pk in (first, second, third)] == [("recoverable", 1), ("completed", 1), ("parked", 2)]
 
 
-def test_a_form_whose_record_is_gone_is_shown_without_it(operator: Client) -> None:
+def test_a_form_whose_record_is_gone_is_shown_without_it(operator):
     pk = record(idempotency_key="8e03978e")
     page = ask(operator, "mark_not_executed", pk)
     IdempotencyRecord.objects.all().delete()
     assert decide(operator, page, reason="") == []
 
 
-def test_a_live_claim_is_released_by_force_alone(operator: Client) -> None:
+def test_a_live_claim_is_released_by_force_alone(operator):
     pk = record(Status.IN_PROGRESS, lease=HOUR, expires=2 * HOUR)
     page = ask(operator, "release", pk)
     assert "in progress, lease running" in text(page)
@@ -328,7 +322,7 @@ def test_a_live_claim_is_released_by_force_alone(operator: Client) -> None:
     assert state_of(pk) == ("recoverable", 2)
 
 
-def test_no_more_are_decided_at_once_than_fit_a_page(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_are_decided_at_once_than_fit_a_page(operator, monkeypatch):
     monkeypatch.setattr(decisions, "MAX_DECIDED", 2)
     pks = [record() for _ in range(3)]
     page = operator.post(LIST, {"action": "release", "_selected_action": pks}, follow=True)
@@ -344,7 +338,7 @@ def test_no_more_are_decided_at_once_than_fit_a_page(operator: Client, monkeypat
 
 
 @pytest.mark.parametrize("token", ["", "1", "x:1:parked", "1:1:no such state", "1:1:parked:more"])
-def test_a_forged_form_is_a_bad_request(operator: Client, token: str) -> None:
+def test_a_forged_form_is_a_bad_request(operator, token):
     pk = record()
     values = {"action": "release", "_selected_action": [pk], "decided": "yes", "seen": token, "reason": "x"}
     assert operator.post(LIST, values).status_code == 400
@@ -352,7 +346,7 @@ def test_a_forged_form_is_a_bad_request(operator: Client, token: str) -> None:
 
 
 @pytest.mark.failure_52
-def test_no_body_is_shown_to_who_resolves_without_the_permission(operator: Client) -> None:
+def test_no_body_is_shown_to_who_resolves_without_the_permission(operator):
     pk = secret_record(expires=HOUR, operation=charges.name)
     IdempotencyRecord.objects.update(status=Status.PARKED)
     for action in ACTIONS:

@@ -1,17 +1,13 @@
 """The admin finds a record and shows its state. It shows responses to the permitted only."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.db import DatabaseError, connection
-from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -27,27 +23,27 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def viewer(client: Client) -> Client:
+def viewer(client):
     return log_in(client, "view_idempotencyrecord")
 
 
 @pytest.fixture
-def reader(client: Client) -> Client:
+def reader(client):
     return log_in(client, "view_idempotencyrecord", "view_response_body")
 
 
-def found(client: Client, **query: str) -> list[str]:
+def found(client, **query):
     return [record.idempotency_key for record in listed(client, **query)]
 
 
-def test_a_record_without_a_response_is_shown(reader: Client) -> None:
+def test_a_record_without_a_response_is_shown(reader):
     (pk,) = make_records(1, Status.IN_PROGRESS, lease=HOUR)
     shown = text(reader.get(detail(pk)))
     assert "Payload's fingerprint v1:" in shown
     assert [heading for heading in ("Body", "Headers", "Reference", "Last error") if heading in shown] == []
 
 
-def test_a_long_body_is_shown_in_part(reader: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_body_is_shown_in_part(reader, monkeypatch):
     monkeypatch.setattr(display, "MAX_SHOWN", 5)
     (pk,) = make_records(1, response_body='"0123456789"')
     assert '"0123… (7 more characters)' in text(reader.get(detail(pk)))
@@ -74,7 +70,7 @@ def test_a_long_body_is_shown_in_part(reader: Client, monkeypatch: pytest.Monkey
         ("  ", ["k", "alice", "8e03978e-2", "8e03978e-1"]),
     ],
 )
-def test_a_record_is_found_by_key_and_account(viewer: Client, term: str, keys: list[str], monkeypatch: Any) -> None:
+def test_a_record_is_found_by_key_and_account(viewer, term, keys, monkeypatch):
     monkeypatch.setattr(statement_timeout, "LIMIT", 60)  # a busy machine takes longer, above all with many shards
     make_records(1, account_id="alice", idempotency_key="8e03978e-1")
     make_records(1, account_id="alice", idempotency_key="8e03978e-2")
@@ -83,7 +79,7 @@ def test_a_record_is_found_by_key_and_account(viewer: Client, term: str, keys: l
     assert found(viewer, q=term) == keys
 
 
-def test_an_account_is_found_by_the_name_of_its_user_by_those_who_may_view_users(viewer: Client, settings: Any) -> None:
+def test_an_account_is_found_by_the_name_of_its_user_by_those_who_may_view_users(viewer, settings):
     user = User.objects.create_user("carol jones")
     make_records(1, account_id=str(user.pk), idempotency_key="k-1")
     make_records(1, account_id=str(user.pk), idempotency_key="k-2")
@@ -97,7 +93,7 @@ def test_an_account_is_found_by_the_name_of_its_user_by_those_who_may_view_users
     assert found(viewer, q="carol jones") == []
 
 
-def test_an_unfinished_record_is_found_by_its_key_in_any_table(viewer: Client, monkeypatch: Any) -> None:
+def test_an_unfinished_record_is_found_by_its_key_in_any_table(viewer, monkeypatch):
     make_records(1, Status.PARKED, idempotency_key="parked-1")
     make_records(1, account_id="alice", idempotency_key="completed-1")
     # Each look at the clock is after the end of the search.
@@ -110,7 +106,7 @@ def test_an_unfinished_record_is_found_by_its_key_in_any_table(viewer: Client, m
 
 
 @pytest.mark.parametrize("query", [{"operation": charges.name}, {"idempotency_key": "k"}])
-def test_a_list_that_takes_too_long_is_empty(viewer: Client, monkeypatch: Any, query: dict[str, str]) -> None:
+def test_a_list_that_takes_too_long_is_empty(viewer, monkeypatch, query):
     make_records(1, operation=charges.name, idempotency_key="k")
     assert found(viewer, **query) == ["k"]
     monkeypatch.setattr(statement_timeout, "LIMIT", 0)
@@ -121,8 +117,8 @@ def test_a_list_that_takes_too_long_is_empty(viewer: Client, monkeypatch: Any, q
 
 
 @pytest.mark.postgres
-def test_the_time_limit_cancels_a_statement_and_leaves_no_setting_behind() -> None:
-    def limit() -> str:
+def test_the_time_limit_cancels_a_statement_and_leaves_no_setting_behind():
+    def limit():
         with connection.cursor() as cursor:
             cursor.execute("SELECT current_setting('statement_timeout')")
             return str(cursor.fetchone()[0])
@@ -139,8 +135,8 @@ def test_the_time_limit_cancels_a_statement_and_leaves_no_setting_behind() -> No
         assert limit() == "7s"
 
 
-def test_it_filters_by_state(viewer: Client) -> None:
-    def record(key: str, status: Status, **times: Any) -> None:
+def test_it_filters_by_state(viewer):
+    def record(key, status, **times):
         make_records(1, status, idempotency_key=key, **{"expires": HOUR, **times})
 
     record("live", Status.IN_PROGRESS, lease=HOUR)
@@ -155,14 +151,14 @@ def test_it_filters_by_state(viewer: Client) -> None:
     assert len(found(viewer)) == len(found(viewer, state="no such state")) == 6
 
 
-def test_records_past_retention_are_listed_in_the_order_of_the_index_that_finds_them(viewer: Client) -> None:
+def test_records_past_retention_are_listed_in_the_order_of_the_index_that_finds_them(viewer):
     make_records(1, idempotency_key="later", expires=-HOUR)
     make_records(1, idempotency_key="earlier", expires=-2 * HOUR)
     assert found(viewer, state="past_retention") == ["later", "earlier"]
     assert found(viewer) == ["earlier", "later"]
 
 
-def test_it_filters_by_account_and_by_the_operations_that_are_declared(viewer: Client, monkeypatch: Any) -> None:
+def test_it_filters_by_account_and_by_the_operations_that_are_declared(viewer, monkeypatch):
     monkeypatch.setattr(statement_timeout, "LIMIT", 60)
     make_records(1, operation=charges.name, idempotency_key="a")
     make_records(1, operation=refunds.name, idempotency_key="b", account_id="bob")
@@ -170,12 +166,12 @@ def test_it_filters_by_account_and_by_the_operations_that_are_declared(viewer: C
     assert {charges.name, refunds.name} <= set(filtered_operations(viewer.get(LIST)))
 
 
-def filtered_operations(page: Any) -> list[str]:
+def filtered_operations(page):
     (spec,) = [one for one in page.context["cl"].filter_specs if one.title == "operation"]
     return [name for name, _ in spec.lookup_choices]
 
 
-def test_operations_of_other_processes_are_offered(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_of_other_processes_are_offered(viewer, monkeypatch):
     """Those of ``claim()`` blocks too, which are declared where they run and nowhere else."""
     for operation in ("tests.admin.elsewhere", "", charges.name, "tests.admin.another"):
         for event in ("claimed", "completed"):
@@ -190,12 +186,12 @@ def test_operations_of_other_processes_are_offered(viewer: Client, monkeypatch: 
     assert "tests.admin.elsewhere" not in filtered_operations(viewer.get(LIST))
 
 
-def test_the_operation_that_is_filtered_by_is_offered_whoever_knows_it(viewer: Client) -> None:
+def test_the_operation_that_is_filtered_by_is_offered_whoever_knows_it(viewer):
     assert "tests.admin.nowhere" in filtered_operations(viewer.get(LIST, {"operation": "tests.admin.nowhere"}))
 
 
 @pytest.mark.postgres
-def test_the_operations_are_found_in_the_index_of_the_counters_alone(viewer: Client) -> None:
+def test_the_operations_are_found_in_the_index_of_the_counters_alone(viewer):
     IdempotencyCounter.objects.bulk_create(
         IdempotencyCounter(operation=f"op-{number}", event="claimed") for number in range(2_000)
     )
@@ -210,7 +206,7 @@ def test_the_operations_are_found_in_the_index_of_the_counters_alone(viewer: Cli
     assert "Seq Scan" not in plan
 
 
-def test_times_are_told_by_the_clock_of_the_database(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_told_by_the_clock_of_the_database(viewer, monkeypatch):
     times = {"lease": timedelta(seconds=30.2), "expires": timedelta(days=2, hours=5, minutes=1)}
     created = from_now(-timedelta(hours=3, minutes=4, seconds=30))
     (pk,) = make_records(1, Status.IN_PROGRESS, created_at=created, **times)
@@ -223,7 +219,7 @@ def test_times_are_told_by_the_clock_of_the_database(viewer: Client, monkeypatch
         assert "2 d 5 h left" in page
 
 
-def test_what_is_over_is_told_in_words(viewer: Client) -> None:
+def test_what_is_over_is_told_in_words(viewer):
     make_records(1, Status.IN_PROGRESS, lease=-timedelta(seconds=90), expires=-timedelta(days=1))
     for status in (Status.RECOVERABLE, Status.PARKED, Status.COMPLETED):
         make_records(1, status)
@@ -235,7 +231,7 @@ def test_what_is_over_is_told_in_words(viewer: Client) -> None:
     assert shown.age(abandoned).endswith(" s")
 
 
-def test_a_huge_table_is_not_counted_whole(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_table_is_not_counted_whole(viewer, monkeypatch):
     monkeypatch.setattr(display, "MAX_LISTED", 3)
     make_records(5)
     with CaptureQueriesContext(connection) as statements:
@@ -249,7 +245,7 @@ def test_a_huge_table_is_not_counted_whole(viewer: Client, monkeypatch: pytest.M
     assert not [one for one in statements if "COUNT(" in one["sql"] and "LIMIT 3" not in one["sql"]]
 
 
-def test_the_number_of_statements_does_not_grow_with_the_list(viewer: Client) -> None:
+def test_the_number_of_statements_does_not_grow_with_the_list(viewer):
     make_records(1)
     with CaptureQueriesContext(connection) as one:
         viewer.get(LIST)
@@ -259,7 +255,7 @@ def test_the_number_of_statements_does_not_grow_with_the_list(viewer: Client) ->
     assert len(one) == len(many)
 
 
-def test_a_list_is_sorted_by_an_index_only(viewer: Client) -> None:
+def test_a_list_is_sorted_by_an_index_only(viewer):
     make_records(1, idempotency_key="late", expires=2 * HOUR)
     make_records(1, idempotency_key="soon", expires=HOUR)
     assert found(viewer) == ["soon", "late"]
@@ -277,5 +273,5 @@ def test_a_list_is_sorted_by_an_index_only(viewer: Client) -> None:
         *[((0, 3603), "1 h"), ((3,), "3 d"), ((2, 3 * 3600 + 240), "2 d 3 h")],
     ],
 )
-def test_a_duration_is_written_in_its_two_largest_units(duration: tuple[float, ...], written: str) -> None:
+def test_a_duration_is_written_in_its_two_largest_units(duration, written):
     assert display.format_duration(timedelta(*duration)) == written

@@ -1,14 +1,9 @@
 """The timeline on a record's page: what is known of it, in order, for those who may see it, and within bounds."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db import connection, transaction
-from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from idempotency import REEXECUTE, Operation, claim, current_claim
@@ -34,24 +29,24 @@ EVERYTHING = ("view_idempotencyrecord", "view_response_body", "view_outboxmessag
 
 
 @pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patience(monkeypatch):
     """The machine of the tests may be busy."""
     monkeypatch.setattr(statement_timeout, "LIMIT", 60)
 
 
-def lines(client: Client, pk: int) -> list[str]:
+def lines(client, pk):
     """The events on the page of a record, those without a time after a question mark."""
-    page: Any = client.get(detail(pk))
+    page = client.get(detail(pk))
     shown = text(page)
     events = [event for event, _offset in page.context["timeline"]["events"]]
     assert [event.what for event in events if event.what not in shown] == []
     return [event.what if event.is_dated else f"? {event.what}" for event in events]
 
 
-def live(*, fails: bool) -> IdempotencyRecord:
+def live(*, fails):
     try:
         with claim(order, account_id="1", key="k") as run:
-            current_claim().step("charge", lambda: 1)  # type: ignore[union-attr]
+            current_claim().step("charge", lambda: 1)
             if fails:
                 raise ValueError("no such customer")
             with transaction.atomic():
@@ -62,7 +57,7 @@ def live(*, fails: bool) -> IdempotencyRecord:
     return IdempotencyRecord.objects.get(operation=order.name)
 
 
-def test_the_life_of_a_record_is_told_in_order(client: Client) -> None:
+def test_the_life_of_a_record_is_told_in_order(client):
     release_by = User.objects.create(username="olga")
     record = live(fails=True)
     IdempotencyRecord.objects.update(status=Status.PARKED)
@@ -113,7 +108,7 @@ def test_the_life_of_a_record_is_told_in_order(client: Client) -> None:
         ({"status": "sealed"}, "The request was claimed for the first time."),
     ],
 )
-def test_what_has_not_ended_yet_stands_where_it_belongs(client: Client, fields: dict[str, Any], end: str) -> None:
+def test_what_has_not_ended_yet_stands_where_it_belongs(client, fields, end):
     (pk,) = make_records(1, expires=HOUR, created_at=from_now(-2 * HOUR), **fields)
     log_in(client, "view_idempotencyrecord")
     assert lines(client, pk)[-2:] == [end, "The retention ends."]
@@ -121,7 +116,7 @@ def test_what_has_not_ended_yet_stands_where_it_belongs(client: Client, fields: 
     assert "The retention ended." in lines(client, pk)
 
 
-def test_messages_and_errors_are_read_for_the_permitted_only(client: Client) -> None:
+def test_messages_and_errors_are_read_for_the_permitted_only(client):
     record = live(fails=True)
     live(fails=False)
     log_in(client, "view_idempotencyrecord")
@@ -131,7 +126,7 @@ def test_messages_and_errors_are_read_for_the_permitted_only(client: Client) -> 
     assert not [one for one in captured if "idempotency_outbox_message" in one["sql"]]
 
 
-def test_a_long_list_is_cut_and_a_large_outbox_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_list_is_cut_and_a_large_outbox_is_given_up(client, monkeypatch):
     monkeypatch.setattr(timeline, "MAX_ROWS", 2)
     record = live(fails=False)
     for name in "abc":
@@ -145,7 +140,7 @@ def test_a_long_list_is_cut_and_a_large_outbox_is_given_up(client: Client, monke
     assert ("receipts.send" in page, MISSING in page) == (False, True)
     monkeypatch.setattr(statement_timeout, "LIMIT", 60)
 
-    def give_up(*arguments: Any) -> Any:
+    def give_up(*arguments):
         raise statement_timeout.OutOfTimeError
 
     monkeypatch.setattr(timeline, "_consumed", give_up)
@@ -154,7 +149,7 @@ def test_a_long_list_is_cut_and_a_large_outbox_is_given_up(client: Client, monke
 
 
 @pytest.mark.postgres
-def test_no_large_table_is_read_without_an_index(client: Client) -> None:
+def test_no_large_table_is_read_without_an_index(client):
     record = live(fails=False)
     fill(5_000)
     fill_outbox(5_000)

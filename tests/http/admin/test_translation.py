@@ -1,12 +1,9 @@
 """The texts of the admin can be translated, and are so in the language of each request, not in that of the import."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 from django.apps import apps
-from django.test import Client
 from django.urls import reverse
 from django.utils import translation
 from django.utils.functional import Promise
@@ -20,16 +17,16 @@ from tests.records import HOUR, make_records
 MESSAGES = reverse("admin:idempotency_outbox_outboxmessage_changelist")
 
 
-def capitals(message: str) -> str:
+def capitals(message):
     """A translation into capitals, which leaves alone what is filled in."""
     return re.sub(r"%(?:\(\w+\))?[sd]|[^%]+", lambda part: part[0] if part[0][0] == "%" else part[0].upper(), message)
 
 
 @pytest.mark.django_db
-def test_the_texts_of_each_page_are_translated(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translation._trans, "gettext", capitals)  # type: ignore[attr-defined]
+def test_the_texts_of_each_page_are_translated(client, monkeypatch):
+    monkeypatch.setattr(translation._trans, "gettext", capitals)
     of_count = lambda one, many, count: capitals(one if count == 1 else many)  # noqa: E731
-    monkeypatch.setattr(translation._trans, "ngettext", of_count)  # type: ignore[attr-defined]
+    monkeypatch.setattr(translation._trans, "ngettext", of_count)
     log_in(client, superuser=True)
     (pk,) = make_records(1, Status.PARKED, expires=HOUR, attempt=2)
     make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR)
@@ -61,7 +58,7 @@ def test_the_texts_of_each_page_are_translated(client: Client, monkeypatch: pyte
         assert [phrase for phrase in phrases if phrase not in text(shown)] == []
 
 
-def test_names_of_models_and_fields_can_be_translated() -> None:
+def test_names_of_models_and_fields_can_be_translated():
     config = apps.get_app_config("idempotency")
     assert isinstance(config.verbose_name, Promise)
     for model in config.get_models():

@@ -22,17 +22,17 @@ near = st.sampled_from([None, True, False, 0, 1, 0.0, -0.0, 1.0, "", "0", "1", "
 names = st.sampled_from(["", "a", "b", "a1", "1:a"])
 
 
-def nested(leaves: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+def nested(leaves):
     return st.recursive(
         leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=8
     )
 
 
-def of(command: object) -> str:
+def of(command):
     return Payload(command).request_hash
 
 
-def typed(value: object) -> object:
+def typed(value):
     """An independent notion of sameness: the value with the type of everything in it. All numbers have one type."""
     if isinstance(value, dict):
         return "object", frozenset((name, typed(item)) for name, item in value.items())

@@ -1,7 +1,5 @@
 """JSON is read as the application reads it, or refused, or left to the caller."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -17,13 +15,13 @@ from idempotency.identity.parsing import MAX_CONTAINERS, MAX_DEPTH, CanonicalJSO
 from tests.unit.fingerprint.commands import near, nested, of, scalars, typed
 
 
-def text_of(body: bytes) -> str:
+def text_of(body):
     parsed = parse_json(body)
     assert isinstance(parsed, CanonicalJSON)
     return parsed.text
 
 
-def plain(value: object) -> object:
+def plain(value):
     """What the canonical form was read as, with each long number in the place of the list that stands for it."""
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items()}
@@ -34,7 +32,7 @@ def plain(value: object) -> object:
 
 
 @given(nested(scalars))
-def test_json_is_read_as_the_application_reads_it(value: object) -> None:
+def test_json_is_read_as_the_application_reads_it(value):
     for ascii_only in (True, False):
         body = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
         try:
@@ -50,7 +48,7 @@ JSON = nested(scalars | near.filter(lambda value: not isinstance(value, bytes)))
 
 
 @given(JSON, JSON)
-def test_two_texts_have_one_fingerprint_only_if_they_say_the_same(one: object, other: object) -> None:
+def test_two_texts_have_one_fingerprint_only_if_they_say_the_same(one, other):
     first, second = (json.dumps(value).encode("ascii") for value in (one, other))
     assert (of(parse_json(first)) == of(parse_json(second))) == (typed(one) == typed(other))
 
@@ -74,44 +72,44 @@ NUMBERS = [
 ]
 
 
-def test_numbers_that_a_float_takes_for_one_differ() -> None:
+def test_numbers_that_a_float_takes_for_one_differ():
     assert len({of(parse_json(number.encode())) for number in NUMBERS}) == len(NUMBERS)
 
 
 @pytest.mark.parametrize("numbers", ONE_NUMBER, ids=lambda numbers: numbers[0][:20])
-def test_another_spelling_of_a_number_is_the_same_number(numbers: list[str]) -> None:
+def test_another_spelling_of_a_number_is_the_same_number(numbers):
     for around in ("%s", '{"a": [%s]}', '["a text of 12345678901234567", %s]'):
         assert len({of(parse_json((around % number).encode())) for number in numbers}) == 1
 
 
 @pytest.mark.parametrize("number", ["1e308", "-1e300", "1." + "0" * 100_000, "0e999999999", "1e-999999999"])
-def test_no_number_becomes_longer_than_it_was_sent(number: str) -> None:
+def test_no_number_becomes_longer_than_it_was_sent(number):
     assert len(text_of(number.encode())) <= len(number) + len('[NaN,""]')
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
-def test_nesting_is_bounded(opening: str, closing: str) -> None:
+def test_nesting_is_bounded(opening, closing):
     parse_json(f"{opening * MAX_DEPTH}1{closing * MAX_DEPTH}".encode())
     with pytest.raises(PayloadInvalidError, match="levels deep"):
         parse_json(f"{opening * (MAX_DEPTH + 1)}1{closing * (MAX_DEPTH + 1)}".encode())
 
 
-def test_brackets_within_a_text_do_not_nest() -> None:
+def test_brackets_within_a_text_do_not_nest():
     parse_json(json.dumps(["[{" * MAX_DEPTH, '"[' * MAX_DEPTH, "\\[" * MAX_DEPTH]).encode())
     parse_json(json.dumps([[]] * 2 * MAX_DEPTH).encode())
 
 
-def test_a_text_of_very_many_containers_is_compared_by_its_bytes() -> None:
+def test_a_text_of_very_many_containers_is_compared_by_its_bytes():
     body = b"[" + b"[]," * MAX_CONTAINERS + b"{}]"
     assert parse_json(body) == body
     assert isinstance(parse_json(b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"{}]"), CanonicalJSON)
 
 
-def test_a_body_of_many_containers_takes_no_pass_in_python() -> None:
+def test_a_body_of_many_containers_takes_no_pass_in_python():
     """A pass that calls a function for each of them takes seconds."""
     calls = 0
 
-    def count(*arguments: object) -> None:
+    def count(*arguments):
         nonlocal calls
         calls += 1
 
@@ -133,7 +131,7 @@ def test_a_body_of_many_containers_takes_no_pass_in_python() -> None:
     ],
     ids=lambda body: body[:12].decode(),
 )
-def test_json_that_python_cannot_hold_is_refused(body: bytes) -> None:
+def test_json_that_python_cannot_hold_is_refused(body):
     with pytest.raises(PayloadInvalidError):
         parse_json(body)
 
@@ -142,13 +140,13 @@ NO_JSON = [b"", b" ", b"{", b"{'a': 1}", b'{"a": 1} x', b"\xff", b'"\xed\xa0\x80
 
 
 @pytest.mark.parametrize("body", [*NO_JSON, b'"\x00"', b"01"])
-def test_what_is_not_json_is_left_to_the_caller(body: bytes) -> None:
+def test_what_is_not_json_is_left_to_the_caller(body):
     with pytest.raises(ValueError, match=r".") as caught:
         parse_json(body)
     assert not isinstance(caught.value, PayloadInvalidError)
 
 
-def test_repeated_names_never_equal_what_a_parser_could_take_them_for() -> None:
+def test_repeated_names_never_equal_what_a_parser_could_take_them_for():
     twice = parse_json(b'{"a": 1, "a": 2}')
     texts = [b'{"a": 1}', b'{"a": 2}', b'{"a": 2, "a": 1}', b'{"a": 1, "a": 2, "a": 2}']
     texts += [b'[["a", 1], ["a", 2]]', b'{"a": [1, 2]}']
@@ -157,7 +155,7 @@ def test_repeated_names_never_equal_what_a_parser_could_take_them_for() -> None:
 
 
 @given(st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")))
-def test_any_body_is_parsed_refused_or_left(body: bytes) -> None:
+def test_any_body_is_parsed_refused_or_left(body):
     try:
         command = parse_json(body)
     except PayloadInvalidError:

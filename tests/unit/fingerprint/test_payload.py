@@ -1,12 +1,9 @@
 """What a fingerprint is of: the command, the method, the route and the query, under a version."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import itertools
 from decimal import Decimal
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -24,7 +21,7 @@ from tests.unit.fingerprint.commands import Charge, Colour
 
 
 @given(st.text(), st.text(), st.text(), st.text())
-def test_nothing_collides_by_concatenation(method: str, route: str, query: str, command: str) -> None:
+def test_nothing_collides_by_concatenation(method, route, query, command):
     payload = Payload(command, method=method, route=([route], {}), query=query)
     for left, right in itertools.permutations((method, route, query, command), 2):
         if left and left != right:
@@ -33,9 +30,9 @@ def test_nothing_collides_by_concatenation(method: str, route: str, query: str, 
     assert Payload([command], method=method, route=([route], {}), query=query).request_hash != payload.request_hash
 
 
-def test_method_route_and_query_are_part_of_the_payload() -> None:
+def test_method_route_and_query_are_part_of_the_payload():
     base = Payload({"a": 1}, method="POST", route=((), {"pk": 1}), query="a=1")
-    changes: list[dict[str, Any]] = [
+    changes = [
         *({"command": {"a": 2}}, {"method": "PATCH"}, {"query": "a=2"}, {"query": ""}),
         *({"route": route} for route in (((), {"pk": 2}), ((1,), {}), {"pk": 1})),
     ]
@@ -61,12 +58,12 @@ def test_method_route_and_query_are_part_of_the_payload() -> None:
         ("\xc3\xa9=2&%C3%A9=1", "%C3%A9=1&\xc3\xa9=2", False),
     ],
 )
-def test_only_the_order_of_parameters_of_different_names_does_not_count(one: str, other: str, same: bool) -> None:
+def test_only_the_order_of_parameters_of_different_names_does_not_count(one, other, same):
     assert (Payload(None, query=one).request_hash == Payload(None, query=other).request_hash) == same
 
 
 @override_settings(IDEMPOTENCY={"FINGERPRINT_KEYS": ["secret"]})
-def test_each_version_is_what_it_was_when_it_was_released() -> None:
+def test_each_version_is_what_it_was_when_it_was_released():
     """Records were made with it. If this fails, add a version instead of changing one."""
     payload = Payload(
         {
@@ -97,7 +94,7 @@ def test_each_version_is_what_it_was_when_it_was_released() -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [(1, 1.0), (1, Decimal(1)), ({1}, {1.0}), (parse_json(b"[1]"), parse_json(b"[1.0]"))]
 )
-def test_a_record_of_the_first_version_has_its_own_notion_of_numbers(one: object, other: object) -> None:
+def test_a_record_of_the_first_version_has_its_own_notion_of_numbers(one, other):
     recorded = fingerprint._keyed("v1", Payload(one)._digest("v1"), settings.SECRET_KEY)
     assert Payload(one).matches(recorded)
     assert not Payload(other).matches(recorded)
@@ -108,8 +105,8 @@ KEYED = Payload({"pin": 1234}, method="POST")
 
 
 @pytest.mark.parametrize("setting", ["SECRET_KEY", "FINGERPRINT_KEYS"])
-def test_a_fingerprint_can_not_be_computed_without_the_secret(setting: str) -> None:
-    def fingerprint_with(secret: str) -> str:
+def test_a_fingerprint_can_not_be_computed_without_the_secret(setting):
+    def fingerprint_with(secret):
         changed = {"SECRET_KEY": secret} if setting == "SECRET_KEY" else {"IDEMPOTENCY": {"FINGERPRINT_KEYS": [secret]}}
         with override_settings(**changed):
             return dataclasses.replace(KEYED).request_hash
@@ -126,7 +123,7 @@ def test_a_fingerprint_can_not_be_computed_without_the_secret(setting: str) -> N
         {"IDEMPOTENCY": {"FINGERPRINT_KEYS": ("new", "older", "old")}, "SECRET_KEY": "another"},
     ],
 )
-def test_a_record_from_before_a_rotation_is_recognised(rotated: dict[str, Any]) -> None:
+def test_a_record_from_before_a_rotation_is_recognised(rotated):
     with override_settings(SECRET_KEY="old"):
         recorded = dataclasses.replace(KEYED).request_hash
     with override_settings(**rotated):
@@ -140,5 +137,5 @@ def test_a_record_from_before_a_rotation_is_recognised(rotated: dict[str, Any]) 
 @pytest.mark.parametrize(
     "request_hash", ["", ":", "v1", "v1:", "v0:00", "v999:00", "00", "v1:" + "0" * 64, "v2:" + "0" * 64]
 )
-def test_a_fingerprint_of_an_unknown_version_matches_nothing(request_hash: str) -> None:
+def test_a_fingerprint_of_an_unknown_version_matches_nothing(request_hash):
     assert not Payload({"a": 1}).matches(request_hash)

@@ -9,11 +9,9 @@ import io
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
 from decimal import Decimal
 from enum import Enum, IntEnum
 from types import MappingProxyType
-from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -44,14 +42,14 @@ class Refund:
     currency: str = "usd"
 
 
-def upload(name: str = "a.txt", content: bytes = b"1", content_type: str = "text/plain") -> SimpleUploadedFile:
+def upload(name="a.txt", content=b"1", content_type="text/plain"):
     return SimpleUploadedFile(name, content, content_type)
 
 
 MIDNIGHT = dt.datetime(2024, 1, 1)
 
 # Its members are different requests, each of them.
-DISTINCT: list[object] = [
+DISTINCT = [
     *[None, False, True, 0, 1, -1, 0.5, 1e300, 10**300 + 1, 2**53, 2**53 + 1, 10**400],
     *[10**100_000, 10**100_000 + 1, -(10**100_000)],
     *["", "1", "1.0", "n", "True", b"", b"1", b"1&"],
@@ -71,7 +69,7 @@ DISTINCT: list[object] = [
     *[MultiValueDict({"a": values}) for values in (["1"], ["1", "2"], ["2", "1"], [])],
     *[upload(), upload("b.txt"), upload(content=b"2"), upload(content_type="text/html")],
 ]
-SAME: dict[str, tuple[object, object]] = {
+SAME = {
     "order of names": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
     "list and tuple": ([1, 2], (1, 2)),
     "kinds of mapping": ({"a": 1}, OrderedDict(a=1)),
@@ -100,26 +98,26 @@ SAME: dict[str, tuple[object, object]] = {
 }
 
 
-def test_different_values_differ() -> None:
-    seen: dict[str, object] = {}
+def test_different_values_differ():
+    seen = {}
     for command in DISTINCT:
         same = seen.setdefault(of(command), command)
         assert same is command, f"{type(command)} has the fingerprint of {type(same)}"
 
 
 @pytest.mark.parametrize(("one", "other"), SAME.values(), ids=SAME)
-def test_spellings_of_one_value_are_the_same(one: object, other: object) -> None:
+def test_spellings_of_one_value_are_the_same(one, other):
     assert of(one) == of(other)
     assert of([{"x": one}]) == of([{"x": other}])
 
 
 @given(nested(near), nested(near))
-def test_two_payloads_are_the_same_only_with_the_same_types(one: object, other: object) -> None:
+def test_two_payloads_are_the_same_only_with_the_same_types(one, other):
     assert (of(one) == of(other)) == (typed(one) == typed(other))
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False), st.integers(min_value=0, max_value=40))
-def test_a_decimal_is_its_exact_value(number: Decimal, zeros: int) -> None:
+def test_a_decimal_is_its_exact_value(number, zeros):
     sign, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)
     assert of(Decimal((sign, digits + (0,) * zeros, exponent - zeros))) == of(number)
@@ -130,19 +128,19 @@ def test_a_decimal_is_its_exact_value(number: Decimal, zeros: int) -> None:
 # Uploads: the fingerprint is of the content, which is read where it is kept and left as it was
 
 
-def temporary_upload(content: bytes) -> TemporaryUploadedFile:
+def temporary_upload(content):
     upload = TemporaryUploadedFile("a.txt", "text/plain", len(content), None)
     upload.write(content)
     upload.seek(0)
     return upload
 
 
-def memory_upload(content: bytes) -> InMemoryUploadedFile:
+def memory_upload(content):
     return InMemoryUploadedFile(io.BytesIO(content), "file", "a.txt", "text/plain", len(content), None)
 
 
 @pytest.mark.parametrize("make", [temporary_upload, memory_upload])
-def test_an_upload_is_read_and_left_as_it_was(make: Callable[[bytes], UploadedFile[Any]]) -> None:
+def test_an_upload_is_read_and_left_as_it_was(make):
     content = b"0123456789" * 20_000  # several chunks
     upload = make(content)
     before = of(upload)
@@ -154,12 +152,12 @@ def test_an_upload_is_read_and_left_as_it_was(make: Callable[[bytes], UploadedFi
     upload.close()
 
 
-def test_an_upload_that_cannot_be_read_twice_is_named_with_the_remedy() -> None:
+def test_an_upload_that_cannot_be_read_twice_is_named_with_the_remedy():
     class Pipe(io.BytesIO):
-        def seekable(self) -> bool:
+        def seekable(self):
             return False
 
-        def tell(self) -> int:
+        def tell(self):
             raise io.UnsupportedOperation("tell")
 
     closed = memory_upload(b"")
@@ -172,8 +170,8 @@ def test_an_upload_that_cannot_be_read_twice_is_named_with_the_remedy() -> None:
 # What is too deep, not finite or without a canonical form is refused; all else has a fingerprint
 
 
-def nest(levels: int, wrap: Callable[[Any], object] = lambda inner: [inner]) -> object:
-    value: object = 1
+def nest(levels, wrap=lambda inner: [inner]):
+    value = 1
     for _ in range(levels):
         value = wrap(value)
     return value
@@ -190,7 +188,7 @@ def nest(levels: int, wrap: Callable[[Any], object] = lambda inner: [inner]) -> 
     ],
     ids=["list", "object", "set", "dataclass", "form"],
 )
-def test_nesting_is_bounded(wrap: Callable[[Any], object], levels: int) -> None:
+def test_nesting_is_bounded(wrap, levels):
     deepest = MAX_DEPTH // levels
     assert of(nest(deepest, wrap)) != of(nest(deepest - 1, wrap))
     for number in (deepest + 1, 5_000):
@@ -198,17 +196,17 @@ def test_nesting_is_bounded(wrap: Callable[[Any], object], levels: int) -> None:
             of(nest(number, wrap))
 
 
-def test_a_payload_that_contains_itself_is_refused() -> None:
-    loop: list[object] = []
+def test_a_payload_that_contains_itself_is_refused():
+    loop = []
     loop.append({"again": loop})
     with pytest.raises(PayloadInvalidError):
         of(loop)
 
 
-def test_a_caller_close_to_the_limit_of_recursion_gets_the_same_answer() -> None:
+def test_a_caller_close_to_the_limit_of_recursion_gets_the_same_answer():
     deep = nest(MAX_DEPTH)
 
-    def descend(frames: int) -> str:
+    def descend(frames):
         return descend(frames - 1) if frames else of(deep)
 
     with pytest.raises(PayloadInvalidError):
@@ -218,7 +216,7 @@ def test_a_caller_close_to_the_limit_of_recursion_gets_the_same_answer() -> None
 @pytest.mark.parametrize(
     "number", [math.nan, math.inf, -math.inf, *map(Decimal, ("NaN", "sNaN", "-Infinity"))], ids=str
 )
-def test_a_number_that_is_not_finite_is_refused(number: object) -> None:
+def test_a_number_that_is_not_finite_is_refused(number):
     with pytest.raises(PayloadInvalidError, match="not finite"):
         of({"amount": [number]})
 
@@ -226,7 +224,7 @@ def test_a_number_that_is_not_finite_is_refused(number: object) -> None:
 @pytest.mark.parametrize(
     "value", [object(), print, int, Charge, (i for i in "a"), 1j, io.BytesIO()], ids=lambda value: type(value).__name__
 )
-def test_a_type_without_a_canonical_form_is_named_with_the_remedy(value: object) -> None:
+def test_a_type_without_a_canonical_form_is_named_with_the_remedy(value):
     with pytest.raises(TypeError, match=rf"{type(value).__qualname__} can't be fingerprinted\. Give the operation"):
         of({"a": value})
 
@@ -234,6 +232,6 @@ def test_a_type_without_a_canonical_form_is_named_with_the_remedy(value: object)
 @pytest.mark.parametrize(
     "command", [{1: "a"}, {"a": 1, 2: 3}, {None: 1, "a": 2}, {Colour.RED: 1}, MultiValueDict({1: []})]
 )
-def test_names_are_plain_text(command: Mapping[object, object]) -> None:
+def test_names_are_plain_text(command):
     with pytest.raises(TypeError, match="Use plain str for the names in the command"):
         of(command)
