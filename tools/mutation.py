@@ -100,7 +100,7 @@ def make(file: str, number: int) -> Mutant:
 
 def planted() -> Iterator[Mutant]:
     """A fault in a function, one that only an import sees, and none."""
-    file = "idempotency/protocol/claims.py"
+    file = "idempotency/protocol/ownership.py"
     text = Path(file).read_text()
     line = next(node for node in ast.parse(text).body if getattr(node, "name", "") == "complete").body[-1].lineno
     lines = text.splitlines(keepends=True)

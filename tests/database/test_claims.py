@@ -9,7 +9,7 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from idempotency import PARK, REEXECUTE, Completed, Operation, Reconcile, claim, require_claim
 from idempotency.contrib.dashboard.counters import counters
-from idempotency.exceptions import InProgressError, UnavailableError
+from idempotency.exceptions import InProgressError, LeaseLostError, UnavailableError
 from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
@@ -160,6 +160,40 @@ def test_nothing_is_left_in_force_in_the_transaction_of_a_test():
     for work in (purge_once, purge_sent_once, recover_once, relay_once, counters.flush):
         work()
     assert bounds() == before
+
+
+def own_again(**state):
+    acquire(plain)
+    IdempotencyRecord.objects.update(**state)
+    return acquire(plain)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        lambda: acquire(plain),
+        lambda: own_again(lease_expires_at=from_now(-HOUR)),
+        lambda: own_again(status=Status.RECOVERABLE, lease_expires_at=None),
+        lambda: own_again(lease_expires_at=from_now(-HOUR), expires_at=from_now(-HOUR)),
+    ],
+    ids=["first", "abandoned", "released", "past retention"],
+)
+def test_an_owner_has_a_whole_lease(own):
+    assert isinstance(own(), Ownership)
+    assert (
+        timedelta(0)
+        <= plain.policy.lease - (IdempotencyRecord.objects.get().lease_expires_at - database_now())
+        < MINUTE / 4
+    )
+
+
+def test_an_attempt_whose_outcome_was_refused_has_lost_its_lease():
+    owned = acquire(parks)
+    IdempotencyRecord.objects.update(attempt=2)
+    with pytest.raises(LeaseLostError):
+        ownership.record(owned, OUTCOME)
+    with pytest.raises(LeaseLostError):
+        owned.ensure()
 
 
 # Retention is counted from the latest change of a record's owner or outcome

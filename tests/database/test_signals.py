@@ -96,10 +96,11 @@ def sent(name, operation=plain, attempt=1, **more):
 asked = sent("taken_over", asks, 2)
 
 
-def test_a_run_is_claimed_and_completed_and_its_retry_replayed(receiver):
-    complete(acquire())
-    acquire()
-    assert receiver.sent == [sent("claimed"), sent("completed"), sent("replayed")]
+@pytest.mark.parametrize("operation", [plain, parks], ids=lambda operation: operation.name)
+def test_a_run_is_claimed_and_completed_and_its_retry_replayed(receiver, operation):
+    complete(acquire(operation))
+    acquire(operation)
+    assert receiver.sent == [sent(name, operation) for name in ("claimed", "completed", "replayed")]
     assert status() == Status.COMPLETED
 
 
