@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -23,6 +23,13 @@ from django.utils.translation import gettext_lazy as _
 
 from ..identity.scope import MAX_ACCOUNT_LENGTH
 
+if TYPE_CHECKING:
+    AnyModelAdmin = admin.ModelAdmin[Any]
+    AnyPaginator = Paginator[Any]
+else:
+    AnyModelAdmin = admin.ModelAdmin
+    AnyPaginator = Paginator
+
 #: Counting stops here, and the list ends here, at a hundred pages. A search or a filter finds the row.
 MAX_LISTED = 10_000
 
@@ -35,7 +42,7 @@ MAX_KEY = 24  # characters
 NONE = "–"
 
 
-class BoundedPaginator(Paginator):  # type: ignore[type-arg]
+class BoundedPaginator(AnyPaginator):
     """Stops counting at ``MAX_LISTED``, because an exact count of a filtered table reads the whole table."""
 
     @cached_property
@@ -62,7 +69,7 @@ class IndexedList(ChangeList):
         return super().get_ordering(request, queryset)
 
 
-class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class ReadOnlyAdmin(AnyModelAdmin):
     """The admin of a table that may be huge and whose rows can't be edited."""
 
     list_per_page = 100

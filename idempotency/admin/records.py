@@ -145,7 +145,13 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     decisions: ClassVar[tuple[Action, ...]] = (MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE)
     actions: tuple[Callable[..., HttpResponse | None], ...] = tuple(action.as_admin_action() for action in decisions)
     attempt_column = "attempt"
-    time_columns = ("created_at", "completed_at", "lease_expires_at", "expires_at", "body_expires_at")
+    time_columns: ClassVar[tuple[str, ...]] = (
+        "created_at",
+        "completed_at",
+        "lease_expires_at",
+        "expires_at",
+        "body_expires_at",
+    )
 
     def decision_columns(self, request: HttpRequest) -> tuple[str, ...]:
         return ("operation", "account_id", "idempotency_key", "state", "attempt", "age", "lease")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from . import needing
 
@@ -63,9 +63,14 @@ class UnresolvedRequestError(httpx.TransportError):
 
 class HttpxTries(Tries):
     unresolved = UnresolvedRequestError
-    errors = httpx.TransportError
-    retryable = (httpx.TransportError,)
-    permanent = (httpx.UnsupportedProtocol, httpx.ProxyError, httpx.LocalProtocolError, UnresolvedRequestError)
+    errors: ClassVar[type[Exception]] = httpx.TransportError
+    retryable: ClassVar[tuple[type[Exception], ...]] = (httpx.TransportError,)
+    permanent: ClassVar[tuple[type[Exception], ...]] = (
+        httpx.UnsupportedProtocol,
+        httpx.ProxyError,
+        httpx.LocalProtocolError,
+        UnresolvedRequestError,
+    )
 
     def __init__(self, policy: RetryPolicy, request: httpx.Request) -> None:
         url = request.url

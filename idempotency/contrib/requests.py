@@ -51,9 +51,13 @@ class UnresolvedRequestError(requests.ConnectionError):
 
 class RequestsTries(Tries):
     unresolved = UnresolvedRequestError
-    errors = requests.RequestException
-    retryable = (requests.ConnectionError, requests.Timeout, ChunkedEncodingError)
-    permanent = (ProxyError,)
+    errors: ClassVar[type[Exception]] = requests.RequestException
+    retryable: ClassVar[tuple[type[Exception], ...]] = (
+        requests.ConnectionError,
+        requests.Timeout,
+        ChunkedEncodingError,
+    )
+    permanent: ClassVar[tuple[type[Exception], ...]] = (ProxyError,)
 
     def __init__(self, policy: RetryPolicy, request: requests.PreparedRequest, name: str | None) -> None:
         url = urlsplit(request.url or "")

@@ -41,7 +41,7 @@ UNSAFE = ("POST", "PUT", "PATCH", "DELETE")
 
 #: The resolvers whose routes are protected already, and why a route of theirs is not.
 protected_resolvers: WeakSet[URLResolver] = WeakSet()
-lock = threading.Lock()
+lock: threading.Lock = threading.Lock()
 reasons_left_out: WeakKeyDictionary[URLPattern, str] = WeakKeyDictionary()
 
 

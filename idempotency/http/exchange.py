@@ -81,7 +81,7 @@ class Exchange:
         """
         http = self.adapter.http
         self.adapter.profile = PROFILES[self.policy.profile]
-        headers = self.adapter.headers = {STATUS_HEADER: "not-recorded"}
+        self.adapter.headers = {STATUS_HEADER: "not-recorded"}
         try:
             self.key = _key_of(self.policy, self.adapter) or ""
         except IdempotencyError as error:
@@ -90,16 +90,16 @@ class Exchange:
             if not self.key:
                 return self.handler.pass_through()
             # As it was sent, if it was sent in the header. That is harmless because it is valid.
-            headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
-            headers[RETENTION_HEADER] = str(int(self.policy.ttl.total_seconds()))
-            setattr(http, HEADERS, headers)  # for the response to a crash, which is not made here
+            self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
+            self.adapter.headers[RETENTION_HEADER] = str(int(self.policy.ttl.total_seconds()))
+            setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
             try:
                 response = self._answer()
             except IdempotencyError as error:
                 if is_crash(http, error):
                     raise
                 response = self._refuse(error)
-        for name, value in headers.items():
+        for name, value in self.adapter.headers.items():
             response.headers[name] = value
         return response
 

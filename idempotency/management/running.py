@@ -210,8 +210,11 @@ class BatchCommand(ExplainedCommand, ABC, Generic[_Result]):
         parser.add_argument("--database", metavar="ALIAS", help="default: the database that the rows are written to")
 
     def handle(self, *args: object, **options: Any) -> None:
-        watch, dry_run, self.max_batches = options.get("watch"), options["dry_run"], options["max_batches"]
-        self.options, self.verbosity, self.batch_size = options, options["verbosity"], options["batch_size"]
+        watch, dry_run = options.get("watch"), options["dry_run"]
+        self.options: dict[str, Any] = options
+        self.verbosity: int = options["verbosity"]
+        self.batch_size: int = options["batch_size"]
+        self.max_batches: int | None = options["max_batches"]
         check_batch_size(self.batch_size, self.largest_batch)
         require(self.max_batches is None or self.max_batches >= 1, "--max-batches must be 1 or more.")
         is_pause = watch is None or 0 < watch <= MAX_PAUSE

@@ -324,7 +324,7 @@ class SQLiteStore(Store):
     """SQLite: one writer at a time. Errors are known by their text, because Django's have no code of SQLite's."""
 
     has_one_writer = True
-    has_open_transaction = property(attrgetter("connection.connection.in_transaction"))
+    has_open_transaction: Any = property(attrgetter("connection.connection.in_transaction"))
 
     def watch_transaction(self) -> TransactionWatch:
         return TransactionWatch(self.connection, attrgetter("in_transaction"))

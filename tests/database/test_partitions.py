@@ -31,7 +31,7 @@ def described(table):
     """A table's columns, indexes and constraints, without the wider primary key."""
     queries = {
         "columns": "SELECT (attname, atttypid::regtype, attnotnull, attcollation)::text FROM pg_attribute "
-        "WHERE attrelid = %s::regclass AND attnum > 0",
+        "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
         "defaults": "SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef WHERE adrelid = %s::regclass",
         "identity": "SELECT attidentity::text FROM pg_attribute WHERE attrelid = %s::regclass AND attname = 'id'",
         "indexes": "SELECT replace(pg_get_indexdef(indexrelid), ' ONLY ', ' ') FROM pg_index "

@@ -231,6 +231,17 @@ def test_an_effect_that_a_crash_after_the_commit_loses_is_found(serve):
     assert examine(effects=Transfer.objects).kept == EVERY_CHECK  # if the callback does what may be lost
 
 
+@transactional
+def test_a_transaction_that_the_handler_opens_may_have_no_callbacks(serve):
+    @serve
+    @idempotent("kit.own_transaction", transaction=False, recovery=PARK)
+    def view(request):
+        with transaction.atomic():
+            return plain_answer(request)
+
+    assert examine(effects=Transfer.objects, leave_out=all_but("lost_response")).kept == ["lost_response"]
+
+
 @pytest.mark.django_db
 def test_what_a_crash_leaves_behind_must_not_keep_the_retry_from_running(serve):
     seen = set()

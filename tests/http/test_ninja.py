@@ -17,7 +17,7 @@ from rest_framework.authtoken.models import Token
 from idempotency import ACCEPTED, idempotent
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import effects, multipart, problem_code, replayed
+from tests.http.callers import Caller, effects, multipart, problem_code, replayed
 
 ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
 
@@ -45,38 +45,38 @@ class ApiToken(APIKeyHeader):
 
     param_name = "Authorization"
 
-    def authenticate(self, request, key):
+    def authenticate(self, request: HttpRequest, key: str | None) -> Any:
         token = Token.objects.filter(key=(key or "").removeprefix("Token ")).select_related("user").first()
         return None if token is None else token.user
 
 
-def protect(name="tests.ninja", **policy):
+def protect(name: str = "tests.ninja", **policy: Any) -> Any:
     return idempotent(name, **{"account": lambda request: str(request.auth.pk), **policy})
 
 
-def transfer(request, amount):
+def transfer(request: Any, amount: int) -> Transfer:
     return Transfer.objects.create(account=request.auth, recipient="carol", amount=amount)
 
 
 @pytest.fixture
-def api(settings):
+def api(settings: Any) -> Any:
     api = ninja.NinjaAPI(auth=ApiToken(), urls_namespace="tests")
     # Its URLs are read with the first request, when its routes are declared.
     settings.ROOT_URLCONF = SimpleLazyObject(lambda: (path("", api.urls),))
     return api
 
 
-async def create_async(request, payload):
+async def create_async(request: Any, payload: TransferIn) -> Any:
     return await Transfer.objects.acreate(account=request.auth, recipient="carol", amount=payload.amount)
 
 
-def create_in_a_transaction(request, payload):
+def create_in_a_transaction(request: HttpRequest, payload: TransferIn) -> Any:
     assert connection.in_atomic_block
     return transfer(request, payload.amount)
 
 
 @pytest.mark.parametrize("create", [create_in_a_transaction, create_async])
-def test_a_route_takes_effect_once(api, alice, transport, create):
+def test_a_route_takes_effect_once(api: Any, alice: Caller, transport: str, create: Any) -> None:
     api.post("/", response={201: TransferOut})(protect()(create))
     alice.transport = transport
 
@@ -87,7 +87,7 @@ def test_a_route_takes_effect_once(api, alice, transport, create):
     assert effects() == 1
 
 
-def test_what_ninja_refuses_is_not_recorded(api, alice, anonymous, bob):
+def test_what_ninja_refuses_is_not_recorded(api: Any, alice: Caller, anonymous: Caller, bob: Caller) -> None:
     @api.post("/")
     @protect()
     def create(request: HttpRequest, payload: TransferIn) -> Any:
@@ -102,7 +102,7 @@ def test_what_ninja_refuses_is_not_recorded(api, alice, anonymous, bob):
     assert effects() == 2
 
 
-def test_an_account_that_only_ninja_knows_must_be_declared(api, alice):
+def test_an_account_that_only_ninja_knows_must_be_declared(api: Any, alice: Caller) -> None:
     @api.post("/")
     @idempotent("tests.undeclared")
     def create(request: HttpRequest) -> Any: ...
@@ -110,7 +110,7 @@ def test_an_account_that_only_ninja_knows_must_be_declared(api, alice):
     assert problem_code(alice.post(key="k")) == "idempotency_account_required"
 
 
-def test_an_error_is_rolled_back_and_recorded_if_it_is_an_outcome(api, alice):
+def test_an_error_is_rolled_back_and_recorded_if_it_is_an_outcome(api: Any, alice: Caller) -> None:
     errors = {402: HttpError(402, "declined"), 403: PermissionDenied(), 503: HttpError(503, "busy")}
 
     @api.post("/")
@@ -126,7 +126,7 @@ def test_an_error_is_rolled_back_and_recorded_if_it_is_an_outcome(api, alice):
     assert effects() == 0
 
 
-def test_errors_are_answered_by_the_projects_own_handlers(api, alice):
+def test_errors_are_answered_by_the_projects_own_handlers(api: Any, alice: Caller) -> None:
     class DeclinedError(Exception): ...
 
     class BrokenHandlerError(Exception): ...
@@ -148,7 +148,7 @@ def test_errors_are_answered_by_the_projects_own_handlers(api, alice):
     assert set(IdempotencyRecord.objects.values_list("status", flat=True)) == {"completed", "recoverable"}
 
 
-def test_headers_that_the_handler_sets_and_an_empty_answer_are_kept(api, alice):
+def test_headers_that_the_handler_sets_and_an_empty_answer_are_kept(api: Any, alice: Caller) -> None:
     @api.post("/", response={204: None})
     @protect()
     def create(request: HttpRequest, response: HttpResponse) -> None:
@@ -159,7 +159,7 @@ def test_headers_that_the_handler_sets_and_an_empty_answer_are_kept(api, alice):
     assert first["Location"] == replay["Location"]
 
 
-def test_a_route_is_protected_whatever_its_one_method(api, alice):
+def test_a_route_is_protected_whatever_its_one_method(api: Any, alice: Caller) -> None:
     @api.put("/put")
     @protect("tests.ninja_put")
     def put(request: HttpRequest) -> Any:
@@ -179,8 +179,8 @@ def test_a_route_is_protected_whatever_its_one_method(api, alice):
 
 
 @pytest.mark.parametrize("method", ["put", "patch"])
-def test_a_form_is_compared_by_its_parts(api, settings, alice, transport, method):
-    def request(content, boundary):
+def test_a_form_is_compared_by_its_parts(api: Any, settings: Any, alice: Caller, transport: str, method: str) -> None:
+    def request(content: bytes, boundary: str) -> Any:
         form = multipart({"amount": "5", "file": BytesIO(content)}, boundary)
         return alice.request(method.upper(), "/file", key="k", **form)
 
@@ -188,7 +188,7 @@ def test_a_form_is_compared_by_its_parts(api, settings, alice, transport, method
 
     @getattr(api, method)("/file")
     @protect("tests.ninja_file")
-    def change(request, amount, file):
+    def change(request: HttpRequest, amount: ninja.Form[int], file: ninja.File[ninja.UploadedFile]) -> Any:
         return {"id": transfer(request, amount).pk, "size": file.size}
 
     alice.transport = transport
@@ -199,7 +199,7 @@ def test_a_form_is_compared_by_its_parts(api, settings, alice, transport, method
     assert effects() == 1
 
 
-def test_a_router_may_be_nested_and_its_test_client_works(api, alice):
+def test_a_router_may_be_nested_and_its_test_client_works(api: Any, alice: Caller) -> None:
     router, outer = ninja.Router(), ninja.Router()
 
     @decorate_view(lambda run: run)
@@ -219,7 +219,7 @@ def test_a_router_may_be_nested_and_its_test_client_works(api, alice):
     assert (answers[1].status_code, answers[1]["Idempotency-Replayed"]) == (200, "true")
 
 
-def test_one_function_on_two_paths_is_two_places(api, alice):
+def test_one_function_on_two_paths_is_two_places(api: Any, alice: Caller) -> None:
     """Ninja names both patterns after the function."""
     router = ninja.Router()
 
@@ -239,7 +239,7 @@ def test_one_function_on_two_paths_is_two_places(api, alice):
             assert problem_code(alice.post(other, key=key)) == "idempotency_key_reused"
 
 
-def test_two_paths_with_a_name_of_the_projects_own_are_one_place(api, alice):
+def test_two_paths_with_a_name_of_the_projects_own_are_one_place(api: Any, alice: Caller) -> None:
     @api.post("/old", url_name="transfers")
     @api.post("/new", url_name="transfers")
     @protect()
@@ -250,8 +250,8 @@ def test_two_paths_with_a_name_of_the_projects_own_are_one_place(api, alice):
     assert alice.post("/new", key="k").content == first.content
 
 
-def test_a_route_that_could_not_be_protected_is_refused(api):
-    def stream(request): ...
+def test_a_route_that_could_not_be_protected_is_refused(api: Any) -> None:
+    def stream(request: HttpRequest) -> Any: ...
 
     with pytest.raises(ImproperlyConfigured, match="protects nothing"):
         api.post("/a")(protect("tests.ninja_put_only", methods=["PUT"])(stream))
@@ -266,7 +266,7 @@ def test_a_route_that_could_not_be_protected_is_refused(api):
         api.post("/c", response=streaming.SSE[TransferOut])(protect("tests.ninja_stream")(stream))
 
 
-def described(api, policy={}, **route):  # noqa: B006 - never changed
+def described(api: Any, policy: Any = {}, **route: Any) -> Any:  # noqa: B006 - never changed
     @api.post("/", **route)
     @protect(**policy)
     def create(request: HttpRequest, payload: TransferIn) -> Any: ...
@@ -275,7 +275,7 @@ def described(api, policy={}, **route):  # noqa: B006 - never changed
     return json.loads(json.dumps(api.get_openapi_schema(path_prefix=""), sort_keys=True))["paths"]["/"]["post"]
 
 
-def test_the_schema_describes_the_header_and_the_answers(api):
+def test_the_schema_describes_the_header_and_the_answers(api: Any) -> None:
     models = {201: TransferOut, 409: TransferOut, ...: TransferOut}
     operation = described(api, response=models, policy={"in_progress": ACCEPTED})
     (header,) = operation["parameters"]
@@ -289,7 +289,7 @@ def test_the_schema_describes_the_header_and_the_answers(api):
     assert (problem["title"], problem["required"][-1]) == ("IdempotencyProblem", "retryable")
 
 
-def test_what_a_route_says_itself_wins(api):
+def test_what_a_route_says_itself_wins(api: Any) -> None:
     own = {
         "parameters": [{"name": "idempotency-key", "in": "header", "description": "Own.", "schema": {}}],
         "responses": {"409": {"description": "Own."}},
@@ -300,7 +300,7 @@ def test_what_a_route_says_itself_wins(api):
     assert "Retry-After" in operation["responses"]["409"]["headers"]
 
 
-def test_a_declared_header_parameter_stays_the_only_one(api):
+def test_a_declared_header_parameter_stays_the_only_one(api: Any) -> None:
     @api.post("/")
     @protect()
     def create(request: HttpRequest, idempotency_key: str = ninja.Header()) -> Any: ...
@@ -309,7 +309,7 @@ def test_a_declared_header_parameter_stays_the_only_one(api):
     assert len(parameters) == 1
 
 
-def test_errors_in_another_form_and_under_wrong_settings_are_not_described(api, settings):
+def test_errors_in_another_form_and_under_wrong_settings_are_not_described(api: Any, settings: Any) -> None:
     settings.IDEMPOTENCY = {"ERROR_RESPONSE": lambda request, error: HttpResponse()}
     assert "content" not in described(api)["responses"]["422"]
     settings.IDEMPOTENCY = {"REQUIRED": 1}

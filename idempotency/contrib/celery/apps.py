@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 class CeleryConfig(AppConfig):
     name = "idempotency.contrib.celery"
     label = "idempotency_celery"
-    verbose_name = _("Idempotency: Celery")
+    verbose_name: Any = _("Idempotency: Celery")
 
     def ready(self) -> None:
         # Imported here, because they need the models. A COMMIT calls the relay's task by its name, so every process has

@@ -1,5 +1,7 @@
 """The app that counts events and shows the counts in the admin."""
 
+from typing import Any
+
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
@@ -7,8 +9,8 @@ from django.utils.translation import gettext_lazy as _
 class DashboardConfig(AppConfig):
     name = "idempotency.contrib.dashboard"
     label = "idempotency_dashboard"
-    verbose_name = _("Idempotency: dashboard")
-    default_auto_field = "django.db.models.BigAutoField"
+    verbose_name: Any = _("Idempotency: dashboard")
+    default_auto_field: str = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         from .counters import counters  # here, because it needs the models

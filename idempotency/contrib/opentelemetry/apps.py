@@ -1,5 +1,7 @@
 """The app that switches spans' events, links and metrics on."""
 
+from typing import Any
+
 from django.apps import AppConfig, apps
 from django.utils.translation import gettext_lazy as _
 
@@ -7,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 class OpenTelemetryConfig(AppConfig):
     name = "idempotency.contrib.opentelemetry"
     label = "idempotency_opentelemetry"
-    verbose_name = _("Idempotency: OpenTelemetry")
+    verbose_name: Any = _("Idempotency: OpenTelemetry")
 
     def ready(self) -> None:
         # Imported here, because they need the models.

@@ -36,7 +36,8 @@ class Command(BatchCommand[PurgeResult]):
         parser.add_argument("--include-parked", action="store_true", help="delete parked records past retention too")
 
     def handle(self, *args: object, **options: Any) -> None:
-        self.pause, self.include_parked = options["pause"], options["include_parked"]
+        self.pause: float = options["pause"]
+        self.include_parked: bool = options["include_parked"]
         require(0 <= self.pause <= MAX_PAUSE, f"--pause must be between 0 and {MAX_PAUSE:.0f} seconds.")
         super().handle(*args, **options)
 

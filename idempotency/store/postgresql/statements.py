@@ -175,7 +175,8 @@ SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL, 
 class RecordStore(Store):
     """Claims, the transactions around them, and what the server's errors mean."""
 
-    has_open_transaction = property(attrgetter("connection.connection.pgconn.transaction_status"))  # 0 if it is idle
+    #: 0 if it is idle.
+    has_open_transaction: Any = property(attrgetter("connection.connection.pgconn.transaction_status"))
 
     def insert_claim(
         self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
