@@ -146,7 +146,7 @@ def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(view, left
     (writer,) = threads
     assert writer != threading.get_ident()
     assert left_open == [False]
-    assert [record for record in caplog.records if record.name != "asyncio"] == []  # in debug mode it tells what is slow
+    assert [record for record in caplog.records if record.name != "asyncio"] == []  # which reports what is slow
 
 
 # Workers
