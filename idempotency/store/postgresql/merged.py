@@ -14,6 +14,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..transaction_guard import TransactionWatch
@@ -65,7 +66,7 @@ class BeginningWatch(TransactionWatch):
                 answer = execute(f"{_begin(driver)}; {sql}", params, many, context)
             finally:
                 driver._autocommit = False
-        except Exception:  # of any class: the adapter of a parameter may raise one of its own
+        except Error:  # another error, such as that of a signal's handler, is not to be lost
             if driver.pgconn.transaction_status != TRANSACTION_IDLE:
                 raise
         else:

@@ -139,3 +139,32 @@ def test_a_signal_while_commit_waits_changes_nothing(raised, interrupt, monkeypa
     seen = see()
     without_merging(monkeypatch)
     assert seen == see()
+
+
+class InterruptedWhileAdaptedOnce:
+    """A parameter. A signal comes while its text is made for the first time."""
+
+
+@pytest.mark.usefixtures("_refusals")
+def test_a_signal_before_the_first_statement_is_sent_is_not_lost(interrupt):
+    from psycopg.adapt import Dumper
+
+    class InterruptingDumper(Dumper):
+        is_first = True
+
+        def dump(self, obj):
+            if InterruptingDumper.is_first:
+                InterruptingDumper.is_first = False
+                interrupt(InterruptedByTestError())
+            return b"1"
+
+    def handler():
+        return execute("SELECT %s", InterruptedWhileAdaptedOnce())
+
+    connection.close()
+    connection.ensure_connection()
+    connection.connection.adapters.register_dumper(InterruptedWhileAdaptedOnce, InterruptingDumper)
+    assert play(handler) == [["InterruptedByTestError", None]]
+    assert record().status == "recoverable"
+    assert play(handler)[0] is False
+    connection.close()
