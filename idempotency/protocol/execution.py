@@ -114,12 +114,12 @@ def _in_transaction(run: Running, outcome_of_error: Callable[[Exception], Outcom
             if owned.policy.idle_timeout is not None:
                 store.bound_transaction(idle=owned.policy.idle_timeout)
             phase = Phase.RUNNING
-            with store.watch_transaction() as watch:
-                try:
+            watch = store.watch_transaction()
+            try:
+                with watch:
                     yield
-                    watch.look()
-                finally:
-                    ended_itself = watch.ended
+            finally:
+                ended_itself = watch.ended
             if ended_itself:
                 raise _ended_itself(owned)  # so that an open transaction rolls back
             if run.outcome is None:

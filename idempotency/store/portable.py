@@ -327,7 +327,15 @@ class SQLiteStore(Store):
     has_open_transaction: Any = property(attrgetter("connection.connection.in_transaction"))
 
     def watch_transaction(self) -> TransactionWatch:
-        return TransactionWatch(self.connection, attrgetter("in_transaction"))
+        connection: Any = self.connection
+
+        def is_open(driver: Any) -> bool:
+            try:
+                return bool(driver.in_transaction)
+            except connection.Database.ProgrammingError:  # it is closed, and can't tell
+                return True
+
+        return TransactionWatch(connection, is_open, error_may_undo=True)
 
     def is_busy(self, error: BaseException) -> bool:
         return "is locked" in str(error) or super().is_busy(error)

@@ -45,34 +45,46 @@ class TransactionWatch:
     may_end: Callable[[str], bool] = may_end_transaction
     """Whether a statement may end the transaction, so that the identity must be compared."""
 
+    error_may_undo: bool = False
+    """Whether the database may roll back the transaction when one of its statements fails."""
+
     ended: bool = field(default=False, init=False)
     """Whether something may have been committed on its own."""
 
     _begun: bool = field(default=False, init=False)
+    _is_undone: bool = field(default=False, init=False)
 
     def __enter__(self) -> Self:
         self.look()
         self.connection.execute_wrappers.append(self)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.connection.execute_wrappers.remove(self)  # not the last one, which may be the operation's
+        if error is None or not self._is_undone:  # before its error, the block may have sent COMMIT by the driver
+            self.look()
 
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
         self.look()
         # Ask for the identity only if the statement may change it, because that costs two round trips.
         doubtful = self._begun and self.may_end(str(sql))
         before = self.identity() if doubtful else None
-        result = execute(sql, params, many, context)
-        # This is not reached if the statement failed. Then the database may roll back the transaction, but commits
-        # nothing.
+        try:
+            result = execute(sql, params, many, context)
+        except BaseException:
+            # If the block ends now, nothing was committed. If it continues, its next statement may be, by itself.
+            self._is_undone = self.error_may_undo and not self._is_open()
+            raise
         self.look()
         if doubtful and self._begun:
             self.ended = self.ended or self.identity() != before
         return result
 
     def look(self) -> None:
-        driver = self.connection.connection
-        is_open = driver is None or bool(self.is_open(driver))  # a closed connection can't tell
+        is_open = self._is_open()
         self.ended = self.ended or (self._begun and not is_open)
         self._begun = is_open
+
+    def _is_open(self) -> bool:
+        driver = self.connection.connection
+        return driver is None or bool(self.is_open(driver))  # a closed connection can't tell

@@ -202,6 +202,16 @@ def commit_in_the_driver(request):
     connection.connection.commit()
 
 
+def commit_in_the_driver_and_fail(request):
+    commit_in_the_driver(request)
+    fail()
+
+
+def close_in_the_driver_and_fail(request):
+    connection.connection.close()
+    fail()
+
+
 def commit_and_write(request):
     execute("COMMIT")(request)
     Transfer.objects.create(account_id=int(request.headers["X-Account"]), amount=1, label="after")
@@ -232,9 +242,11 @@ REPLACING = [
         pytest.param(execute("COMMIT"), ["one"], id="commit"),
         pytest.param(execute("ROLLBACK"), [], id="rollback"),
         pytest.param(commit_in_the_driver, ["one"], marks=pytest.mark.except_mariadb),
+        pytest.param(commit_in_the_driver_and_fail, ["one"], marks=pytest.mark.except_mariadb),
         (commit_and_write, ["after", "one"]),
         (commit_and_fail, ["one"]),
         *(pytest.param(execute(sql), left, marks=pytest.mark.postgres, id=sql) for sql, left in REPLACING),
+        pytest.param(execute("COMMIT; SELECT 1 / 0"), ["one"], marks=pytest.mark.postgres, id="commit and an error"),
         pytest.param(fail_and_chain, [], marks=pytest.mark.postgres),
     ],
 )
@@ -250,6 +262,25 @@ def test_a_handler_that_ends_or_replaces_its_transaction_is_noticed_and_never_ru
     handler.after = lambda request: None
     assert problem(post()) == UNKNOWN
     assert (effects(), handler.attempts) == (there, [1])
+
+
+@pytest.mark.failure_64
+@pytest.mark.parametrize(
+    "undo",
+    [
+        close_in_the_driver_and_fail,
+        pytest.param(
+            execute("INSERT OR ROLLBACK INTO auth_user (id, username) VALUES (1, 'x')"), marks=pytest.mark.sqlite
+        ),
+    ],
+)
+def test_a_handler_whose_transaction_is_undone_by_its_error_runs_again(post, undo):
+    handler.after = undo
+    assert post().status_code == 500
+    assert state() == ("recoverable", [])
+    handler.after = lambda request: None
+    assert post().status_code == 201
+    assert effects() == ["one"]
 
 
 @pytest.mark.failure_64
