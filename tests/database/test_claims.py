@@ -37,6 +37,7 @@ TTL = timedelta(days=2)
 plain = Operation("tests.claims.plain", ttl=TTL)
 again = Operation("tests.claims.again", ttl=TTL, transaction=False, recovery=REEXECUTE)
 parks = Operation("tests.claims.parks", ttl=TTL, transaction=False, recovery=PARK)
+rolls_back = Operation("tests.claims.rolls_back", ttl=TTL, recovery=PARK)
 asks = Operation(
     "tests.claims.asks", ttl=TTL, transaction=False, recovery=Reconcile(lambda record: Completed({"found": True}))
 )
@@ -271,7 +272,12 @@ def fail(operation):
 
 @pytest.mark.parametrize(
     ("operation", "left"),
-    [(plain, Status.RECOVERABLE), (again, Status.RECOVERABLE), (parks, Status.PARKED)],
+    [
+        (plain, Status.RECOVERABLE),
+        (again, Status.RECOVERABLE),
+        (rolls_back, Status.RECOVERABLE),
+        (parks, Status.PARKED),
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_a_failed_attempt_leaves_its_reason(operation, left):

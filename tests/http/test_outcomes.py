@@ -103,10 +103,11 @@ def test_an_answer_that_is_declared_as_no_outcome_is_no_failure(alice, framework
         (lambda: exceptions.APIException("4242"), None, "released", "APIException: 4242"),
     ],
 )
+@pytest.mark.parametrize("way", [{}, {"transaction": False, "recovery": REEXECUTE}], ids=["inside", "outside"])
 def test_an_error_that_becomes_such_an_answer_is_no_failure_and_leaves_no_reason(
-    alice, serve, sent, error, recordable, name, kept
+    alice, serve, sent, error, recordable, name, kept, way
 ):
-    serve_raising(serve, "drf", error, recordable=recordable)
+    serve_raising(serve, "drf", error, recordable=recordable, **way)
     alice.post("/", key="k")
     assert sent == [name]
     assert IdempotencyRecord.objects.get().error == kept
