@@ -1,8 +1,10 @@
 """``python -m tools.mutation``: which mutants of the rooms that decide about a second effect do the tests see?
 
 The mutants are those of mutmut (``pip install mutmut``), of decorated functions, too. pytest collects the tests once,
-and a fork of it notes the lines that each test executes. Each mutant gets a fork in which its functions have its code,
-or a new process if only an import would run that. Tests of its line run there, fastest first, until one fails.
+and a fork of it notes the lines that each test executes. Each mutant gets a fork in which its functions have its code.
+Tests of its line run there until one fails: first those that have seen mutants of the file, then the fastest. What only
+an import runs, such as a constant, is run again in a fork. The tests run in a new process if that can't be, if a test
+fails even when the unchanged statement is run again, and if no test sees a change of a class.
 
 ``mutation.toml`` lists mutants that no test need see. The exit code is 1 if another one survives. It is 2 if tests fail
 without a mutant, or if a planted fault is not seen.
@@ -13,11 +15,14 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import faulthandler
 import gc
+import inspect
 import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +33,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
@@ -35,7 +41,7 @@ from typing import Any
 import libcst
 import pytest
 from _pytest.runner import runtestprotocol
-from libcst.metadata import MetadataWrapper, PositionProvider
+from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
 from mutmut.mutation.file_mutation import MutationVisitor
 from mutmut.mutation.mutators import mutation_operators
 from mutmut.mutation.pragma_handling import IgnoredCode
@@ -59,6 +65,10 @@ class Mutant:
     line: int
     old: str
     new: str
+    #: The calls, raises and assignments that it is a part of.
+    around: tuple[str, ...] = ()
+    #: The text for people that it changes, if it changes one.
+    prose: str = ""
 
     @property
     def diff(self) -> list[str]:
@@ -69,10 +79,21 @@ class Mutant:
     def excuse(self) -> str:
         """Why no test need see it, according to the list."""
         gone, come = ("\n".join(line for line in self.diff if line[0] == sign) for sign in "-+")
-        for entry in tomllib.loads(LIST.read_text())["mutant"]:
-            if entry["file"] in self.file and entry["old"] in gone and entry.get("new", "") in come:
+        for entry in excuses():
+            if (
+                entry.get("file", "") in self.file
+                and entry.get("old", "") in gone
+                and entry.get("new", "") in come
+                and ("inside" not in entry or any(re.match(entry["inside"], code) for code in self.around))
+                and (not entry.get("prose") or self.prose)
+            ):
                 return str(entry["why"])
         return ""
+
+
+@cache
+def excuses() -> list[dict[str, Any]]:
+    return list(tomllib.loads(LIST.read_text())["mutant"])
 
 
 class Everywhere(MutationVisitor):
@@ -93,9 +114,19 @@ def mutations(file: str) -> tuple[MetadataWrapper, list[Any]]:
 def make(file: str, number: int) -> Mutant:
     wrapper, found = mutations(file)
     node = found[number].original_node
-    line = wrapper.resolve(PositionProvider)[node].start.line
-    new = wrapper.module.deep_replace(node, found[number].mutated_node)
-    return Mutant(file, number, line, wrapper.module.code, new.code)
+    span = wrapper.resolve(PositionProvider)[node]
+    code = wrapper.module.code
+    lines = code.splitlines(keepends=True)
+    begin, end = (sum(map(len, lines[: at.line - 1])) + at.column for at in (span.start, span.end))
+    new = code[:begin] + wrapper.module.code_for_node(found[number].mutated_node) + code[end:]
+    around, parents = [], wrapper.resolve(ParentNodeProvider)
+    outer = node
+    while outer in parents and not isinstance(outer, libcst.FunctionDef):
+        if isinstance(outer, (libcst.Call, libcst.Raise, libcst.Assign)):
+            around.append(wrapper.module.code_for_node(outer))
+        outer = parents[outer]
+    prose = node.value if isinstance(node, libcst.SimpleString) and " " in node.value else ""
+    return Mutant(file, number, span.start.line, code, new, tuple(around), prose)
 
 
 def planted() -> Iterator[Mutant]:
@@ -105,7 +136,8 @@ def planted() -> Iterator[Mutant]:
     line = next(node for node in ast.parse(text).body if getattr(node, "name", "") == "complete").body[-1].lineno
     lines = text.splitlines(keepends=True)
     broken = [*lines[: line - 1], "    raise ArithmeticError\n", *lines[line - 1 :]]
-    for number, new in enumerate(["".join(broken), f"{text}complete = None\n", f"{text}harmless = None\n"]):
+    harmless = text.replace("MAX_REPORTED = 100", "MAX_REPORTED = int(100)")
+    for number, new in enumerate(["".join(broken), f"{text}complete = None\n", harmless]):
         yield Mutant(file, number, line, text, new)
 
 
@@ -127,10 +159,47 @@ def differences(old: CodeType, new: CodeType, *, imported: bool = True) -> Itera
             yield IMPORTS
     for before, after in zip(*inner, strict=False):
         if essence(before) != essence(after):
-            is_class = imported and "__module__" in before.co_names and "__qualname__" in before.co_names
+            is_class = imported and not before.co_flags & inspect.CO_OPTIMIZED
             if not is_class:
                 yield before, after
             yield from differences(before, after, imported=is_class)
+
+
+def changed_statements(path: Path, mutant: Mutant) -> list[ast.Module | None]:
+    """The statements of the module that differ, before and after, and later assignments that use their names.
+
+    None for both if others differ than assignments, functions and classes.
+    """
+    kinds = (ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
+    bodies = [ast.parse(text, path).body for text in (mutant.old, mutant.new)]
+    found, names = [], set()
+    for pair in zip_longest(*bodies):
+        differ = None in pair or ast.dump(pair[0]) != ast.dump(pair[1])
+        if differ and not all(isinstance(each, kinds) for each in pair):
+            return [None, None]
+        used = [each for each in ast.walk(pair[1]) if isinstance(each, ast.Name)]
+        if differ or (isinstance(pair[1], kinds[:2]) and names & {each.id for each in used}):
+            found.append(pair)
+            names |= {each.id for each in used if isinstance(each.ctx, ast.Store)}
+            names.add(getattr(pair[1], "name", ""))
+    modules = [ast.Module([*each], []) for each in zip(*found, strict=True)]
+    for module in modules:
+        module.path = path
+    return modules
+
+
+def run_again(statements: ast.Module) -> None:
+    """Run statements of a module again, and give the results to all modules that have imported them by their names."""
+    path = str(statements.path)
+    module = next(each for each in list(sys.modules.values()) if getattr(each, "__file__", None) == path)
+    before = dict(vars(module))
+    exec(compile(statements, path, "exec", dont_inherit=True), vars(module))
+    changed = {name: now for name, now in vars(module).items() if name in before and now is not before[name]}
+    for each in list(sys.modules.values()):
+        if str(getattr(each, "__file__", "")).startswith(str(Path.cwd())):
+            for name, now in changed.items():
+                if vars(each).get(name, module) is before[name]:
+                    setattr(each, name, now)
 
 
 class Zygote:
@@ -140,6 +209,7 @@ class Zygote:
         self.options = options
         self.result = 2
         self.functions: dict[tuple[str, int, str], list[FunctionType]] = defaultdict(list)
+        self.kills: dict[str, Counter[str]] = defaultdict(Counter)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -179,7 +249,7 @@ class Zygote:
         rank, seconds, by_file, chosen = {}, 0.0, Counter[str](), []
         for test in sorted(found, key=self.seconds.__getitem__):  # the fastest of each file, then their second ones
             by_file[file := test.partition("::")[0]] += 1
-            rank[test] = by_file[file]
+            rank[test] = 0 if self.kills[mutant.file][test] else by_file[file]
         for test in sorted(rank, key=rank.__getitem__):
             if (seconds := seconds + self.seconds[test]) > self.options.seconds:
                 break
@@ -200,6 +270,13 @@ class Zygote:
         try:
             if IMPORTS not in differing:
                 return self.fork(tests, differing, limit)
+            old, new = changed_statements(path, mutant)
+            if new:
+                killer = self.fork(tests, new, limit)
+                if killer and not self.fork([killer], old, limit):
+                    return killer
+                if not killer and all(isinstance(each, (ast.Assign, ast.AnnAssign)) for each in new.body):
+                    return ""  # an old class may have subclasses, but not an old value
             command = [sys.executable, "-m", "pytest", "-qx", "--reuse-db", *PYTEST, *tests]
             ran = subprocess.run(command, capture_output=True, text=True, timeout=limit, start_new_session=True)
             return (ran.returncode and ran.stdout.strip().splitlines()[-2]) or ""
@@ -234,11 +311,19 @@ class Zygote:
         reports = runtestprotocol(self.items[test], nextitem=self.next, log=False)
         return next((f"{test}: {str(report.longrepr)[-500:]}" for report in reports if report.failed), "")
 
-    def first_error(self, tests: list[str], differing: list[tuple[CodeType, CodeType]]) -> str:
-        for old, new in differing:
-            for function in self.functions[old.co_filename, old.co_firstlineno, old.co_qualname]:
-                function.__code__ = new
-        return next(filter(None, map(self.error_of, tests)), "").partition(": ")[0]
+    def first_error(self, tests: list[str], differing: Any) -> str:
+        if isinstance(differing, ast.Module):
+            run_again(differing)
+        else:
+            for old, new in differing:
+                for function in self.functions[old.co_filename, old.co_firstlineno, old.co_qualname]:
+                    function.__code__ = new
+        for test in tests:
+            # A test that hangs ends this process, not the whole list.
+            faulthandler.dump_traceback_later(30 + 8 * self.seconds[test], exit=True)
+            if self.error_of(test):
+                return test
+        return ""
 
     def trace(self, tests: list[str]) -> str:
         import coverage
@@ -271,22 +356,29 @@ def try_mutants(zygote: Zygote, options: argparse.Namespace) -> int:
         for number in range(len(mutations(file)[1]))
     ]
     chosen = [tuple(one.split("#")) for one in options.only] or there
-    if not options.all and not options.only:
-        chosen = random.Random(options.seed).sample(there, min(options.sample, len(there)))
-    killed = survived = 0
+    if not options.only:  # in a random order, so that what was tried before a stop is a sample of all
+        size = len(there) if options.all else min(options.sample, len(there))
+        chosen = random.Random(options.seed).sample(there, size)
+    killed = survived = count = 0
+    end = time.monotonic() + 60 * options.minutes
     for count, (file, number) in enumerate(chosen, 1):
+        if time.monotonic() > end:
+            count -= 1
+            break
         each = make(file, int(number))
         excuse = each.excuse
         killer = excuse or zygote.killer(each)
         print(f"{count}/{len(chosen)} {file}:{each.line}#{number}: {killer or 'SURVIVED'}", flush=True)
         if not killer:
             print(*each.diff, sep="\n", flush=True)
+        if killer in zygote.items:
+            zygote.kills[file][killer] += 1
         if not excuse and killer != NO_DIFFERENCE:
             killed, survived = killed + bool(killer), survived + (not killer)
     tried = killed + survived
     share, half = killed / (tried or 1), 1.96 * math.sqrt(killed * survived / (tried or 1) ** 3)
     print(
-        f"seed {options.seed}: {len(chosen)} of {len(there)} mutants, {tried} of them not listed: {killed} killed, "
+        f"seed {options.seed}: {count} of {len(there)} mutants, {tried} of them not listed: {killed} killed, "
         f"{survived} survived, {100 * share:.1f} % ± {100 * half:.1f}"
     )
     note("mutation", database=options.database, mutants=tried, fired=killed, seed=options.seed)
@@ -298,10 +390,11 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", default=ROOMS, help="files or folders")
     parser.add_argument("--sample", type=int, default=300)
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no mutant after so long")
     parser.add_argument("--only", action="append", default=[], metavar="FILE#NUMBER")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
-    parser.add_argument("--seconds", type=float, default=60, help="how long the tests of one mutant take without it")
+    parser.add_argument("--seconds", type=float, default=20, help="how long the tests of one mutant take without it")
     parser.add_argument("--seen", type=Path, default=Path("seen"), help="keep the lines of the tests in this file")
     options = parser.parse_args()
     if "MUTATION" not in os.environ:
