@@ -28,6 +28,7 @@ from django.contrib.admindocs.utils import (
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.urls.resolvers import LocalePrefixPattern, RegexPattern
+from django.utils import translation
 
 from ..conf import settings
 from ..operation import Operation
@@ -79,18 +80,53 @@ def protect_every_route(resolver: URLResolver) -> None:
     """Protect the routes of a URLconf once, if ``EVERY_ROUTE`` is set."""
     if not settings().every_route or resolver in protected_resolvers:
         return
-    with lock:  # no request is served before all routes are protected
+    # No request is served before all routes are protected. The paths of translated routes are those of the project's
+    # own language, so that an operation has one name in all processes.
+    with lock, translation.override(django_settings.LANGUAGE_CODE):
         if resolver not in protected_resolvers:
-            for place in _places(resolver.url_patterns):
-                view = class_of(place.callback) or [*decorator_stack(place.callback)][-1]
-                names = (place.route, place.name, dotted(view))
-                is_excepted = any(fnmatchcase(name, pattern) for name in names for pattern in settings().except_routes)
-                if not place.in_admin and not is_excepted:
-                    _protect(place)
+            every = [*_places(resolver.url_patterns)]
+            # An include() that is used twice has the same patterns in both places.
+            excepted = {place.pattern for place in every if place.in_admin or _is_excepted(place)}
+            ambiguous = _ambiguous_names(every)
+            for place in every:
+                if place.pattern not in excepted:
+                    _protect(place, place.route if place.name in ambiguous else place.name or place.route)
+                elif not place.in_admin and not _is_excepted(place):
+                    reasons_left_out[place.pattern] = "The same pattern is included in an excepted place, too."
             protected_resolvers.add(resolver)
 
 
-def _protect(place: Place) -> None:
+def _is_excepted(place: Place) -> bool:
+    names = (place.route, place.name, dotted(class_of(place.callback) or [*decorator_stack(place.callback)][-1]))
+    return any(fnmatchcase(name, pattern) for name in names for pattern in settings().except_routes)
+
+
+def _ambiguous_names(every: Iterable[Place]) -> set[str]:
+    """The names that several views have. One operation of all of them would answer for one view what another did."""
+    first: dict[str, object] = {}
+    return {place.name for place in every if first.setdefault(place.name, _view(place)) != _view(place)}
+
+
+def _view(place: Place) -> tuple[object, ...]:
+    """What is the same for patterns that lead to one view. DRF's routes with and without a format do."""
+    view_class = class_of(place.callback)
+    if view_class is None:
+        return ([*decorator_stack(place.callback)][-1],)
+    view = _made_by(view_class, place.callback)
+    return view_class, _arguments(view), getattr(view, "actions", None)
+
+
+def _made_by(view_class: Any, callback: Any) -> Any:
+    """The function that ``as_view()`` of the class has made, below the decorators."""
+    return next(layer for layer in decorator_stack(callback) if any(held is view_class for held in held_by(layer)))
+
+
+def _arguments(view: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = view.initkwargs if hasattr(view, "initkwargs") else view.view_initkwargs
+    return arguments
+
+
+def _protect(place: Place, name: str) -> None:
     handlers = [
         routed
         for routed in handlers_of(place.callback)
@@ -98,13 +134,12 @@ def _protect(place: Place) -> None:
     ]
     if not handlers:
         return
-    name = f"route:{place.name or place.route}"[:MAX_NAME_LENGTH]
-    operation = Operation(name, required=False, methods=UNSAFE)
+    operation = Operation(f"route:{name}"[:MAX_NAME_LENGTH], required=False, methods=UNSAFE)
     try:
         if any(adapter.protect_in_place(place.callback, partial(ByRoute, operation)) for adapter in adapters):
             return
         place.pattern.callback = _protected(place.callback, handlers, operation)
-    except (ImproperlyConfigured, LookupError) as error:
+    except Exception as error:  # noqa: BLE001 - a class may refuse a subclass or as_view() by any error
         reasons_left_out[place.pattern] = str(error)
 
 
@@ -115,7 +150,7 @@ def _protected(callback: Any, handlers: list[RoutedHandler], operation: Operatio
         inner = layers[-1]
         protected: Any = ByRoute(operation, inner)
     else:
-        inner = next(layer for layer in layers if any(held is view_class for held in held_by(layer)))
+        inner = _made_by(view_class, callback)
         protected = _view_of_subclass(inner, view_class, handlers, operation)
     if is_within_atomic([callback, getattr(view_class, "dispatch", None), *(routed.handler for routed in handlers)]):
         raise LookupError("transaction.atomic is around the handler.")
@@ -135,8 +170,7 @@ def _view_of_subclass(view: Any, view_class: Any, handlers: list[RoutedHandler],
                 protected = ByRoute(operation, inherited(subclass, name, getattr(subclass, name)))
                 setattr(subclass, name, protected)
                 protected.__set_name__(subclass, name)
-    arguments = view.initkwargs if hasattr(view, "initkwargs") else view.view_initkwargs
-    actions = getattr(view, "actions", None)
+    arguments, actions = _arguments(view), getattr(view, "actions", None)
     made = subclass.as_view(**arguments) if actions is None else subclass.as_view(actions, **arguments)
     for name, value in vars(view).items():  # such as csrf_exempt
         vars(made).setdefault(name, value)

@@ -11,7 +11,10 @@ from django.contrib.auth.decorators import login_required, permission_required
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.urls import get_resolver, include, path, reverse
+from django.utils import translation
 from django.utils.decorators import method_decorator
+from django.utils.functional import lazy
+from django.utils.translation import get_language
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
@@ -183,6 +186,86 @@ class Wrapping:
 @method_decorator(transaction.atomic, name="dispatch")
 class InTransaction(PlainView):
     pass
+
+
+class ByModel(View):
+    model: ClassVar[str] = ""
+
+    def post(self, request):
+        plain_answer(request)
+        return HttpResponse(self.model)
+
+
+def test_two_views_of_one_name_are_two_operations(alice, settings):
+    def answering(text):
+        return served(lambda request: plain_answer(request) and HttpResponse(text))
+
+    settings.ROOT_URLCONF = (
+        path("one/", answering("one"), name="create"),
+        path("two/", answering("two"), name="create"),
+        path("three/", include([path("", served(ByModel.as_view(model="three")), name="new")])),
+        path("four/", include([path("", served(ByModel.as_view(model="four")), name="new")])),
+    )
+    for model in ("one", "two", "three", "four"):
+        first, _ = replayed(alice, f"/{model}/")
+        assert first.content == model.encode()
+
+
+def test_two_patterns_of_one_view_are_one_operation(alice, settings):
+    view = [served(ByModel.as_view(model="one")) for _ in range(2)]
+    settings.ROOT_URLCONF = (path("one", view[0], name="create"), path("one/", view[1], name="create"))
+    assert alice.post("/one", key="k").content == b"one"
+    assert alice.post("/one/", key="k")["Idempotency-Replayed"] == "true"
+
+
+class Registered(View):
+    """A class that a subclass has to say more of than its body."""
+
+    def __init_subclass__(cls, *, kind, **others):
+        super().__init_subclass__(**others)
+
+
+class Registering(Registered, kind="shop"):
+    post = PlainView.post
+
+
+class OfSite(PlainView):
+    @classmethod
+    def as_view(cls, site, **initkwargs):
+        return super().as_view(**initkwargs)
+
+
+def test_a_class_that_can_not_be_protected_breaks_no_other_route(alice, settings):
+    settings.ROOT_URLCONF = (
+        path("registered/", served(Registering.as_view())),
+        path("site/", served(OfSite.as_view("site"))),
+        path("", served(lambda request: plain_answer(request))),
+    )
+    for url in ("/registered/", "/site/"):
+        assert alice.post(url, key="k")["Idempotency-Status"] == "ignored"
+    replayed(alice)
+    reasons = [reason for route in audit().routes for reason in route.reasons]
+    assert any("missing 1 required keyword-only argument: 'kind'" in reason for reason in reasons)
+    assert any("missing 1 required positional argument: 'site'" in reason for reason in reasons)
+
+
+def test_an_exception_holds_for_a_pattern_that_is_included_elsewhere_too(alice, settings):
+    included = [path("create/", served(lambda request: plain_answer(request)))]
+    settings.ROOT_URLCONF = (path("api/", include(included)), path("hooks/", include(included)))
+    assert alice.post("/hooks/create/", key="k")["Idempotency-Status"] == "ignored"
+    [api, hooks] = audit().routes
+    assert "The same pattern is included in an excepted place, too." in api.reasons[1]
+    assert (api.operation, hooks.operation) == (None, None)
+
+
+def test_the_language_of_the_first_request_names_no_operation(alice, settings, monkeypatch):
+    settings.USE_I18N = True
+    monkeypatch.setattr(translation, "_trans", type(translation._trans)())  # it has read the setting before
+    route = lazy(lambda: {"de": "laden/"}.get(get_language(), "shop/"), str)()
+    settings.MIDDLEWARE = ["django.middleware.locale.LocaleMiddleware", *settings.MIDDLEWARE]
+    settings.ROOT_URLCONF = (path(route, served(lambda request: plain_answer(request))),)
+    assert alice.post("/laden/", key="k", headers={"Accept-Language": "de"}).status_code == 201
+    assert IdempotencyRecord.objects.get().operation == "route:/shop/"
 
 
 def test_the_audit_says_which_routes_got_it_this_way_and_which_could_not(alice, settings):
