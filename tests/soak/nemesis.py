@@ -13,11 +13,14 @@ from tests.harness.world import LONG_AGO, Database
 
 #: Longer than the lease, by the real clock, because a provider judges a late call by its own.
 FROZEN = 2.5  # seconds
+#: How far the database's clock jumps, forth and back. A provider takes the call of a payout for half of its lease, by a
+#: clock that stays: after a longer jump its lease would be over while its call may still be made. So END_LEASES ends
+#: leases earlier than that, and not those of payouts.
+JUMP = 0.9  # seconds
 #: How long the clients have to notice an act, and how often one is tried that had nothing to strike.
 NOTICED, TRIES = 5.0, 3
 
-#: The leases of what a request does in one transaction end early, and those of messages. Not those of payouts, because
-#: a provider takes their calls until half of the real lease is over.
+#: The leases of what a request does in one transaction end early, and those of messages.
 END_LEASES = """
 WITH records AS (
     UPDATE idempotency_record SET lease_expires_at = %s WHERE id IN (
@@ -47,7 +50,8 @@ class Nemesis:
             "freeze a worker": (lambda: self._freeze(self._chance.choice(servers.workers())), "late"),
             "stop the database": (servers.database.restart, "errors"),
             "kill the pooler": (servers.pooler.restart, "errors"),
-            "move the clock": (self._end_leases, "moved"),
+            "end leases": (self._end_leases, "ended"),
+            "move the clock": (self._move_clock, "jumped"),
             "kill the broker": (partial(self._kill, servers.redis), "killed"),
             "kill the relay": (partial(self._kill, relay), "killed"),
             "kill the consumer": (partial(self._kill, consumer), "killed"),
@@ -90,11 +94,21 @@ class Nemesis:
         os.kill(process, signal.SIGCONT)
         self.load.seen["frozen"] += 1
 
+    def _move_clock(self):
+        with closing(Database(self.servers.database.url)) as database:
+            before = self._ahead(database)
+            self.servers.database.move_clock(0.0 if before > JUMP / 2 else JUMP)
+            self.load.seen["jumped"] += abs(self._ahead(database) - before) > JUMP / 2
+
+    def _ahead(self, database):
+        """By how many seconds the database's clock is ahead of this one."""
+        return float(database.query("SELECT extract(epoch FROM clock_timestamp())")[0][0]) - time.time()
+
     def _end_leases(self):
         with closing(Database(self.servers.database.url)) as database, suppress(TimeoutError):
-            wait_until(lambda: self._moved(database), "a claim to move", NOTICED)
+            wait_until(lambda: self._ended(database), "a lease to end", NOTICED)
 
-    def _moved(self, database):
-        moved = database.count(END_LEASES, LONG_AGO, LONG_AGO)
-        self.load.seen["moved"] += moved
-        return moved
+    def _ended(self, database):
+        ended = database.count(END_LEASES, LONG_AGO, LONG_AGO)
+        self.load.seen["ended"] += ended
+        return ended

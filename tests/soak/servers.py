@@ -10,6 +10,7 @@ from testproject.harness.processes import Daemon, answers, free_port, short_dire
 from testproject.harness.redis import running_redis
 from testproject.provider import running_providers
 from tests.crash.storms import server_to_stop
+from tests.harness.clock import ClockedServer
 from tests.harness.pgbouncer import running_pgbouncer
 from tests.harness.world import Database, environment
 from tests.harness.zygote import ROOT, wait_until
@@ -29,7 +30,7 @@ class Servers:
 
     def __init__(self, stack):
         directory = stack.enter_context(short_directory("soak-"))
-        self.database = stack.enter_context(server_to_stop())
+        self.database = ClockedServer(stack.enter_context(server_to_stop()).url)
         with closing(Database(self.database.url)) as database:
             database.query("INSERT INTO authtoken_token (key, created, user_id) VALUES (%s, now(), 1)", TOKEN)
         self.pooler = stack.enter_context(running_pgbouncer(self.database.url))
