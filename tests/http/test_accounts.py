@@ -395,6 +395,22 @@ def test_the_first_request_of_somebody_else_is_refused_as_it_was(bob, transfer):
     assert transfer.label == "mine"
 
 
+class Closing(viewsets.GenericViewSet[Transfer]):
+    """Its handler finds no object, so the view says of no rows where to find one."""
+
+    permission_classes: ClassVar = [IsAuthenticated & IsOwner]
+
+    @idempotent("objects.close")
+    def close(self, request, pk):
+        return Response({"closed": pk})
+
+
+def test_a_view_that_can_find_no_object_replays(alice, serve):
+    serve(**{"<int:pk>/": Closing.as_view({"post": "close"})})
+    first, _ = replayed(alice, "/1/", wrote=0)
+    assert first.status_code == 200
+
+
 def test_an_object_that_the_operation_has_deleted_has_nothing_to_check(alice, transfer):
     first, _ = replayed(alice, f"/{transfer.pk}/", method="DELETE", wrote=-1)
     assert first.status_code == 204

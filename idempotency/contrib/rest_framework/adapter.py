@@ -72,10 +72,12 @@ class RestFrameworkAdapter(Adapter):
 
     @classmethod
     def doubts_about(cls, routed: RoutedHandler, callback: Any, parameters: Collection[str]) -> list[str]:
-        view_class = class_of(callback)
-        if view_class is None or not set(parameters) - {"format"} or _finds_object(view_class, parameters):
+        view_class, arguments = class_of(callback), getattr(callback, "initkwargs", {})
+        if view_class is None or not set(parameters) - {"format"}:
             return []
-        permissions = getattr(callback, "initkwargs", {}).get("permission_classes", view_class.permission_classes)
+        if _finds_object(view_class, parameters, arguments.get("queryset", getattr(view_class, "queryset", None))):
+            return []
+        permissions = arguments.get("permission_classes", view_class.permission_classes)
         return [
             f"{name}.has_object_permission() is checked within the handler, so not before a replay. The package checks "
             f"it if the view has get_object() and the URL has its lookup_url_kwarg."
@@ -217,7 +219,9 @@ class RestFrameworkAdapter(Adapter):
         If there is no such object any more, there is nothing to check: the operation itself may have deleted it.
         """
         view = self.view
-        if not _finds_object(view, view.kwargs) or not _names_of_object_permissions(map(type, view.get_permissions())):
+        if not _finds_object(view, view.kwargs, getattr(view, "queryset", None)):
+            return
+        if not _names_of_object_permissions(map(type, view.get_permissions())):
             return
         view.headers.update(self.headers)  # DRF makes the response to a refusal
         # The project's query may lock the row, which needs a transaction.
@@ -254,12 +258,19 @@ class RestFrameworkAdapter(Adapter):
             return self.view.handle_exception(error)
 
 
-def _finds_object(view: Any, parameters: Collection[str]) -> bool:
+def _finds_object(view: Any, parameters: Collection[str], queryset: object) -> bool:
     """Whether ``get_object()`` of a view, or of its class, can find the object that a URL names.
 
     :param parameters: the arguments of the URL.
+    :param queryset: the view's attribute, without which DRF's own ``get_object()`` raises an error.
     """
     if not hasattr(view, "get_object") or getattr(view, "view_is_async", False):
+        return False
+    from rest_framework.generics import GenericAPIView  # it imports the project's filters
+
+    view_class: Any = view if isinstance(view, type) else type(view)
+    own = view_class.get_object, getattr(view_class, "get_queryset", None)
+    if queryset is None and own == (GenericAPIView.get_object, GenericAPIView.get_queryset):
         return False
     return (getattr(view, "lookup_url_kwarg", None) or getattr(view, "lookup_field", None)) in parameters
 
