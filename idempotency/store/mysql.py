@@ -59,7 +59,8 @@ class MySQLStore(Store):
             # Otherwise a process that freezes between its statement and its COMMIT would keep the record locked,
             # because the server has no limit for that unless it is configured.
             if not self.is_nested:
-                self.connection.connection.autocommit(True)
+                with self.connection.wrap_database_errors:
+                    self.connection.connection.autocommit(True)
             yield
 
     def identity(self) -> tuple[Any, ...]:
@@ -83,9 +84,13 @@ class MySQLStore(Store):
 
     def watch_transaction(self) -> TransactionWatch:
         # The driver doesn't tell whether a transaction is open, so the watch has only the statements' texts. Whatever
-        # they end counts, because no two objects are equal.
+        # they end counts, because no two objects are equal. A statement on the schema commits before it may fail.
         return TransactionWatch(
-            self.connection, is_open=lambda driver: True, identity=object, may_end=lambda sql: bool(_ENDS.search(sql))
+            self.connection,
+            is_open=lambda driver: True,
+            identity=object,
+            may_end=lambda sql: bool(_ENDS.search(sql)),
+            ends_before_error=True,
         )
 
     def lost_a_race(self, error: BaseException) -> bool:

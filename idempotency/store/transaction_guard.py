@@ -48,6 +48,9 @@ class TransactionWatch:
     error_may_undo: bool = False
     """Whether the database may roll back the transaction when one of its statements fails."""
 
+    ends_before_error: bool = False
+    """Whether a statement that may end the transaction has done so even if it fails."""
+
     ended: bool = field(default=False, init=False)
     """Whether something may have been committed on its own."""
 
@@ -74,6 +77,7 @@ class TransactionWatch:
         except BaseException:
             # If the block ends now, nothing was committed. If it continues, its next statement may be, by itself.
             self._is_undone = self.error_may_undo and not self._is_open()
+            self.ended = self.ended or (doubtful and self.ends_before_error)
             raise
         self.look()
         if doubtful and self._begun:

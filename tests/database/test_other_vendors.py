@@ -76,6 +76,15 @@ def test_mysql_s_statements_that_end_a_transaction_are_known_by_their_first_word
     assert watch.ended is ends
 
 
+@pytest.mark.failure_64
+@pytest.mark.parametrize(("statement", "ends"), [("CREATE TABLE t (a INT)", True), ("SELECT 1 / 0", False)])
+def test_mysql_s_statements_on_the_schema_end_a_transaction_before_they_fail(statement, ends):
+    watch = mysql.watch_transaction()
+    with pytest.raises(OperationalError):
+        watch(Mock(side_effect=OperationalError), statement, None, False, {})
+    assert watch.ended is ends
+
+
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     ("mariadb", "begins"), [(True, "SET STATEMENT innodb_lock_wait_timeout = 1 FOR "), (False, "")]
@@ -109,6 +118,16 @@ def test_mysql_s_claim_is_committed_with_its_statement_but_in_a_test_case(monkey
         monkeypatch.setattr(connection, "savepoint_ids", savepoints)
         with mysql.own_statement("A claim"):
             driver.autocommit.assert_called_once_with(True)
+
+
+@pytest.mark.django_db
+def test_a_connection_that_mysql_closes_before_a_claim_is_an_error_of_djangos(monkeypatch):
+    monkeypatch.setattr(mysql, "own_transaction", lambda what: nullcontext())
+    monkeypatch.setattr(connection, "savepoint_ids", [])
+    monkeypatch.setattr(connection, "connection", Mock())
+    connection.connection.autocommit.side_effect = connection.Database.OperationalError
+    with pytest.raises(OperationalError), mysql.own_statement("A claim"):
+        pass
 
 
 @pytest.mark.django_db
