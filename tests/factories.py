@@ -1,7 +1,5 @@
 """Rows that tests start from. What a test is about it says itself; the factories fill in the rest."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 
@@ -17,21 +15,21 @@ from testproject.models import Charge
 from tests.records import from_now
 
 
-class UserFactory(DjangoModelFactory[User]):
+class UserFactory(DjangoModelFactory):
     class Meta:
         model = User
 
     username = factory.Sequence(lambda number: f"user-{number}")
 
 
-class TokenFactory(DjangoModelFactory[Token]):
+class TokenFactory(DjangoModelFactory):
     class Meta:
         model = Token
 
     user = factory.SubFactory(UserFactory)
 
 
-class ChargeFactory(DjangoModelFactory[Charge]):
+class ChargeFactory(DjangoModelFactory):
     class Meta:
         model = Charge
 
@@ -40,7 +38,7 @@ class ChargeFactory(DjangoModelFactory[Charge]):
     currency = "usd"
 
 
-class RecordFactory(DjangoModelFactory[IdempotencyRecord]):
+class RecordFactory(DjangoModelFactory):
     """A claim that is alive, unless a trait says otherwise. Its times are the database's."""
 
     class Meta:

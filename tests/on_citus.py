@@ -1,7 +1,5 @@
 """What holds on Citus. ``python -m tools.citus … checks`` runs this file, and nothing else collects it."""
 
-from __future__ import annotations
-
 import re
 from contextlib import contextmanager
 from datetime import timedelta

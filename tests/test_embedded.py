@@ -47,7 +47,6 @@ def start(action):
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     return process, process.stdout.readline().strip()
 
 
@@ -66,7 +65,6 @@ def test_a_server_listens_on_its_own_socket_only_and_is_deleted_with_its_data():
 def test_a_child_that_leaves_the_block_leaves_the_server_running():
     process, url = start(HAVE_A_CHILD_LEAVE_THE_BLOCK)
     with process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "0\n"
         psycopg.connect(url).close()
         process.communicate("\n")

@@ -2,11 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -33,7 +31,6 @@ class Killed(BaseException):
     """Stands for the end of the process: no handler of exceptions sees it."""
 
 
-Post = Callable[..., Any]
 RECONCILED, REEXECUTED, PARKED = "/payouts/", "/payouts/reexecute/", "/payouts/park/"
 
 

@@ -1,9 +1,6 @@
 """The sample project on its own: what each endpoint does for one caller, and that no input becomes a server error."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from io import StringIO
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -11,7 +8,6 @@ from uuid import uuid4
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.http import HttpResponse
 from rest_framework.authtoken.models import Token
 
 from testproject.models import Charge, Notification, Payout, Transfer, UnprotectedCharge
@@ -51,9 +47,6 @@ def each(endpoints):
 @pytest.fixture(autouse=True)
 def _provider(providers, settings):
     settings.PROVIDER_URL = settings.DEDUPLICATING_PROVIDER_URL = providers[False].url
-
-
-Post = Callable[..., HttpResponse]
 
 
 def token_of(username):

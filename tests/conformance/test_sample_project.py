@@ -1,7 +1,5 @@
 """This package keeps the profiles that it offers, behind gunicorn and on a real database."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

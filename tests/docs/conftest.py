@@ -32,7 +32,7 @@ OPTIONAL = {"adrf", "channels", "corsheaders", "django_tenants", "drf_idempotenc
 OPTIONAL |= {"ninja", "strawberry"}
 
 
-class ShopChargeSerializer(serializers.ModelSerializer[models.Charge]):
+class ShopChargeSerializer(serializers.ModelSerializer):
     class Meta:
         model = models.Charge
         fields = ("id", "amount", "currency")

@@ -46,8 +46,6 @@ class Reader:
         self.server = None
 
     def run(self, command):
-        assert self.shell.stdin is not None
-        assert self.shell.stdout is not None
         self.shell.stdin.write(f"{command.replace('8000', str(self.port))}\necho; echo '{END_OF_OUTPUT}'\n")
         self.shell.stdin.flush()
         lines = []

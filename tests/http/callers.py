@@ -38,14 +38,9 @@ class Caller:
     """One account at the other end of the wire. A response is what a client would see: a crash is a 500."""
 
     def __init__(self, user, transport="wsgi"):
-        self._user = user
+        self.user = user
         self.token = None if user is None else TokenFactory(user=user)
         self.transport = transport
-
-    @property
-    def user(self):
-        assert self._user is not None
-        return self._user
 
     def request(
         self, method, url="/", data=None, *, key=None, content_type="application/json", headers=None, **environment

@@ -1,11 +1,8 @@
 """Ways to put a handler behind a URL: protected or not, as a view of Django's or of DRF's, as a function or a class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
@@ -20,8 +17,6 @@ from idempotency import PARK, idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from tests.http.callers import effects
 from tests.http.views import Methods, drf_answer, plain_answer, work
-
-Serve = Callable[..., Any]
 
 PARSERS = (JSONParser, FormParser, MultiPartParser)
 
@@ -43,7 +38,7 @@ class Framework:
     """Serves a handler as a plain view or as a DRF view. It returns JSON, JSON and a status, or a response."""
 
     name: str
-    _serve: Serve
+    _serve: Callable
 
     def view(self, handler=None, protect=lambda view: view, **drf):
         def view(request, **route):
@@ -101,7 +96,7 @@ class EveryMethod:
 class Declaring(IdempotentMixin):
     """A mixin of the project's own, which passes the protection on."""
 
-    idempotent_operations: ClassVar = {"post": "tests.declaring"}
+    idempotent_operations = {"post": "tests.declaring"}
 
 
 class Creating:

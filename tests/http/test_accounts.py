@@ -1,9 +1,6 @@
 """Who asks: the account of a record, what the server has verified of it, and what is checked before every replay."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 from django.contrib.auth.base_user import AbstractBaseUser
@@ -81,7 +78,6 @@ def test_an_api_key_is_an_account_and_no_secret_becomes_one():
     assert api_key(requested(auth=User(pk=7))) == "auth.User:7"  # whatever model it is
     for secret in ("s3cret", Token(key="s3cret")):
         account = api_key(requested(auth=secret))
-        assert account is not None
         assert "s3cret" not in account
         assert account == api_key(requested(auth=secret))
 
@@ -108,7 +104,6 @@ def test_a_visitor_is_an_account_from_the_time_a_form_is_shown():
     session.cycle_key()
     remember_visitor(request)
     assert account == user_or_visitor(request)
-    assert account is not None
     assert account.startswith("visitor:")
     assert session.session_key not in account
     session.flush()
@@ -332,13 +327,11 @@ class IsOwner(BasePermission):
         return bool(obj.account == request.user)
 
 
-class Transfers(IdempotentMixin, viewsets.ModelViewSet[Transfer]):
+class Transfers(IdempotentMixin, viewsets.ModelViewSet):
     queryset = Transfer.objects.all()
     serializer_class = LabelSerializer
-    permission_classes: ClassVar = [IsAuthenticated & IsOwner]
-    idempotent_operations: ClassVar = {
-        name: f"objects.{name}" for name in ("partial_update", "destroy", "lock", "count", "open")
-    }
+    permission_classes = [IsAuthenticated & IsOwner]
+    idempotent_operations = {name: f"objects.{name}" for name in ("partial_update", "destroy", "lock", "count", "open")}
 
     @action(detail=True, methods=["post"])
     def lock(self, request, pk):

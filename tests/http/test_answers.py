@@ -47,7 +47,7 @@ def test_a_handler_that_returns_no_response_is_told_what_was_expected(alice, ser
     assert said in caplog.text
 
 
-class Stream(list[bytes]):
+class Stream(list):
     """A stream that tells whether it was closed, and fails at that."""
 
     closed = False
@@ -77,7 +77,7 @@ def test_the_stream_of_an_answer_that_is_not_sent_is_closed(alice, serve, code):
 
 
 class AppRedirect(http.HttpResponseRedirect):
-    allowed_schemes = ["shop"]  # noqa: RUF012 - Django's own way
+    allowed_schemes = ["shop"]
 
 
 @pytest.mark.failure_72

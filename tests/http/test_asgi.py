@@ -37,7 +37,6 @@ class Visit:
     """One request to the ASGI application. ``leaves`` is when its client goes away."""
 
     def __init__(self, caller, *headers, path="/", **sent):
-        assert caller.token is not None
         self.leaves = asyncio.Event()
         self.sent = []
         sent = {"data": b"{}", "content_type": "application/json", **sent}

@@ -1,10 +1,7 @@
 """``manage.py idempotency_audit`` says of every mutating route what protects it, and whether that holds."""
 
-from __future__ import annotations
-
 import functools
 import json
-from typing import ClassVar
 
 import pytest
 from django.contrib import admin
@@ -61,9 +58,7 @@ class HasPermission:  # no subclass of BasePermission, and Django REST framework
 
 
 class Transfers(IdempotentMixin, ModelActions):
-    idempotent_operations: ClassVar = {
-        name: f"audit.{name}" for name in ("create", "pay", "partial_update", "refund", "cancel")
-    }
+    idempotent_operations = {name: f"audit.{name}" for name in ("create", "pay", "partial_update", "refund", "cancel")}
     permission_classes = (IsAuthenticated | IsOwner,)
 
     @action(detail=True, methods=["post"], permission_classes=[HasPermission])
@@ -74,14 +69,14 @@ class Transfers(IdempotentMixin, ModelActions):
 
 
 class Sending(APIView):  # whose handler finds the object by itself
-    permission_classes: ClassVar = [IsAuthenticated | IsOwner]
+    permission_classes = [IsAuthenticated | IsOwner]
 
     @idempotent("audit.sending")
     def post(self, request, pk): ...
 
 
 class OnlyRead(ModelActions):
-    http_method_names: ClassVar = ["get", "head"]
+    http_method_names = ["get", "head"]
 
 
 class Dispatching(View):  # without handlers, as the views of GraphQL are

@@ -10,9 +10,7 @@ import copy
 import functools
 import json
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
@@ -28,8 +26,6 @@ from tests.http.views import async_answer, plain_answer, work
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_76]
 
 PATIENCE = 30
-
-Call = Callable[[], Any]
 
 
 @pytest.fixture(autouse=True)

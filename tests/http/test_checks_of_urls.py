@@ -1,9 +1,6 @@
 """The checks of models that are written to another database than the records, and of headers that browsers may send."""
 
-from __future__ import annotations
-
 import functools
-from typing import Any, ClassVar
 
 import pytest
 from django.apps import apps
@@ -63,12 +60,12 @@ def named():
 
 
 class Transfers(IdempotentMixin, ModelActions):
-    idempotent_operations: ClassVar = {"create": "urls.create", "update": Operation("urls.update", **OUTSIDE)}
+    idempotent_operations = {"create": "urls.create", "update": Operation("urls.update", **OUTSIDE)}
 
 
-class BySerializer(IdempotentMixin, Methods, generics.GenericAPIView[Any]):
+class BySerializer(IdempotentMixin, Methods, generics.GenericAPIView):
     serializer_class = LabelSerializer
-    idempotent_operations: ClassVar = {"put": "urls.put"}
+    idempotent_operations = {"put": "urls.put"}
 
 
 class ByModel(CreateView):

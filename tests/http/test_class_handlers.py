@@ -1,10 +1,7 @@
 """Handlers of classes: wherever the mixin stands among the bases, and whatever stands above a protected handler."""
 
-from __future__ import annotations
-
 import functools
 import json
-from typing import ClassVar
 
 import pytest
 from django.db import connection, transaction
@@ -90,7 +87,7 @@ def test_a_subclass_may_give_a_handler_of_the_mixin_to_another_operation(alice, 
         pass
 
     class Second(First):
-        idempotent_operations: ClassVar = {"post": "tests.second"}
+        idempotent_operations = {"post": "tests.second"}
 
     class Third(Second):
         def post(self, request):

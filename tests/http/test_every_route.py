@@ -1,9 +1,7 @@
 """``EVERY_ROUTE``: each unsafe route is protected if a request brings a key, and nothing changes if it doesn't."""
 
-from __future__ import annotations
-
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from django.contrib import admin
@@ -117,7 +115,7 @@ def test_every_unsafe_method_is_protected_and_no_safe_one(alice, serve, method):
 
 
 class Denying(BasePermission):
-    denied: ClassVar[bool] = False
+    denied = False
 
     def has_permission(self, request, view):
         return not self.denied

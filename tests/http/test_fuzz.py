@@ -225,7 +225,7 @@ entries = st.one_of(
 
 def try_settings(alice, count):
     """Either a mistake is named, or the view works."""
-    became = Counter[str]()
+    became = Counter()
 
     @hypothesis_settings(fuzz, max_examples=count or 300)
     @given(value=entries | odd_values)
@@ -257,7 +257,7 @@ def test_any_settings_are_refused_or_work(alice, serve, count):
 
 def compare_twins(alice, count):
     """Send inputs to both, and return what the protected one has answered."""
-    answered = Counter[int]()
+    answered = Counter()
     # The second time nothing has to be imported or connected. What a claim costs is the same for each input.
     for key in ("a", "b"):
         (_, of_twin), (_, of_first) = counted(alice.post, "/twin/"), counted(alice.post, "/", key=key)

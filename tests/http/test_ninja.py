@@ -1,10 +1,7 @@
 """Django Ninja: its routes under ``@idempotent``, sync and async, and their description in its schema."""
 
-from __future__ import annotations
-
 import json
 from io import BytesIO
-from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
@@ -17,7 +14,7 @@ from rest_framework.authtoken.models import Token
 from idempotency import ACCEPTED, idempotent
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import Caller, effects, multipart, problem_code, replayed
+from tests.http.callers import effects, multipart, problem_code, replayed
 
 ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
 
@@ -45,38 +42,38 @@ class ApiToken(APIKeyHeader):
 
     param_name = "Authorization"
 
-    def authenticate(self, request: HttpRequest, key: str | None) -> Any:
+    def authenticate(self, request: HttpRequest, key):
         token = Token.objects.filter(key=(key or "").removeprefix("Token ")).select_related("user").first()
         return None if token is None else token.user
 
 
-def protect(name: str = "tests.ninja", **policy: Any) -> Any:
+def protect(name="tests.ninja", **policy):
     return idempotent(name, **{"account": lambda request: str(request.auth.pk), **policy})
 
 
-def transfer(request: Any, amount: int) -> Transfer:
+def transfer(request, amount):
     return Transfer.objects.create(account=request.auth, recipient="carol", amount=amount)
 
 
 @pytest.fixture
-def api(settings: Any) -> Any:
+def api(settings):
     api = ninja.NinjaAPI(auth=ApiToken(), urls_namespace="tests")
     # Its URLs are read with the first request, when its routes are declared.
     settings.ROOT_URLCONF = SimpleLazyObject(lambda: (path("", api.urls),))
     return api
 
 
-async def create_async(request: Any, payload: TransferIn) -> Any:
+async def create_async(request, payload: TransferIn):
     return await Transfer.objects.acreate(account=request.auth, recipient="carol", amount=payload.amount)
 
 
-def create_in_a_transaction(request: HttpRequest, payload: TransferIn) -> Any:
+def create_in_a_transaction(request: HttpRequest, payload: TransferIn):
     assert connection.in_atomic_block
     return transfer(request, payload.amount)
 
 
 @pytest.mark.parametrize("create", [create_in_a_transaction, create_async])
-def test_a_route_takes_effect_once(api: Any, alice: Caller, transport: str, create: Any) -> None:
+def test_a_route_takes_effect_once(api, alice, transport, create):
     api.post("/", response={201: TransferOut})(protect()(create))
     alice.transport = transport
 
@@ -87,10 +84,10 @@ def test_a_route_takes_effect_once(api: Any, alice: Caller, transport: str, crea
     assert effects() == 1
 
 
-def test_what_ninja_refuses_is_not_recorded(api: Any, alice: Caller, anonymous: Caller, bob: Caller) -> None:
+def test_what_ninja_refuses_is_not_recorded(api, alice, anonymous, bob):
     @api.post("/")
     @protect()
-    def create(request: HttpRequest, payload: TransferIn) -> Any:
+    def create(request: HttpRequest, payload: TransferIn):
         return {"id": transfer(request, payload.amount).pk}
 
     refused = alice.post(data={"amount": "much"}, key="k")
@@ -102,20 +99,20 @@ def test_what_ninja_refuses_is_not_recorded(api: Any, alice: Caller, anonymous: 
     assert effects() == 2
 
 
-def test_an_account_that_only_ninja_knows_must_be_declared(api: Any, alice: Caller) -> None:
+def test_an_account_that_only_ninja_knows_must_be_declared(api, alice):
     @api.post("/")
     @idempotent("tests.undeclared")
-    def create(request: HttpRequest) -> Any: ...
+    def create(request: HttpRequest): ...
 
     assert problem_code(alice.post(key="k")) == "idempotency_account_required"
 
 
-def test_an_error_is_rolled_back_and_recorded_if_it_is_an_outcome(api: Any, alice: Caller) -> None:
+def test_an_error_is_rolled_back_and_recorded_if_it_is_an_outcome(api, alice):
     errors = {402: HttpError(402, "declined"), 403: PermissionDenied(), 503: HttpError(503, "busy")}
 
     @api.post("/")
     @protect()
-    def create(request: HttpRequest, status: int) -> Any:
+    def create(request: HttpRequest, status: int):
         transfer(request, 1)
         raise errors[status]
 
@@ -126,7 +123,7 @@ def test_an_error_is_rolled_back_and_recorded_if_it_is_an_outcome(api: Any, alic
     assert effects() == 0
 
 
-def test_errors_are_answered_by_the_projects_own_handlers(api: Any, alice: Caller) -> None:
+def test_errors_are_answered_by_the_projects_own_handlers(api, alice):
     class DeclinedError(Exception): ...
 
     class BrokenHandlerError(Exception): ...
@@ -139,7 +136,7 @@ def test_errors_are_answered_by_the_projects_own_handlers(api: Any, alice: Calle
 
     @api.post("/")
     @protect()
-    def create(request: HttpRequest) -> Any:
+    def create(request: HttpRequest):
         raise DeclinedError if "crash" not in request.GET else ZeroDivisionError
 
     assert [(alice.post(key="k").status_code) for _ in range(2)] == [402, 402]
@@ -148,10 +145,10 @@ def test_errors_are_answered_by_the_projects_own_handlers(api: Any, alice: Calle
     assert set(IdempotencyRecord.objects.values_list("status", flat=True)) == {"completed", "recoverable"}
 
 
-def test_headers_that_the_handler_sets_and_an_empty_answer_are_kept(api: Any, alice: Caller) -> None:
+def test_headers_that_the_handler_sets_and_an_empty_answer_are_kept(api, alice):
     @api.post("/", response={204: None})
     @protect()
-    def create(request: HttpRequest, response: HttpResponse) -> None:
+    def create(request: HttpRequest, response: HttpResponse):
         response["Location"] = f"/transfers/{transfer(request, 1).pk}/"
 
     first, replay = replayed(alice)
@@ -159,15 +156,15 @@ def test_headers_that_the_handler_sets_and_an_empty_answer_are_kept(api: Any, al
     assert first["Location"] == replay["Location"]
 
 
-def test_a_route_is_protected_whatever_its_one_method(api: Any, alice: Caller) -> None:
+def test_a_route_is_protected_whatever_its_one_method(api, alice):
     @api.put("/put")
     @protect("tests.ninja_put")
-    def put(request: HttpRequest) -> Any:
+    def put(request: HttpRequest):
         return transfer(request, 1).pk
 
     @api.api_operation(["GET", "POST"], "/both")
     @protect("tests.ninja_both")
-    def both(request: HttpRequest) -> Any:
+    def both(request: HttpRequest):
         return request.method
 
     replayed(alice, "/put", method="PUT")
@@ -179,8 +176,8 @@ def test_a_route_is_protected_whatever_its_one_method(api: Any, alice: Caller) -
 
 
 @pytest.mark.parametrize("method", ["put", "patch"])
-def test_a_form_is_compared_by_its_parts(api: Any, settings: Any, alice: Caller, transport: str, method: str) -> None:
-    def request(content: bytes, boundary: str) -> Any:
+def test_a_form_is_compared_by_its_parts(api, settings, alice, transport, method):
+    def request(content, boundary):
         form = multipart({"amount": "5", "file": BytesIO(content)}, boundary)
         return alice.request(method.upper(), "/file", key="k", **form)
 
@@ -188,7 +185,7 @@ def test_a_form_is_compared_by_its_parts(api: Any, settings: Any, alice: Caller,
 
     @getattr(api, method)("/file")
     @protect("tests.ninja_file")
-    def change(request: HttpRequest, amount: ninja.Form[int], file: ninja.File[ninja.UploadedFile]) -> Any:
+    def change(request: HttpRequest, amount: ninja.Form[int], file: ninja.File[ninja.UploadedFile]):
         return {"id": transfer(request, amount).pk, "size": file.size}
 
     alice.transport = transport
@@ -199,27 +196,26 @@ def test_a_form_is_compared_by_its_parts(api: Any, settings: Any, alice: Caller,
     assert effects() == 1
 
 
-def test_a_router_may_be_nested_and_its_test_client_works(api: Any, alice: Caller) -> None:
+def test_a_router_may_be_nested_and_its_test_client_works(api, alice):
     router, outer = ninja.Router(), ninja.Router()
 
     @decorate_view(lambda run: run)
     @router.post("/transfers/{number}")
     @decorate_view(lambda run: lambda request, **values: run(request, **values))
     @protect()
-    def create(request: HttpRequest, number: int, payload: TransferIn) -> Any:
+    def create(request: HttpRequest, number: int, payload: TransferIn):
         return {"number": number, "id": transfer(request, payload.amount).pk}
 
     outer.add_router("/inner", router)
     api.add_router("/outer", outer)
     replayed(alice, "/outer/inner/transfers/1", PAYLOAD)
     assert problem_code(alice.post("/outer/inner/transfers/2", PAYLOAD, key="k")) == "idempotency_key_reused"
-    assert alice.token is not None
     headers = {"AUTHORIZATION": f"Token {alice.token.key}", "IDEMPOTENCY-KEY": "test"}  # as Ninja's client needs them
     answers = [TestClient(api).post("/outer/inner/transfers/1", json=PAYLOAD, headers=headers) for _ in range(2)]
     assert (answers[1].status_code, answers[1]["Idempotency-Replayed"]) == (200, "true")
 
 
-def test_one_function_on_two_paths_is_two_places(api: Any, alice: Caller) -> None:
+def test_one_function_on_two_paths_is_two_places(api, alice):
     """Ninja names both patterns after the function."""
     router = ninja.Router()
 
@@ -227,7 +223,7 @@ def test_one_function_on_two_paths_is_two_places(api: Any, alice: Caller) -> Non
     @api.post("/b")
     @api.post("/a")
     @protect()
-    def create(request: HttpRequest) -> Any:
+    def create(request: HttpRequest):
         return transfer(request, 1).pk
 
     api.add_router("/first", router)
@@ -239,19 +235,19 @@ def test_one_function_on_two_paths_is_two_places(api: Any, alice: Caller) -> Non
             assert problem_code(alice.post(other, key=key)) == "idempotency_key_reused"
 
 
-def test_two_paths_with_a_name_of_the_projects_own_are_one_place(api: Any, alice: Caller) -> None:
+def test_two_paths_with_a_name_of_the_projects_own_are_one_place(api, alice):
     @api.post("/old", url_name="transfers")
     @api.post("/new", url_name="transfers")
     @protect()
-    def create(request: HttpRequest) -> Any:
+    def create(request: HttpRequest):
         return transfer(request, 1).pk
 
     first, _ = replayed(alice, "/old")
     assert alice.post("/new", key="k").content == first.content
 
 
-def test_a_route_that_could_not_be_protected_is_refused(api: Any) -> None:
-    def stream(request: HttpRequest) -> Any: ...
+def test_a_route_that_could_not_be_protected_is_refused(api):
+    def stream(request: HttpRequest): ...
 
     with pytest.raises(ImproperlyConfigured, match="protects nothing"):
         api.post("/a")(protect("tests.ninja_put_only", methods=["PUT"])(stream))
@@ -266,16 +262,16 @@ def test_a_route_that_could_not_be_protected_is_refused(api: Any) -> None:
         api.post("/c", response=streaming.SSE[TransferOut])(protect("tests.ninja_stream")(stream))
 
 
-def described(api: Any, policy: Any = {}, **route: Any) -> Any:  # noqa: B006 - never changed
+def described(api, policy={}, **route):  # noqa: B006 - never changed
     @api.post("/", **route)
     @protect(**policy)
-    def create(request: HttpRequest, payload: TransferIn) -> Any: ...
+    def create(request: HttpRequest, payload: TransferIn): ...
 
     # Sorted, as the command export_openapi_schema may write it.
     return json.loads(json.dumps(api.get_openapi_schema(path_prefix=""), sort_keys=True))["paths"]["/"]["post"]
 
 
-def test_the_schema_describes_the_header_and_the_answers(api: Any) -> None:
+def test_the_schema_describes_the_header_and_the_answers(api):
     models = {201: TransferOut, 409: TransferOut, ...: TransferOut}
     operation = described(api, response=models, policy={"in_progress": ACCEPTED})
     (header,) = operation["parameters"]
@@ -289,7 +285,7 @@ def test_the_schema_describes_the_header_and_the_answers(api: Any) -> None:
     assert (problem["title"], problem["required"][-1]) == ("IdempotencyProblem", "retryable")
 
 
-def test_what_a_route_says_itself_wins(api: Any) -> None:
+def test_what_a_route_says_itself_wins(api):
     own = {
         "parameters": [{"name": "idempotency-key", "in": "header", "description": "Own.", "schema": {}}],
         "responses": {"409": {"description": "Own."}},
@@ -300,16 +296,16 @@ def test_what_a_route_says_itself_wins(api: Any) -> None:
     assert "Retry-After" in operation["responses"]["409"]["headers"]
 
 
-def test_a_declared_header_parameter_stays_the_only_one(api: Any) -> None:
+def test_a_declared_header_parameter_stays_the_only_one(api):
     @api.post("/")
     @protect()
-    def create(request: HttpRequest, idempotency_key: str = ninja.Header()) -> Any: ...
+    def create(request: HttpRequest, idempotency_key: str = ninja.Header()): ...
 
     parameters = api.get_openapi_schema(path_prefix="")["paths"]["/"]["post"]["parameters"]
     assert len(parameters) == 1
 
 
-def test_errors_in_another_form_and_under_wrong_settings_are_not_described(api: Any, settings: Any) -> None:
+def test_errors_in_another_form_and_under_wrong_settings_are_not_described(api, settings):
     settings.IDEMPOTENCY = {"ERROR_RESPONSE": lambda request, error: HttpResponse()}
     assert "content" not in described(api)["responses"]["422"]
     settings.IDEMPOTENCY = {"REQUIRED": 1}

@@ -1,13 +1,10 @@
 """The OpenAPI schema of protected operations, as drf-spectacular and Django Ninja make it, for each profile."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import jsonschema
 import pytest
@@ -181,12 +178,12 @@ def test_a_reference_to_a_response_stays_a_reference():
     assert described(handler(), schema=Referring)["responses"]["201"] == {"$ref": "#/components/responses/Own"}
 
 
-class Shop(IdempotentMixin, viewsets.GenericViewSet[Any]):
+class Shop(IdempotentMixin, viewsets.GenericViewSet):
     """Actions that are routed to several methods."""
 
     schema = AutoSchema()
     serializer_class = LabelSerializer
-    idempotent_operations: ClassVar = {"create": "tests.shop"}
+    idempotent_operations = {"create": "tests.shop"}
 
     def create(self, request): ...
     def list(self, request): ...
@@ -245,11 +242,10 @@ PROFILES = {
 
 POLICY = {"max_key_age": timedelta(days=1), "body_ttl": timedelta(hours=1)}
 
-#: The URL patterns of a route, and the function that makes its schema.
-Served = tuple[tuple[Any, ...], Callable[[], dict[str, Any]]]
-
 
 def by_spectacular(policy, *others):
+    """The URL patterns of a route, and the function that makes its schema."""
+
     class Documented(APIView):
         schema = AutoSchema()
 

@@ -75,7 +75,7 @@ def test_a_subclass_belongs_to_the_operation_of_its_parent():
             return drf_answer(request)
 
     class Overrides(protecting("mixin", Parent, {"create": "tests.create"})):
-        idempotent_operations = {"create": "tests.create"}  # noqa: RUF012 - as projects write it
+        idempotent_operations = {"create": "tests.create"}
 
         @idempotent("tests.pay")
         def pay(self, request):

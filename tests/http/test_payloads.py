@@ -2,7 +2,6 @@
 
 import json
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -221,13 +220,13 @@ def test_an_older_record_is_checked_by_its_algorithm(alice, framework, monkeypat
 # What an operation itself says of its payload
 
 
-class CommandSerializer(serializers.Serializer[Any]):
+class CommandSerializer(serializers.Serializer):
     amount = serializers.IntegerField()
     account = serializers.PrimaryKeyRelatedField(queryset=Transfer.objects.all(), required=False)
     note = serializers.CharField(required=False, allow_null=True)
     computed = serializers.CharField(read_only=True)
 
-    class Line(serializers.Serializer[Any]):
+    class Line(serializers.Serializer):
         price = serializers.DecimalField(max_digits=9, decimal_places=2)
 
     lines = Line(many=True, required=False)
@@ -248,7 +247,7 @@ def test_a_command_of_a_serializer_reads_what_it_declares_in_its_own_types(same,
     assert not same({"data": {"amount": 1}}, {"data": [{"amount": 1}]})
 
 
-class BoxesSerializer(serializers.Serializer[Any]):
+class BoxesSerializer(serializers.Serializer):
     active = serializers.BooleanField(required=False)
     tags = serializers.MultipleChoiceField(choices=["a", "b"], required=False)
 
@@ -262,7 +261,7 @@ def test_a_partial_update_tells_a_box_that_is_left_out_from_one_that_is_not_tick
     assert same(absent, unticked, content_type=FORM)
 
 
-class Measured(serializers.Serializer[Any]):
+class Measured(serializers.Serializer):
     whole = serializers.IntegerField(required=False)
     ratio = serializers.FloatField(required=False)
     price = serializers.DecimalField(max_digits=20, decimal_places=2, required=False)
@@ -306,7 +305,7 @@ def test_a_command_that_recurses_without_end_is_refused(alice, serve):
     assert_refused(alice, "idempotency_payload_invalid", key="k")
 
 
-class Order(serializers.Serializer[Any]):
+class Order(serializers.Serializer):
     amount = serializers.IntegerField(min_value=1)
 
 

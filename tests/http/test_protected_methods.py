@@ -1,7 +1,5 @@
 """Which methods a declaration protects, and which declarations are refused because they could not protect."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

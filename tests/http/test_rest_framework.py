@@ -1,10 +1,7 @@
 """What a DRF view and the packages around it find of the framework's own: calls, types, attributes, representations."""
 
-from __future__ import annotations
-
 import inspect
 import json
-from typing import Any, ClassVar
 
 import pytest
 from django.http import HttpResponse
@@ -17,7 +14,7 @@ from rest_framework.renderers import AdminRenderer, BrowsableAPIRenderer, JSONRe
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
-from idempotency import current_claim, idempotent
+from idempotency import idempotent, require_claim
 from idempotency.contrib.rest_framework import IdempotencyAPIException, IdempotentMixin
 from idempotency.exceptions import InProgressError, KeyReusedError
 from idempotency.models import IdempotencyRecord
@@ -88,8 +85,8 @@ def test_a_handler_that_adds_to_drfs_answer_adds_to_the_problem(alice, serve, se
 class Noting(IdempotentMixin, APIView):
     """Notes each call of ``finalize_response``, as a view does that writes an audit row there."""
 
-    idempotent_operations: ClassVar = {"post": "tests.noting"}
-    finalized: ClassVar[list[int]] = []  # of one test
+    idempotent_operations = {"post": "tests.noting"}
+    finalized = []  # of one test
 
     def post(self, request):
         if "error" in request.GET:
@@ -125,7 +122,7 @@ def test_a_response_is_finalized_once(alice, serve, finalized):
 @pytest.mark.failure_71
 def test_a_response_in_place_of_the_handlers_is_finalized_too(alice, serve, finalized):
     class Calling(Noting):
-        idempotent_operations: ClassVar = {}
+        idempotent_operations = {}
 
         @idempotent("tests.called")
         def create(self, request):
@@ -145,9 +142,7 @@ def test_a_response_in_place_of_the_handlers_is_finalized_too(alice, serve, fina
 class Answering(APIView):
     @idempotent("declarations.answering", rebuild=lambda reference, request: Response({"list": []}))
     def post(self, request):
-        claim = current_claim()
-        assert claim is not None
-        claim.reference = request.GET.get("reference")
+        require_claim().reference = request.GET.get("reference")
         return Response({**drf_answer(request).data, "list": [1]}, status=201)
 
 
@@ -338,11 +333,11 @@ def test_the_mixin_gives_no_view_a_description():
     assert MixinAPIView().get_view_description() == ""
 
 
-class Documented(IdempotentMixin, viewsets.GenericViewSet[Any]):
+class Documented(IdempotentMixin, viewsets.GenericViewSet):
     """What clients read."""
 
     serializer_class = LabelSerializer
-    idempotent_operations: ClassVar = {"create": "tests.documented"}
+    idempotent_operations = {"create": "tests.documented"}
 
     def create(self, request):
         """Creates one."""

@@ -1,7 +1,5 @@
 """Records in the state that a test needs, clients that send keys, requests of ``assert_idempotent``, and TestCase."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -9,7 +7,6 @@ import subprocess
 import sys
 from contextlib import nullcontext, suppress
 from io import BytesIO
-from typing import ClassVar
 
 import pytest
 from django.contrib.auth.models import User
@@ -312,7 +309,7 @@ class OptionallyProtected(Failing):
 
 
 class OptionallyProtectedByMixin(IdempotentMixin, Failing):
-    idempotent_operations: ClassVar = {"post": Operation("testcase.mixin", required=False)}
+    idempotent_operations = {"post": Operation("testcase.mixin", required=False)}
 
 
 def directly(view, query):

@@ -133,7 +133,7 @@ def test_an_outside_effect_inside_a_transaction_is_an_error(alice, serve, caplog
     assert "inside an open transaction" in caplog.text
 
 
-class Updating(viewsets.ModelViewSet[Transfer]):
+class Updating(viewsets.ModelViewSet):
     """DRF's own ``partial_update()`` calls ``update()``."""
 
     queryset = Transfer.objects.all()

@@ -4,10 +4,6 @@
 asks for (``work``), so that a test can tell from the rows what became of its transaction.
 """
 
-from __future__ import annotations
-
-from typing import ClassVar
-
 from asgiref.sync import sync_to_async
 from django.db import connection
 from django.http import JsonResponse
@@ -93,7 +89,7 @@ class Methods:
     get = put = post
 
 
-class LabelSerializer(serializers.ModelSerializer[Transfer]):
+class LabelSerializer(serializers.ModelSerializer):
     class Meta:
         model = Transfer
         fields = ("label",)
@@ -133,7 +129,7 @@ class DecoratedViewSet(Actions, viewsets.ViewSet):
         return drf_answer(request)
 
 
-class ModelActions(Actions, viewsets.ModelViewSet[Transfer]):
+class ModelActions(Actions, viewsets.ModelViewSet):
     """A GenericViewSet with every mixin that DRF has, none of it protected."""
 
 
@@ -144,19 +140,19 @@ class DecoratedModelViewSet(ModelActions):
 
 
 class MixinAPIView(IdempotentMixin, Methods, APIView):
-    idempotent_operations: ClassVar = {"post": "kinds.mixin_api_method"}
+    idempotent_operations = {"post": "kinds.mixin_api_method"}
 
 
 class MixinViewSet(IdempotentMixin, Actions, viewsets.ViewSet):
-    idempotent_operations: ClassVar = {"create": "kinds.mixin_viewset", "pay": "kinds.mixin_action"}
+    idempotent_operations = {"create": "kinds.mixin_viewset", "pay": "kinds.mixin_action"}
 
 
 class MixinModelViewSet(IdempotentMixin, ModelActions):
-    idempotent_operations: ClassVar = {"create": "kinds.mixin_model_viewset"}
+    idempotent_operations = {"create": "kinds.mixin_model_viewset"}
 
 
 class BothViewSet(IdempotentMixin, DecoratedModelViewSet):
-    idempotent_operations: ClassVar = {"create": "kinds.model_viewset"}
+    idempotent_operations = {"create": "kinds.model_viewset"}
 
 
 def _routed(view, post="create"):

@@ -73,13 +73,11 @@ class Release:
         assert Path(self.hear()["file"]).parent == folder / "idempotency"
 
     def hear(self):
-        assert self.process.stdout
         line = self.process.stdout.readline()
         assert line, "the process has ended"
         return json.loads(line)
 
     def tell(self, job, *arguments, **options):
-        assert self.process.stdin
         self.process.stdin.write(json.dumps([job, arguments, options]) + "\n")
         self.process.stdin.flush()
 

@@ -1,7 +1,5 @@
 """Who may see, change and decide what. The same holds for records and for messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import unescape
@@ -31,10 +29,10 @@ class Page:
     model: type[Model]
     make: Callable[[], int]
     may_read: str
-    secrets: list[str]
-    columns: list[str]
+    secrets: list
+    columns: list
     action: str
-    may_decide: list[str]
+    may_decide: list
 
     def url(self, view="changelist", *pk):
         return reverse(f"admin:{self.model._meta.app_label}_{self.model._meta.model_name}_{view}", args=pk)

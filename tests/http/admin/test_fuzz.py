@@ -37,7 +37,7 @@ def send_anything(client, count):
     """What each page answers to random forms and queries."""
     operator = log_in(client, superuser=True)
     operator.raise_request_exception = False
-    answered = Counter[int]()
+    answered = Counter()
 
     @hypothesis_settings(max_examples=count or 100, deadline=None, suppress_health_check=list(HealthCheck))
     @given(

@@ -1,7 +1,5 @@
 """Commands to take fingerprints of, and a notion of sameness that has nothing of the fingerprint's."""
 
-from __future__ import annotations
-
 import dataclasses
 from enum import Enum
 from fractions import Fraction
