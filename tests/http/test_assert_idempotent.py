@@ -82,22 +82,6 @@ def count_payments():
     return len(ledger)
 
 
-@pytest.mark.parametrize(
-    "recovery",
-    [
-        Reconcile(lambda record: Completed(JsonResponse({"paid": len(ledger)}, status=201))),
-        Reconcile(lambda record: Unknown()),
-        PARK,
-    ],
-    ids=["found", "unknown", "parked"],
-)
-@transactional
-def test_an_effect_outside_of_the_database_passes_with_the_recovery_that_fits(recovery, serve):
-    serve(idempotent("kit.outside", transaction=False, recovery=recovery)(pay))
-
-    assert examine(effects=count_payments, leave_out=all_but("crash")).kept == ["crash"]
-
-
 def staff_only_below(view):
     return idempotent("kit.order")(lambda request: view(request) if request.user.is_staff else HttpResponse(status=403))
 
@@ -193,30 +177,60 @@ def test_each_mistake_breaks_its_promises(mutant, serve):
     assert [name for name, text in expected.items() if text not in found[name]] == []
 
 
+def in_its_own_transaction(request):
+    with transaction.atomic():
+        return plain_answer(request)
+
+
+def with_a_reference(request):
+    require_claim().reference = "running"
+    return plain_answer(request)
+
+
+FOUND = Reconcile(lambda record: Completed(JsonResponse({"paid": len(ledger)}, status=201)))
+UNKNOWN = Reconcile(lambda record: Unknown())
+SAME_ANSWER = ["retry", "lost_response"]
+
+
+@pytest.mark.parametrize(
+    ("view", "policy", "checks"),
+    [
+        *[(pay, {"transaction": False, "recovery": recovery}, ["crash"]) for recovery in (FOUND, UNKNOWN, PARK)],
+        (in_its_own_transaction, {"transaction": False, "recovery": PARK}, ["lost_response"]),
+        (signed(plain_answer), {}, SAME_ANSWER),  # as the advice on an answer that differs has it
+        (with_a_reference, {"rebuild": lambda reference, request: HttpResponse(f"still {reference}")}, SAME_ANSWER),
+        (plain_answer, {"redact": lambda *outcome: b"{}"}, SAME_ANSWER),  # its body may differ, and nothing else
+    ],
+    ids=["found", "unknown", "parked", "a transaction without callbacks", "signed", "rebuilt", "redacted"],
+)
 @transactional
-def test_the_advice_on_an_answer_that_differs_holds(serve):
-    serve(idempotent("kit.signed")(signed(plain_answer)))
-    assert examine(leave_out=all_but("retry", "lost_response")).kept == ["retry", "lost_response"]
+def test_what_keeps_its_promises_passes(view, policy, checks, serve):
+    serve(idempotent("kit.right", **policy)(view))
+    effects = count_payments if view is pay else Transfer.objects
+    assert examine(effects=effects, leave_out=all_but(*checks)).kept == checks
 
 
 RUN_AGAIN = {"transaction": False, "recovery": REEXECUTE}
 FINDING_NOTHING = {"transaction": False, "recovery": Reconcile(lambda record: NotExecuted())}
+REDACTED = {"redact": lambda *outcome: b"{}", "headers": []}
 
 
 @pytest.mark.parametrize(
-    ("policy", "check", "text"),
+    ("view", "policy", "check", "text"),
     [
-        ({}, "crash", "The effect is not in the record's transaction"),
-        (RUN_AGAIN, "crash", "REEXECUTE needs a key from current_claim().derive_key(…)"),
-        (FINDING_NOTHING, "crash", "A reconciler must find what has happened"),
-        ({**RUN_AGAIN, "recordable": lambda status: status == 200}, "retry", "(2 effects instead of 1)"),
+        (pay, {}, "crash", "The effect is not in the record's transaction"),
+        (pay, RUN_AGAIN, "crash", "REEXECUTE needs a key from current_claim().derive_key(…)"),
+        (pay, FINDING_NOTHING, "crash", "A reconciler must find what has happened"),
+        (pay, {**RUN_AGAIN, "recordable": lambda status: status == 200}, "retry", "(2 effects instead of 1)"),
+        (plain_answer, REDACTED, "retry", "instead of"),
     ],
-    ids=["not declared", "run again", "a reconciler that finds nothing", "an answer that is not recorded"],
+    ids=["not declared", "run again", "a reconciler that finds nothing", "not recorded", "a redacted header"],
 )
 @transactional
-def test_an_effect_outside_that_happens_twice_is_found(policy, check, text, serve):
-    serve(idempotent("kit.outside", **policy)(pay))
-    assert text in broken(effects=count_payments, leave_out=all_but(check))[check]
+def test_an_effect_that_happens_twice_or_an_answer_that_differs_is_found(view, policy, check, text, serve):
+    serve(idempotent("kit.wrong", **policy)(view))
+    effects = count_payments if view is pay else Transfer.objects
+    assert text in broken(effects=effects, leave_out=all_but(check))[check]
 
 
 @transactional
@@ -229,17 +243,6 @@ def test_an_effect_that_a_crash_after_the_commit_loses_is_found(serve):
 
     assert "callback of on_commit()" in broken(effects=count_payments)["lost_response"]
     assert examine(effects=Transfer.objects).kept == EVERY_CHECK  # if the callback does what may be lost
-
-
-@transactional
-def test_a_transaction_that_the_handler_opens_may_have_no_callbacks(serve):
-    @serve
-    @idempotent("kit.own_transaction", transaction=False, recovery=PARK)
-    def view(request):
-        with transaction.atomic():
-            return plain_answer(request)
-
-    assert examine(effects=Transfer.objects, leave_out=all_but("lost_response")).kept == ["lost_response"]
 
 
 @pytest.mark.django_db
@@ -282,25 +285,6 @@ def test_a_wrong_answer_to_a_known_key_is_found(check, status, text, serve):
         return protected(request)
 
     assert text in broken(leave_out=all_but(check))[check]
-
-
-@pytest.mark.django_db
-def test_an_answer_that_is_made_anew_may_change(serve):
-    @serve
-    @idempotent("kit.rebuilt", rebuild=lambda reference, request: HttpResponse(f"still {reference}", status=200))
-    def view(request):
-        require_claim().reference = "running"
-        return plain_answer(request)
-
-    assert examine(leave_out=all_but("retry", "lost_response")).kept == ["retry", "lost_response"]
-
-
-@pytest.mark.django_db
-def test_a_redacted_body_may_differ_and_nothing_else(serve):
-    serve(idempotent("kit.redacted", redact=lambda *outcome: b"{}")(plain_answer))
-    assert examine(leave_out=all_but("retry", "lost_response")).kept == ["retry", "lost_response"]
-    serve(idempotent("kit.dropped", redact=lambda *outcome: b"{}", headers=[])(plain_answer))
-    assert "instead of" in broken(leave_out=all_but("retry"))["retry"]
 
 
 @override_settings(ROOT_URLCONF="tests.http.views")
