@@ -43,6 +43,8 @@ def said(response):
 # Lists, of records if nothing else is said
 
 LIST = reverse("admin:idempotency_idempotencyrecord_changelist")
+MESSAGES = reverse("admin:idempotency_outbox_outboxmessage_changelist")
+DASHBOARD = reverse("admin:idempotency_dashboard")
 
 
 def ask(client, action, *pks, url=LIST):

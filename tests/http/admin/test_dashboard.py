@@ -6,7 +6,7 @@ import re
 import pytest
 from django.contrib import admin
 from django.contrib.admin import AdminSite
-from django.urls import path, reverse
+from django.urls import path
 
 from idempotency import signals
 from idempotency.admin.records import IdempotencyRecordAdmin
@@ -20,11 +20,9 @@ from idempotency.outbox.admin import OutboxMessageAdmin
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from tests.database.counters.conftest import _nothing_counted  # noqa: F401 - a fixture
 from tests.database.counters.counting import count
-from tests.http.admin.pages import LIST, decide, log_in, told
+from tests.http.admin.pages import DASHBOARD, LIST, decide, log_in, told
 from tests.outbox import make_messages
 from tests.records import HOUR, MINUTE, make_records
-
-DASHBOARD = reverse("admin:idempotency_dashboard")
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 

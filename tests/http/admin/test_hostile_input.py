@@ -1,23 +1,40 @@
 """Whatever a URL or a form of the admin contains, the admin answers it and never fails."""
 
 import re
+from collections import Counter
+from urllib.parse import urlencode
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
-from django.urls import reverse
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
+from idempotency.admin import decisions
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox.models import MessageStatus, OutboxMessage
-from tests.http.admin.pages import LIST, ask, charges, detail, hidden_fields, log_in, text
+from idempotency.outcome import decode_body
+from tests.http.admin.pages import (
+    DASHBOARD,
+    LIST,
+    MESSAGES,
+    ask,
+    charges,
+    decide,
+    detail,
+    hidden_fields,
+    log_in,
+    text,
+)
+from tests.http.callers import FORM
 from tests.outbox import make_messages
 from tests.records import HOUR, make_records
+from tests.results import note
 
 pytestmark = pytest.mark.django_db
 
-DASHBOARD = reverse("admin:idempotency_dashboard")
-MESSAGES = reverse("admin:idempotency_outbox_outboxmessage_changelist")
 LISTS = pytest.mark.parametrize("url", [LIST, MESSAGES], ids=["records", "messages"])
 
 NUL = "a\0b"
@@ -41,11 +58,16 @@ def parked():
 
 
 def dead():
-    (pk,) = make_messages(1, MessageStatus.DEAD)
+    (pk,) = make_messages(1, MessageStatus.DEAD, attempts=16)
     return pk
 
 
 make = {LIST: parked, MESSAGES: dead}
+
+
+def nothing_is_decided():
+    kept = IdempotencyRecord.objects.filter(status=Status.PARKED), OutboxMessage.objects.filter(status="dead")
+    return sum(rows.count() for rows in kept) == 1
 
 
 @LISTS
@@ -82,51 +104,62 @@ def test_a_forged_selection_decides_nothing(operator, url, pk):
     action = {LIST: "release", MESSAGES: "requeue"}[url]
     values = {"action": action, "_selected_action": pk, "index": pk}
     assert operator.post(url, values, follow=True).status_code in {200, 400}
+    assert nothing_is_decided()
+
+
+#: What a form claims to have seen. Only that of another row or attempt may be answered on the list.
+TOKENS = ["", "1", "x:1:STATUS", "PK:1:no such state", "PK:1:STATUS:more"]
+TOKENS += [f"{pk}:1:STATUS" for pk in (TOO_LARGE, DIGITS, NOT_ASCII, "")]
+ATTEMPTS = ["0", str(2**63 - 1), TOO_LARGE, DIGITS, NOT_ASCII]
 
 
 @LISTS
-@pytest.mark.parametrize("pk", [TOO_LARGE, DIGITS, NOT_ASCII, ""], ids=lambda value: ascii(value[:9]))
 @pytest.mark.parametrize(
-    "attempt", ["0", str(2**63 - 1), TOO_LARGE, DIGITS, NOT_ASCII], ids=lambda value: ascii(value[:9])
+    ("token", "answered"),
+    [*((token, {400}) for token in TOKENS), *((f"PK:{attempt}:STATUS", {200, 400}) for attempt in ATTEMPTS)],
+    ids=lambda value: ascii(value[:12]) if isinstance(value, str) else "",
 )
-def test_a_forged_decision_is_refused(operator, url, pk, attempt):
+def test_a_forged_decision_is_refused(operator, url, token, answered):
     row = make[url]()
     action, status = {LIST: ("release", "parked"), MESSAGES: ("requeue", "dead")}[url]
     values = {"action": action, "_selected_action": [row], "decided": "yes", "reason": "x"}
-    assert operator.post(url, {**values, "seen": f"{pk}:1:{status}"}).status_code == 400
-    forged = operator.post(url, {**values, "seen": f"{row}:{attempt}:{status}"}, follow=True)
-    assert forged.status_code in {200, 400}
-    assert not IdempotencyRecord.objects.filter(status=Status.RECOVERABLE).exists()
+    seen = token.replace("PK", str(row)).replace("STATUS", status)
+    assert operator.post(url, {**values, "seen": seen}, follow=True).status_code in answered
+    assert nothing_is_decided()
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "said"),
     [
-        {"body": "[" * 100_000},
-        {"body": '{"a":' * 100_000},
-        {"body": DIGITS},
-        {"body": NUL},
-        {"content_type": "application/json", "body": "[" * 100_000 + "]" * 100_000},
-        {"content_type": NUL},
-        {"status": TOO_LARGE},
-        {"status": DIGITS},
-        {"reason": NUL},
+        ({"status": "99"}, "greater than or equal to 200"),
+        *(({"status": status}, "") for status in (TOO_LARGE, DIGITS)),
+        ({"status": ""}, "required"),
+        *(({"body": body}, "This is not JSON") for body in ("{", "")),
+        *(({"body": body}, "") for body in (DIGITS, NUL, "[" * 100_000, '{"a":' * 100_000)),
+        ({"body": "[" * 100_000 + "]" * 100_000}, ""),
+        *(({"content_type": f"text/{name}"}, "printable ASCII") for name in ("plain\r\nSet-Cookie: a=b", "plän")),
+        ({"content_type": NUL}, ""),
+        ({"reason": ""}, "required"),
+        ({"reason": NUL}, ""),
     ],
-    ids=lambda wrong: ascii(wrong)[:40],
+    ids=lambda value: ascii(value)[:40],
 )
-def test_a_hostile_outcome_is_shown_again(operator, wrong):
+def test_an_outcome_that_is_wrong_is_shown_again_and_may_be_corrected(operator, wrong, said):
     page = ask(operator, "record_outcome", pk := parked())
     again = operator.post(LIST, {**hidden_fields(page), **OUTCOME, **wrong})
     assert 'class="errorlist"' in again.content.decode()
+    assert said in text(again)
+    assert "parked" in text(again)
     assert IdempotencyRecord.objects.get(pk=pk).status == Status.PARKED
+    assert decide(operator, again, **OUTCOME) == ["Record an outcome: 1 idempotency record."]
 
 
 @pytest.mark.parametrize("body", [r'"\ud800"', r'{"\u0000": "\u0000"}', "NaN", "1e999"])
 def test_json_that_a_database_may_refuse_is_recorded_as_it_was_entered(operator, body):
     page = ask(operator, "record_outcome", pk := parked())
-    values = {**hidden_fields(page), **OUTCOME, "body": body}
-    assert operator.post(LIST, values, follow=True).status_code == 200
-    assert IdempotencyRecord.objects.get(pk=pk).status in {Status.COMPLETED, Status.PARKED}
+    assert decide(operator, page, **{**OUTCOME, "body": body}) == ["Record an outcome: 1 idempotency record."]
+    record = IdempotencyRecord.objects.get(pk=pk)
+    assert (record.status, decode_body(record.response_body)) == (Status.COMPLETED, body.encode())
     assert operator.get(detail(pk)).status_code == 200
 
 
@@ -136,11 +169,6 @@ def test_a_list_is_sorted_by_columns_with_an_index_only(operator, url):
         ordering = operator.get(url, {"o": order}).context["cl"].queryset.query.order_by
         sortable = {"expires_at", "pk"} if url == LIST and "5" in order else set()
         assert {part.lstrip("-") for part in ordering} <= {"id", *sortable}
-
-
-def test_an_order_that_is_dropped_leaves_that_of_the_filter(operator):
-    ordering = operator.get(LIST, {"state": "past_retention", "o": "1"}).context["cl"].queryset.query.order_by
-    assert list(ordering)[:2] == ["-expires_at", "-id"]
 
 
 @LISTS
@@ -167,3 +195,53 @@ def test_rows_in_a_state_of_a_newer_release_are_shown(operator, url):
     page = operator.get(detail(record) if url == LIST else detail(message, model="outboxmessage"))
     assert "A newer release wrote this state." in text(page)
     assert 'name="action"' not in page.content.decode()
+
+
+# Random input: ``--count`` is how many forms and queries are sent
+
+
+ACTIONS = ["release", "record_outcome", "mark_not_executed", "requeue", "delete_selected", "no such action"]
+NAMES = ["action", "_selected_action", "index", "select_across", "decided", "seen", "reason", "status", "content_type"]
+NAMES += ["body", "q", "p", "o", "e", "state", "operation", "idempotency_key", "account_id", "_popup"]
+ROW = ["PK", "PK:1:parked", "PK:1:dead", "PK:0:", "yes"]
+
+texts = st.sampled_from([*ACTIONS, *ROW, NUL, TOO_LARGE, DIGITS, NOT_ASCII, TOO_LONG]) | st.text(max_size=20)
+several = st.lists(texts, max_size=3)
+fields = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=8), several, max_size=6)
+decisions_sent = st.fixed_dictionaries({}, optional=dict.fromkeys(["_selected_action", "seen", "decided"], several))
+
+
+def send_anything(operator, count):
+    """What each page answers to random forms and queries."""
+    answered = Counter()
+
+    @hypothesis_settings(max_examples=count or 100, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        url=st.sampled_from([LIST, MESSAGES, DASHBOARD]),
+        form=decisions_sent | fields,
+        query=fields,
+        action=st.sampled_from(ACTIONS),
+    )
+    def send(url, form, query, action):
+        pk = (dead if url == MESSAGES else parked)()
+        page = f"{url}?{urlencode(query, doseq=True, errors='replace')}"
+        sent = urlencode({"action": action, "_selected_action": "PK", **form}, doseq=True, errors="replace")
+        posted = operator.post(page, sent.replace("PK", str(pk)), content_type=FORM, follow=True)
+        for answer in (posted, operator.get(page, follow=True)):
+            answered[answer.status_code] += 1
+            assert answer.status_code < 500
+
+    send()
+    return answered
+
+
+def test_the_fuzz_of_forms_and_queries_gives_no_server_error(operator, count):
+    answered = send_anything(operator, count)
+    assert {200, 400} <= answered.keys()
+    note("fuzz: admin", requests=answered.total(), answers=dict(answered), violations=0)
+
+
+def test_the_fuzz_finds_an_action_that_trusts_its_form(operator, monkeypatch):
+    monkeypatch.setattr(decisions, "parse_number", int)
+    with pytest.raises(AssertionError):
+        send_anything(operator, None)

@@ -4,17 +4,14 @@ import re
 
 import pytest
 from django.apps import apps
-from django.urls import reverse
 from django.utils import translation
 from django.utils.functional import Promise
 
 from idempotency.lifecycle import Status
 from idempotency.outbox.models import MessageStatus
-from tests.http.admin.pages import LIST, detail, hidden_fields, log_in, text
+from tests.http.admin.pages import DASHBOARD, LIST, MESSAGES, detail, hidden_fields, log_in, text
 from tests.outbox import make_messages
 from tests.records import HOUR, make_records
-
-MESSAGES = reverse("admin:idempotency_outbox_outboxmessage_changelist")
 
 
 def capitals(message):
@@ -52,7 +49,7 @@ def test_the_texts_of_each_page_are_translated(client, monkeypatch):
         (question, of_question),
         (refused, ["THIS IS NOT JSON"]),
         (client.get(MESSAGES), ["ACCOUNT alice", "2 TRIES", "REQUEUE", "DEAD", "A MESSAGE'S ID"]),
-        (client.get(reverse("admin:idempotency_dashboard")), of_dashboard),
+        (client.get(DASHBOARD), of_dashboard),
         (client.get(detail(dead, model="outboxmessage")), of_message),
     ):
         assert [phrase for phrase in phrases if phrase not in text(shown)] == []
