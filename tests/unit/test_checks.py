@@ -19,7 +19,6 @@ from idempotency.conf import settings
 from idempotency.options.table import SETTINGS
 from idempotency.store import Replication, store_for
 from tests.aliases import another_alias
-from tests.operations import forgetting_operations
 
 pytestmark = pytest.mark.django_db  # Django's own checks of a SQLite database ask it what it can do
 
@@ -35,12 +34,6 @@ def messages():
 @pytest.mark.scenario_30
 def test_the_defaults_and_the_sample_project_are_sound():
     assert messages() == {}
-
-
-@pytest.fixture
-def declared():
-    with forgetting_operations():
-        yield Operation
 
 
 @pytest.mark.scenario_30
@@ -81,10 +74,8 @@ def declared():
         ({"TTL": timedelta(seconds=60)}, "idempotency.E014", "shorter than"),
     ],
 )
-def test_a_wrong_setting_is_a_check_with_a_hint_and_an_error_at_the_first_use_of_any(
-    declared, entries, message_id, said
-):
-    operation = declared("unit.wrong")
+def test_a_wrong_setting_is_a_check_with_a_hint_and_an_error_at_the_first_use_of_any(entries, message_id, said):
+    operation = Operation("tests.wrong")
     with override_settings(IDEMPOTENCY=entries):
         (message,) = check_settings(None)  # one, however many operations there are
         assert messages() == {message_id: message}
@@ -134,16 +125,16 @@ def test_a_secret_is_not_shown_when_it_is_wrong(value):
     ],
 )
 def test_an_operation_that_the_settings_or_its_paths_make_wrong_is_found_by_check_and_at_its_first_use(
-    declared, policy, entries, message_id
+    policy, entries, message_id
 ):
-    operation = declared("unit.wrong", **policy)
+    operation = Operation("tests.wrong", **policy)
     if entries:
         assert messages() == {}
     with override_settings(IDEMPOTENCY=entries):
         found = messages()[message_id]
-        assert "unit.wrong" in found.msg
+        assert "tests.wrong" in found.msg
         assert found.hint
-        with pytest.raises(ImproperlyConfigured, match=f"unit.wrong.*{message_id}"):
+        with pytest.raises(ImproperlyConfigured, match=f"tests.wrong.*{message_id}"):
             _ = operation.policy
 
 
@@ -164,9 +155,9 @@ class ElsewhereRouter:
 
 
 @pytest.mark.failure_27
-def test_records_in_another_database_than_the_default_one_are_pointed_out(declared, monkeypatch):
+def test_records_in_another_database_than_the_default_one_are_pointed_out(monkeypatch):
     monkeypatch.setitem(connections.settings, "records", connection.settings_dict)
-    declared("unit.elsewhere")
+    Operation("tests.elsewhere")
     with override_settings(DATABASE_ROUTERS=[ElsewhereRouter()]):
         found = messages()
     assert "'records'" in found["idempotency.W001"].msg
@@ -200,11 +191,11 @@ def test_an_alias_for_renewals_is_checked_as_that_of_records_is(renewals):
 @pytest.mark.parametrize(
     ("pooled", "known", "warned"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-def test_heartbeats_behind_a_pooler_are_pointed_out(declared, monkeypatch, pooled, known, warned):
-    declared("a.beating", heartbeat=timedelta(minutes=5))
+def test_heartbeats_behind_a_pooler_are_pointed_out(monkeypatch, pooled, known, warned):
+    Operation("tests.beating", heartbeat=timedelta(minutes=5))
     monkeypatch.setattr(type(store_for("default")), "is_pooled", lambda store: pooled)
     with override_settings(IDEMPOTENCY={"RENEWAL_DATABASES": {"default": "default"} if known else {}}):
-        assert ["a.beating" in message.msg for message in messages().values()] == ([True] if warned else [])
+        assert ["tests.beating" in message.msg for message in messages().values()] == ([True] if warned else [])
 
 
 @pytest.mark.failure_21
@@ -244,16 +235,16 @@ def test_a_database_that_this_release_is_not_tested_on_is_pointed_out(vendor, ma
         (OperationalError("the server is down"), set()),
     ],
 )
-def test_a_server_that_may_lose_claims_is_pointed_out_for_effects_outside_of_it(declared, monkeypatch, found, expected):
+def test_a_server_that_may_lose_claims_is_pointed_out_for_effects_outside_of_it(monkeypatch, found, expected):
     monkeypatch.setattr(store_for("default"), "replication", Mock(side_effect=[found] * 3))
-    outside = [declared(f"unit.{name}", transaction=False, recovery=PARK) for name in "abcd"]
+    outside = [Operation(f"tests.{name}", transaction=False, recovery=PARK) for name in "abcd"]
     monkeypatch.setattr("idempotency.checks.declared_operations", lambda: outside)
     shown = messages()
     assert {message_id.removeprefix("idempotency.") for message_id in shown} == expected
-    assert all("unit.a, unit.b, unit.c, …" in message.msg for message in shown.values())
+    assert all("tests.a, tests.b, tests.c, …" in message.msg for message in shown.values())
     assert check_databases(None) == []  # which may not connect
 
-    inside = [declared("unit.inside")]
+    inside = [Operation("tests.inside")]
     monkeypatch.setattr("idempotency.checks.declared_operations", lambda: inside)
     assert messages() == {}
 

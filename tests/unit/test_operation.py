@@ -13,17 +13,10 @@ from idempotency import ACCEPTED, CONFLICT, PARK, REEXECUTE, Operation, Wait, cl
 from idempotency.conf import Settings, settings
 from idempotency.operation import operation_for, registry
 from idempotency.options.table import OPTIONS, SETTINGS, Options, RequestArguments
-from tests.operations import forgetting_operations
-
-
-@pytest.fixture(autouse=True)
-def _own_registry():
-    with forgetting_operations():
-        yield
 
 
 def test_an_operation_follows_the_settings_at_the_time_it_is_asked():
-    operation = Operation("unit.settings")
+    operation = Operation("tests.settings")
     defaults = (timedelta(days=3), timedelta(seconds=60), CONFLICT)
     assert (operation.policy.ttl, operation.policy.lease, operation.policy.in_progress) == defaults
     entries = {
@@ -37,10 +30,11 @@ def test_an_operation_follows_the_settings_at_the_time_it_is_asked():
         "RECORDED_HEADERS": ["X-Trace"],
         "MAX_BODY": 10,
     }
-    functions = {"ACCOUNT": an_account, "RECORDABLE": only_created}
-    with override_settings(IDEMPOTENCY=entries):
-        for setting, value in entries.items():
-            assert getattr(operation.policy, SETTINGS[setting].name) == functions.get(setting, value)
+    functions = {**entries, "ACCOUNT": an_account, "RECORDABLE": only_created}
+    for given in (entries, functions):
+        with override_settings(IDEMPOTENCY=given):
+            for setting, value in functions.items():
+                assert getattr(operation.policy, SETTINGS[setting].name) == value
     assert operation.policy.in_progress is CONFLICT
 
 
@@ -54,11 +48,11 @@ def only_created(status):
 
 @pytest.mark.failure_10
 def test_what_is_declared_wins_over_the_settings_even_when_it_is_false():
-    operation = Operation("unit.declared", required=False, ttl=timedelta(hours=1), account=f"{__name__}.an_account")
-    with override_settings(IDEMPOTENCY={"REQUIRED": True, "TTL": timedelta(days=9)}):
-        assert operation.policy.required is False
-        assert operation.policy.ttl == timedelta(hours=1)
-        assert operation.policy.account is an_account
+    declared = {"required": False, "ttl": timedelta(hours=1), "in_progress": ACCEPTED, "recordable": only_created}
+    operation = Operation("tests.declared", account=f"{__name__}.an_account", **declared)
+    with override_settings(IDEMPOTENCY={"REQUIRED": True, "TTL": timedelta(days=9), "IN_PROGRESS": CONFLICT}):
+        for name, value in {**declared, "account": an_account}.items():
+            assert getattr(operation.policy, name) == value
 
 
 @pytest.mark.parametrize(
@@ -87,13 +81,13 @@ def test_what_is_declared_wins_over_the_settings_even_when_it_is_false():
 )
 def test_a_wrong_policy_or_name_is_refused_where_it_is_declared(policy, said):
     with pytest.raises(ImproperlyConfigured, match=said):
-        Operation(**{"name": "unit.wrong", **policy})
-    assert registry.get("unit.wrong") is None
+        Operation(**{"name": "tests.wrong", **policy})
+    assert registry.get("tests.wrong") is None
 
 
 def test_what_a_crash_means_is_declared_or_is_to_execute_again_in_a_transaction():
-    assert Operation("unit.outside", transaction=False, recovery=PARK).recovery is PARK
-    assert Operation("unit.inside").recovery is REEXECUTE
+    assert Operation("tests.outside", transaction=False, recovery=PARK).recovery is PARK
+    assert Operation("tests.inside").recovery is REEXECUTE
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 31, "5", True, float("nan")])
@@ -104,23 +98,27 @@ def test_a_wait_is_bounded(seconds):
 
 
 def test_one_name_can_not_have_two_policies():
-    first = Operation("unit.twice", lease=timedelta(seconds=5))
-    Operation("unit.twice", lease=timedelta(seconds=5))  # the same again, as when a module is reloaded
+    first = Operation("tests.twice", lease=timedelta(seconds=5))
+    Operation("tests.twice", lease=timedelta(seconds=5))  # the same again, as when a module is reloaded
     with pytest.raises(ImproperlyConfigured, match="declared already"):
-        Operation("unit.twice", lease=timedelta(seconds=6))
+        Operation("tests.twice", lease=timedelta(seconds=6))
     assert first.policy.ttl == timedelta(days=3)
     with override_settings(IDEMPOTENCY={"TTL": timedelta(days=9)}):
         assert first.policy.ttl == timedelta(days=9)
-    assert repr(first) == "<Operation 'unit.twice'>"
+    assert repr(first) == "<Operation 'tests.twice'>"
 
 
 def test_a_bare_name_means_the_operation_declared_under_it():
-    declared = Operation("unit.elsewhere", lease=timedelta(seconds=5))
-    assert operation_for("unit.elsewhere", {}) is declared
+    declared = Operation("tests.elsewhere", lease=timedelta(seconds=5))
+    assert operation_for("tests.elsewhere", {}) is declared
     assert operation_for(declared, {}) is declared
-    assert operation_for("unit.new", {}).policy.lease == timedelta(seconds=60)
+    assert operation_for("tests.new", {}).policy.lease == timedelta(seconds=60)
     with pytest.raises(ImproperlyConfigured, match="has its own policy"):
         operation_for(declared, {"required": False})
+    # What is declared at each call is one operation.
+    assert operation_for("tests.elsewhere", {"lease": timedelta(seconds=5)}) is declared
+    with pytest.raises(ImproperlyConfigured, match="declared already"):
+        operation_for("tests.elsewhere", {"lease": timedelta(seconds=6)})
 
 
 # The options of an operation are declared once: what else names them is held against that declaration
@@ -168,23 +166,16 @@ def test_options_are_typed_keywords(takes_options, arguments):
 
 def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant():
     with pytest.raises(TypeError, match=r"'leese'. Did you mean 'lease'"):
-        Operation("unit.unknown", leese=timedelta(seconds=1))
+        Operation("tests.unknown", leese=timedelta(seconds=1))
     with pytest.raises(TypeError, match=r"'qqqq'. It takes ttl, lease"):
-        Operation("unit.unknown", qqqq=1)
+        Operation("tests.unknown", qqqq=1)
 
 
 def test_a_policy_is_read_once_until_the_settings_change():
-    operation = Operation("unit.kept")
+    operation = Operation("tests.kept")
     with override_settings(IDEMPOTENCY={"TTL": timedelta(days=9)}):
         policy = operation.policy
         assert policy.ttl == timedelta(days=9)
         with override_settings(USE_TZ=True):  # another setting
             assert operation.policy is policy
     assert operation.policy.ttl == timedelta(days=3)
-
-
-def test_an_operation_that_is_declared_at_each_call_is_one_operation():
-    first = operation_for("unit.each", {"lease": timedelta(seconds=5)})
-    assert operation_for("unit.each", {"lease": timedelta(seconds=5)}) is first
-    with pytest.raises(ImproperlyConfigured, match="declared already"):
-        operation_for("unit.each", {"lease": timedelta(seconds=6)})

@@ -14,16 +14,13 @@ from idempotency.protocol import renewal
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import Renewer, Task
 from idempotency.store import Fence
-from tests.operations import forgetting_operations
 
 
 @pytest.fixture
 def owned():
-    with forgetting_operations():
-        operation = Operation("unit.renewed")
-        yield Ownership(
-            operation.policy, Fence(Scope("a", operation.name, "k"), 1, 1, "v1:0"), SimpleNamespace(using="default")
-        )
+    operation = Operation("tests.renewed")
+    fence = Fence(Scope("a", operation.name, "k"), 1, 1, "v1:0")
+    return Ownership(operation.policy, fence, SimpleNamespace(using="default"))
 
 
 @pytest.fixture
