@@ -149,10 +149,14 @@ def test_the_problems_shown_are_those_that_are_sent():
 
 
 def test_each_problem_has_its_place_on_the_page_that_its_type_leads_to(settings):
-    settings.IDEMPOTENCY = {"PROBLEM_DOCS": "https://docs.example.com/problems.html"}
+    page = "https://docs.example.com/problems.html"
+    settings.IDEMPOTENCY = {"PROBLEM_DOCS": page}
     problems = [error() for error in errors() if "title" in vars(error) and error is not exceptions.IdempotencyError]
-    places = [problem(error, PROFILES["ietf"])["type"].partition("#")[2] for error in problems]
-    assert sorted(places) == sorted(re.findall(r"^## (\S+)$", text_of("reference/problems.md"), re.MULTILINE))
+    types = [problem(error, PROFILES["ietf"])["type"].partition("#") for error in problems]
+    assert {before for before, _, _ in types} == {page}
+    assert sorted(place for _, _, place in types) == sorted(
+        re.findall(r"^## (\S+)$", text_of("reference/problems.md"), re.MULTILINE)
+    )
 
 
 def test_every_public_name_is_in_the_reference():

@@ -3,12 +3,10 @@
 It is settings, URLs and views in one file, so that a process needs this folder and the release on its path only.
 """
 
-import os
 import uuid
 from datetime import timedelta
-from urllib.parse import parse_qs, unquote, urlsplit
 
-_url = urlsplit(os.environ["DATABASE_URL"])
+import environ
 
 SECRET_KEY = "the same for both releases"
 ALLOWED_HOSTS = ["testserver"]
@@ -20,16 +18,7 @@ INSTALLED_APPS = [
     "idempotency.contrib.dashboard",
 ]
 ROOT_URLCONF = "project"
-DATABASES = {
-    "default": {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": _url.path.lstrip("/"),
-        "USER": unquote(_url.username or ""),
-        "PASSWORD": unquote(_url.password or ""),
-        "HOST": _url.hostname or parse_qs(_url.query).get("host", [""])[0],
-        "PORT": _url.port or "",
-    }
-}
+DATABASES = {"default": environ.Env().db("DATABASE_URL")}
 USE_TZ = True
 
 urlpatterns = []
