@@ -13,14 +13,16 @@ from tests.http.serving import Framework
 from tests.operations import forgetting_operations
 
 
-@pytest.fixture(params=["wsgi", "asgi"])
-def transport(request):
-    return str(request.param)
-
-
 @pytest.fixture
 def alice(db):
     return Caller(UserFactory(username="alice"))
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def transport(request, alice):
+    """How the requests of alice arrive."""
+    alice.transport = request.param
+    return request.param
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def atomic_requests(monkeypatch):
 def atomic(request):
     if request.param:
         request.getfixturevalue("atomic_requests")
-    return bool(request.param)
+    return request.param
 
 
 @pytest.fixture(params=["plain", "drf"])

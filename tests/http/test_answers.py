@@ -265,8 +265,7 @@ def _registered():
     unregister(ToyAdapter)
 
 
-@pytest.fixture
-def toy(serve):
+def test_a_handler_of_a_third_framework_runs_once_its_refusal_is_recorded_and_its_crash_is_not(alice, serve):
     @serve
     @toy_view
     @idempotent("tests.toy")
@@ -276,9 +275,6 @@ def toy(serve):
             raise RefusedError("no")
         return {"id": answer["id"], "status": 201}
 
-
-@pytest.mark.usefixtures("toy")
-def test_a_handler_of_a_third_framework_runs_once_and_is_replayed(alice):
     first, _ = replayed(alice, data={"command": 1})
     assert (first.status_code, first.toy["status"], first["Idempotency-Key"]) == (201, 201, "k")
     again = alice.post(data={"command": 1, "not compared": True}, key="k")
@@ -286,18 +282,13 @@ def test_a_handler_of_a_third_framework_runs_once_and_is_replayed(alice):
     # It tells our errors in its own way.
     assert alice.post(data={"command": 2}, key="k").toy["code"] == "idempotency_key_reused"
     assert alice.post(data={"command": 1}).toy["code"] == "idempotency_key_missing"
+    refused, _ = replayed(alice, "/?refuse=1", {"command": 1}, key="refused", wrote=0)
+    assert (refused.status_code, refused.toy["refused"]) == (409, "no")
+    assert alice.post("/?crash=1", data={"command": 1}, key="crash").status_code == 500
     assert effects() == 1
 
 
-@pytest.mark.usefixtures("toy")
-def test_a_refusal_of_a_third_framework_is_recorded_and_its_crash_is_not(alice):
-    refused, _ = replayed(alice, "/?refuse=1", {"command": 1}, wrote=0)
-    assert (refused.status_code, refused.toy["refused"]) == (409, "no")
-    assert alice.post("/?crash=1", data={"command": 1}, key="crash").status_code == 500
-    assert effects() == 0
-
-
-def test_the_adapter_registered_last_is_asked_first(rf):
+def test_the_adapter_registered_last_is_asked_first_and_djangos_last(rf):
     class Later(ToyAdapter):
         """Speaks for the same requests."""
 
@@ -313,9 +304,6 @@ def test_the_adapter_registered_last_is_asked_first(rf):
         unregister(Later)
         unregister(Later)
     assert type(adapter_for(request)) is ToyAdapter
-
-
-def test_django_itself_is_asked_last_and_a_crash_is_no_answer_of_it(rf):
     assert adapter_for("request") is None
     adapter = adapter_for(rf.post("/"))
     assert type(adapter) is Adapter

@@ -338,7 +338,6 @@ def fail(request):
 )
 @pytest.mark.django_db
 def test_a_request_of_which_nothing_can_be_learned_is_refused(view, message, serve):
-
     serve(idempotent("kit.beginning", transaction=False, recovery=PARK)(view))
     with pytest.raises(AssertionError, match=re.escape(message)):
         examine(effects=count_payments)

@@ -156,7 +156,6 @@ def test_the_same_operation_in_a_thread_of_its_handler_is_in_progress(alice, ser
 
 def test_tasks_of_an_async_handler_are_parts_of_it(alice, serve, transport):
     """Their queries run on the connection that has the transaction."""
-    alice.transport = transport
     inner = [idempotent(f"tests.{name}")(async_answer) for name in ("one", "two")]
 
     @serve
@@ -175,7 +174,6 @@ def test_tasks_of_an_async_handler_are_parts_of_it(alice, serve, transport):
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_task_on_another_connection_claims_for_itself(alice, serve, transport, kind):
-    alice.transport = transport
     inner = idempotent("tests.inner")(async_answer if kind == "async" else plain_answer)
     answers = []
 

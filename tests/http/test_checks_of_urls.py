@@ -8,7 +8,6 @@ from django.core.checks import run_checks
 from django.db import transaction
 from django.http import HttpRequest
 from django.urls import include, path
-from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import CreateView
@@ -21,7 +20,16 @@ from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.http.checks import check_atomic_requests, check_cors, check_models, check_visitors
 from testproject.models import Transfer
 from tests.http.serving import OUTSIDE
-from tests.http.views import LabelSerializer, Methods, MethodView, MixinAPIView, ModelActions, PlainView, plain_answer
+from tests.http.views import (
+    HiddenView,
+    LabelSerializer,
+    Methods,
+    MethodView,
+    MixinAPIView,
+    ModelActions,
+    PlainView,
+    plain_answer,
+)
 
 pytestmark = [pytest.mark.failure_27, pytest.mark.urls(__name__)]
 
@@ -130,19 +138,10 @@ def test_a_project_without_urls_has_nothing_to_check(settings):
 # ATOMIC_REQUESTS
 
 
-class Hidden(PlainView):  # from which another decorator hides what is protected
-    @method_decorator(never_cache)
-    @idempotent("urls.hidden")
-    def post(self, request):
-        return plain_answer(request)
-
-
-class Calling(Hidden):
+class Calling(HiddenView):
     """Guarded, because a class sees what its own body declares."""
 
-    @idempotent("urls.calling")
-    def put(self, request):
-        return plain_answer(request)
+    put = idempotent("urls.calling")(PlainView.post)
 
 
 protected = idempotent("urls.function")(plain_answer)
@@ -177,8 +176,8 @@ TRANSACTIONS = {
     "class": (csrf_exempt(MethodView.as_view()), []),
     "around": (idempotent("urls.around")(PlainView.as_view()), []),
     "drf": (Transfers.as_view({"post": "create"}), []),
-    "hidden": (Hidden.as_view(), ["E031"]),
-    "exempted": (transaction.non_atomic_requests(Hidden.as_view()), []),
+    "hidden": (HiddenView.as_view(), ["E031"]),
+    "exempted": (transaction.non_atomic_requests(HiddenView.as_view()), []),
     "seen": (Calling.as_view(), []),
     "copied": (functools.wraps(protected)(lambda request: plain_answer(request)), ["W019"]),
     "copied by an object": (functools.update_wrapper(Copy(), protected), ["W019"]),

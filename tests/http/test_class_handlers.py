@@ -58,7 +58,6 @@ def test_a_mixin_protects_wherever_it_stands(alice, serve, bases, atomic):
 
 @pytest.mark.parametrize("way", ["inherited", "decorated below its protection"])
 def test_an_async_handler_is_protected(alice, serve, transport, way):
-    alice.transport = transport
     decorated = method_decorator(never_cache)(AsyncView.post)
     decorated.__qualname__ = "Decorated.post"
     view = type("Mixed", (Declaring, AsyncView), {})

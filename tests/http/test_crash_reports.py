@@ -70,6 +70,7 @@ def test_a_payload_that_cannot_be_compared_is_not_shown():
     request = RequestFactory().post("/", b"", content_type="text/plain", headers={"Idempotency-Key": KEY})
     with pytest.raises(TypeError, match="can't be fingerprinted") as raised:
         view(request)
+    assert not IdempotencyRecord.objects.exists()
     report = ExceptionReporter(request, raised.type, raised.value, raised.tb).get_traceback_html()
     assert CARD not in report
 

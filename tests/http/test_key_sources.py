@@ -12,7 +12,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.files.uploadhandler import TemporaryFileUploadHandler
 from django.http import HttpResponse
-from django.test import RequestFactory
 from django.views.decorators.csrf import csrf_exempt
 
 from idempotency import Operation, claim, idempotent
@@ -157,19 +156,11 @@ def test_a_source_may_be_the_default_of_all(alice, framework, settings):
     assert effects() == 3
 
 
-def test_a_form_that_was_parsed_already_has_no_json():
+def test_a_form_that_was_parsed_already_has_no_json(alice, serve):
     """The CSRF check reads a form before the view, and its body can't be read again."""
-
-    @idempotent("tests.parsed", key=FromJSON("id"), account=lambda request: "1")
-    def view(request):
-        return HttpResponse(status=201)
-
-    def parsed(request):
-        assert request.POST["a"] == "b"
-        return view(request)
-
-    request = RequestFactory().post("/", {"a": "b"})
-    assert parsed(request).status_code == 400
+    protected = idempotent("tests.parsed", key=FromJSON("id"))(plain_answer)
+    serve(lambda request: request.POST and protected(request))
+    assert_refused(alice, "idempotency_key_missing", **multipart({"a": "b"}))
 
 
 # Late keys: what is recorded under one is still told
@@ -201,7 +192,8 @@ def clock(monkeypatch):
     return clock
 
 
-def test_a_key_that_is_too_old_begins_nothing(alice, framework, clock):
+def test_a_key_that_is_too_old_or_from_the_future_begins_nothing(alice, framework, clock):
+    """One from the future would not be old enough when its record is gone."""
     framework.serve(**LATE)
     key = new_key()
     clock.advance(DAY)
@@ -211,6 +203,8 @@ def test_a_key_that_is_too_old_begins_nothing(alice, framework, clock):
     refused = assert_refused(alice, "idempotency_key_expired", key=late)
     assert "Retry-After" not in refused
     assert refused["Idempotency-Key"] == late
+    replayed(alice, key=clock.key_of(timedelta(minutes=5)))
+    assert_refused(alice, "idempotency_key_invalid", key=clock.key_of(timedelta(minutes=5, seconds=1)))
 
 
 def test_what_is_recorded_under_an_old_key_is_told(alice, framework, clock):
@@ -230,13 +224,6 @@ def test_what_is_recorded_under_an_old_key_is_told(alice, framework, clock):
     assert (effects(), records()) == (2, [("completed", 2)])
     IdempotencyRecord.objects.all().delete()
     assert_refused(alice, "idempotency_key_expired", key=key)
-
-
-def test_a_key_from_the_future_begins_nothing(alice, framework, clock):
-    """It would not be old enough when its record is gone."""
-    framework.serve(**LATE)
-    replayed(alice, key=clock.key_of(timedelta(minutes=5)))
-    assert_refused(alice, "idempotency_key_invalid", key=clock.key_of(timedelta(minutes=5, seconds=1)))
 
 
 def test_the_option_decides_about_keys_without_a_time(alice, framework, settings):

@@ -1,6 +1,7 @@
 """The handler finds its request as it would without protection, whatever of it the fingerprint has read."""
 
 import json
+from hashlib import sha256
 from io import BytesIO
 
 import pytest
@@ -24,26 +25,28 @@ LARGE = 3 * 1024 * 1024
 
 sizes = pytest.mark.parametrize("size", [SMALL, LARGE], ids=["small", "large"])
 
-SENT = {
-    "bytes": {"data": b"raw \xff", "content_type": "application/octet-stream"},
-    "json": {"data": b'{"a": 1}'},
-    "form": {"data": b"a=1&b=2", "content_type": FORM},
-    "multipart": multipart({"a": "1", "file": SimpleUploadedFile("a", b"a" * 100)}),
-}
-
-#: What a handler may read of its request, in this order.
-READS = {
-    "body": lambda request: request.body.decode("latin-1"),
-    "data": lambda request: {name: str(value) for name, value in request.data.items()},
-    "POST": lambda request: dict(request.POST.lists()),
-    "FILES": lambda request: {name: file.read().decode() for name, file in request.FILES.items()},
-    "stream": lambda request: request.read().decode("latin-1"),
-}
-
 
 def upload(size, boundary="one", last=b"a"):
     file = SimpleUploadedFile("upload.bin", b"a" * (size - 1) + last)
     return multipart({"amount": "1", "file": file}, boundary)
+
+
+SENT = {
+    "bytes": {"data": b"raw \xff", "content_type": "application/octet-stream"},
+    "json": {"data": b'{"a": 1}'},
+    "form": {"data": b"a=1&b=2", "content_type": FORM},
+    "multipart": upload(SMALL),
+    "large multipart": upload(LARGE),
+}
+
+#: What a handler may read of its request, in this order.
+READS = {
+    "body": lambda request: sha256(request.body).hexdigest(),
+    "data": lambda request: {name: str(value) for name, value in request.data.items()},
+    "POST": lambda request: dict(request.POST.lists()),
+    "FILES": lambda request: {name: sha256(file.read()).hexdigest() for name, file in request.FILES.items()},
+    "stream": lambda request: sha256(request.read()).hexdigest(),
+}
 
 
 def with_twin(alice, **sent):
@@ -71,8 +74,9 @@ def test_a_body_above_the_limit_is_no_crash(alice, framework, settings, reads):
     data = upload(2000)["data"]
     for content_type in ("application/json", FORM, "multipart/form-data; boundary=one"):
         protected, twin = with_twin(alice, data=data, content_type=content_type)
+        can_be_compared = content_type.startswith("multipart")
         assert twin.status_code == (400 if reads else 200)
-        assert protected.status_code in {400, twin.status_code}
+        assert protected.status_code == (twin.status_code if can_be_compared else 400)
         IdempotencyRecord.objects.all().delete()
 
 
@@ -83,7 +87,7 @@ def test_half_a_body_neither_runs_nor_claims_the_key(alice, framework, content_t
     headers = {"Idempotency-Key": "one", "Authorization": f"Token {alice.token}"}
     sent = {"CONTENT_TYPE": content_type, "CONTENT_LENGTH": "20", "wsgi.input": BytesIO(b"amount=10")}
     cut = client.generic("POST", "/", headers=headers, **sent)
-    assert cut.status_code in (400, 415)
+    assert cut.status_code == 400
     assert not IdempotencyRecord.objects.exists()
 
 
@@ -124,7 +128,6 @@ class Counting(FileUploadHandler):
 @pytest.mark.parametrize("choice", ["leave", "insert", "replace"])
 @sizes
 def test_an_upload_is_fingerprinted_and_its_handler_chooses_how_it_is_stored(alice, framework, transport, size, choice):
-    alice.transport = transport
 
     def handler(request):
         http = getattr(request, "_request", request)
@@ -219,11 +222,6 @@ def test_a_form_that_was_asked_for_and_is_not_parsed_is_compared_by_its_bytes(al
     first = alice.request("PATCH", key="k", **upload(SMALL))
     assert json.loads(first.content)["length"] > SMALL
     assert_refused(alice, "idempotency_key_reused", method="PATCH", key="k", **upload(SMALL, last=b"b"))
-
-
-def test_the_stream_of_a_large_form_is_read_as_unprotected(alice, serve):
-    Framework("plain", serve).serve_twins(lambda request: {"length": len(request.read())})
-    assert len({answer.content for answer in with_twin(alice, **upload(LARGE))}) == 1
 
 
 @sizes

@@ -19,7 +19,7 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_body_batches
 from idempotency.operate.resolutions import record_outcome
-from idempotency.outcome import BODY_GONE, ENVELOPE, Outcome, outcome_of, response_of
+from idempotency.outcome import BODY_GONE, ENVELOPE, outcome_of
 from idempotency.protocol import ownership
 from tests.database.claiming import acquire
 from tests.http.callers import assert_nothing_kept, assert_refused, effects, problem_code, replayed
@@ -213,17 +213,12 @@ def test_a_retry_after_the_body_is_told_so_and_does_not_run(framework, alice):
     purge_body_of("k")
     gone = assert_refused(alice, "idempotency_body_gone", key="k")
     assert "has completed, and its response is no longer kept" in json.loads(gone.content)["detail"]
-    assert "Retry-After" not in gone
+    assert ("Retry-After" in gone, gone["Idempotency-Status"]) == (False, "recorded")
     assert_refused(alice, "idempotency_key_reused", key="k", data={"amount": 2})
     record = IdempotencyRecord.objects.get()
     assert (record.response_status, record.response_headers, record.body_expires_at) == (201, [], None)
     assert record.completed_at is not None
-
-
-def test_past_its_retention_the_record_begins_anew_with_a_body_of_its_own(framework, alice):
-    framework.serve(body_ttl=HOUR)
-    alice.post(key="k")
-    purge_body_of("k")
+    # Past its retention the record begins anew, with a body of its own.
     expire(IdempotencyRecord.objects.get().pk)
     replayed(alice)
     left = IdempotencyRecord.objects.get().body_expires_at
@@ -267,24 +262,18 @@ def test_a_body_is_replayed_and_when_deleted_rebuilt(serve, alice, monkeypatch):
 
 
 def test_what_has_no_body_to_keep_is_recorded_as_its_reference_alone():
-    with forgetting_operations("bodies."):
-        plain = Operation("bodies.plain", rebuild=rebuilt, body_ttl=HOUR, max_body=10)
-        job = Operation("bodies.job", rebuild=rebuilt, body_ttl=HOUR, in_progress=Attach(lambda scope: "/job/"))
-        without = Operation("bodies.without", rebuild=rebuilt)
-        for operation, response in (
-            (plain, FileResponse(io.BytesIO(b"a"))),
-            (plain, HttpResponse(b"a" * 11)),
-            (job, HttpResponse(b"it runs", status=202)),
-            (without, HttpResponse(b"a")),
-        ):
-            outcome = outcome_of(response, operation.policy, "7")
-            assert (outcome.body, outcome.reference) == (None, "7")
-        assert outcome_of(HttpResponse(b"a"), plain.policy, "7").body is not None
-
-
-def test_the_mark_of_a_deleted_body_is_never_replayed():
-    with pytest.raises(BodyGoneError):
-        response_of(Outcome(201, (), BODY_GONE))
+    plain = Operation("bodies.plain", rebuild=rebuilt, body_ttl=HOUR, max_body=10)
+    job = Operation("bodies.job", rebuild=rebuilt, body_ttl=HOUR, in_progress=Attach(lambda scope: "/job/"))
+    without = Operation("bodies.without", rebuild=rebuilt)
+    for operation, response in (
+        (plain, FileResponse(io.BytesIO(b"a"))),
+        (plain, HttpResponse(b"a" * 11)),
+        (job, HttpResponse(b"it runs", status=202)),
+        (without, HttpResponse(b"a")),
+    ):
+        outcome = outcome_of(response, operation.policy, "7")
+        assert (outcome.body, outcome.reference) == (None, "7")
+    assert outcome_of(HttpResponse(b"a"), plain.policy, "7").body is not None
 
 
 # Outside of HTTP
@@ -304,13 +293,12 @@ def test_the_result_of_a_block_that_is_deleted_is_an_error_and_the_block_does_no
 
 
 def test_what_the_body_tells_is_deleted_wherever_it_is_told():
-    with forgetting_operations("bodies."):
-        operation = Operation("bodies.steps", body_ttl=HOUR, **OUTSIDE)
-        for name in ("secret", "kept"):
-            with claim(operation, account_id="1", key=name) as run:
-                run.claim.step("ask", lambda: "hunter2")
-        IdempotencyRecord.objects.update(error="ValueError: hunter2")
-        purge_body_of("secret")
+    operation = Operation("bodies.steps", body_ttl=HOUR, **OUTSIDE)
+    for name in ("secret", "kept"):
+        with claim(operation, account_id="1", key=name) as run:
+            run.claim.step("ask", lambda: "hunter2")
+    IdempotencyRecord.objects.update(error="ValueError: hunter2")
+    purge_body_of("secret")
     record, kept = IdempotencyRecord.objects.order_by("pk")
     assert (record.response_body, record.error) == (BODY_GONE, None)
     assert kept.error is not None
@@ -318,20 +306,18 @@ def test_what_the_body_tells_is_deleted_wherever_it_is_told():
 
 
 def test_an_outcome_that_a_person_records_is_kept_as_long_as_one_of_a_request(settings):
-    with forgetting_operations("bodies."):
-        operation = Operation("bodies.parked", transaction=False, recovery=PARK)
-        ownership.park(acquire(operation))
-        settings.IDEMPOTENCY = {"BODY_TTL": HOUR}
-        record_outcome(IdempotencyRecord.objects.get(), {"id": 1}, by="ops")
-        IdempotencyRecord.objects.update(body_expires_at=from_now(-HOUR))
-        assert purge_bodies() == 1
-        with pytest.raises(BodyGoneError), claim(operation, account_id="1", key="k", payload={"amount": 1}):
-            pass
+    operation = Operation("bodies.parked", transaction=False, recovery=PARK)
+    ownership.park(acquire(operation))
+    settings.IDEMPOTENCY = {"BODY_TTL": HOUR}
+    record_outcome(IdempotencyRecord.objects.get(), {"id": 1}, by="ops")
+    IdempotencyRecord.objects.update(body_expires_at=from_now(-HOUR))
+    assert purge_bodies() == 1
+    with pytest.raises(BodyGoneError), claim(operation, account_id="1", key="k", payload={"amount": 1}):
+        pass
 
 
 def test_only_a_completed_record_has_a_response_that_can_be_gone():
-    with forgetting_operations("bodies."):
-        acquire(Operation("bodies.claimed", body_ttl=HOUR))
+    acquire(Operation("bodies.claimed", body_ttl=HOUR))
     # A release that doesn't know the column may have left an old time in a record that it started over.
     IdempotencyRecord.objects.update(body_expires_at=from_now(-HOUR))
     assert purge_bodies() == 0

@@ -5,9 +5,6 @@ from contextlib import suppress
 
 import pytest
 from django.db import IntegrityError, connection, transaction
-from django.utils.decorators import method_decorator
-from django.views import View
-from django.views.decorators.cache import never_cache
 from rest_framework import exceptions
 from rest_framework.decorators import api_view
 from rest_framework.response import Response
@@ -16,7 +13,7 @@ from rest_framework.views import set_rollback
 from idempotency import idempotent
 from tests.http.callers import assert_nothing_kept, assert_refused, effects, problem_code, records, replayed
 from tests.http.serving import OUTSIDE
-from tests.http.views import KINDS, VIEWSETS, AsyncMethodView, PlainView, async_answer, plain_answer, work
+from tests.http.views import KINDS, VIEWSETS, AsyncMethodView, HiddenView, PlainView, async_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.http.views")]
 
@@ -39,13 +36,19 @@ def fail_without_a_savepoint():
 
 
 @pytest.mark.failure_24
-def test_an_error_that_broke_the_transaction_is_no_success(alice, serve, caplog):
-    serve_ending(serve, fail_without_a_savepoint)
+@pytest.mark.failure_25
+@pytest.mark.parametrize(
+    "end", [fail_without_a_savepoint, lambda: transaction.set_rollback(True)], ids=["error", "view"]
+)
+def test_what_broke_its_transaction_is_no_success(alice, serve, end, caplog):
+    serve_ending(serve, end)
     assert problem_code(assert_nothing_kept(alice, 500)) == "idempotency_transaction_broken"
     assert "atomic()" in caplog.text
     assert "tests.ending" in caplog.text
-    # A failure that has undone its writes says the truth, and is recorded.
-    replayed(alice, "/?status=400", key="k2", wrote=0)
+    # A failure that has undone its writes says the truth, and is recorded. A passing one isn't kept in any case.
+    replayed(alice, "/?status=409", key="k2", wrote=0)
+    assert alice.post("/?status=503", key="k3").status_code == 503
+    assert effects() == 0
 
 
 @pytest.mark.failure_24
@@ -84,16 +87,6 @@ def test_raised_and_returned_failures_of_drf_are_both_defined(alice, serve, atom
         assert first.status_code == 400
 
 
-@pytest.mark.failure_25
-def test_a_plain_view_that_undoes_its_writes_may_answer_with_a_failure(alice, serve):
-    serve_ending(serve, lambda: transaction.set_rollback(True))
-    # A success that has undone itself is a lie, and a passing failure isn't kept in any case.
-    assert problem_code(assert_nothing_kept(alice, 500, "/?status=201")) == "idempotency_transaction_broken"
-    assert alice.post("/?status=503", key="k2").status_code == 503
-    assert effects() == 0
-    replayed(alice, "/?status=409", key="k3", wrote=0)
-
-
 @pytest.mark.failure_26
 def test_on_commit_runs_after_the_outcome_is_there_and_not_for_what_is_undone(alice, serve):
     seen = []
@@ -126,25 +119,19 @@ def test_what_passes_through_has_its_transaction_unless_async(alice, kind, reque
 
 
 @pytest.mark.usefixtures("atomic_requests")
-@pytest.mark.parametrize(
-    "url", ["/", "/bare/", *(f"/unprotected/{view.__name__}/" for view in VIEWSETS)], ids=lambda url: url.strip("/")
-)
-def test_what_is_not_protected_keeps_its_transaction(alice, serve, url, settings):
-    """Without an optional key, beside protected views, and as another action of a protected ViewSet."""
-    if not url.startswith("/unprotected/"):
-        serve(idempotent("tests.optional", required=False)(plain_answer), **{"bare/": plain_answer})
-    key = None if url == "/" else "k"
-    answer = json.loads(alice.post(url, key=key).content)
+@pytest.mark.parametrize("view", VIEWSETS)
+def test_another_action_of_a_protected_viewset_keeps_its_transaction(alice, view):
+    """What else is not protected does as well: ``test_other_databases``."""
+    url = f"/unprotected/{view.__name__}/"
+    answer = alice.post(url, key="k").json()
     assert (answer["operation"], answer["in_transaction"]) == (None, True)
-    assert alice.post(f"{url}?crash=1", key=key).status_code == 500
-    assert effects() == 1
-    assert records() == []
+    assert alice.post(f"{url}?crash=1", key="k").status_code == 500
+    assert (effects(), records()) == (1, [])
 
 
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("kind", [*ASYNC, "without a key"])
 def test_what_passes_through_an_async_view_is_refused_as_django_refuses_it(alice, serve, kind, transport, caplog):
-    alice.transport = transport
     optional = idempotent("tests.optional", required=False)(async_answer)
     serve(optional if kind == "without a key" else KINDS[kind][0])
     refused = alice.request("POST" if kind == "without a key" else "GET")
@@ -183,15 +170,9 @@ def test_a_whole_class_and_what_runs_outside_have_no_transaction(alice, serve):
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("way", ["hidden", "inside"])
 def test_an_open_transaction_is_an_error_with_the_remedy(alice, serve, way, caplog):
-    class Hidden(View):  # from which another decorator hides what is protected
-        @method_decorator(never_cache)
-        @idempotent("atomic.hidden")
-        def post(self, request):
-            return plain_answer(request)
-
-    serve(Hidden.as_view() if way == "hidden" else transaction.atomic(idempotent("atomic.inside")(plain_answer)))
+    serve(HiddenView.as_view() if way == "hidden" else transaction.atomic(idempotent("kinds.inside")(plain_answer)))
     assert_refused(alice, "idempotency_outer_transaction", key="k")
-    for said in ("put @idempotent directly on the function or method", "non_atomic_requests", f"atomic.{way}"):
+    for said in ("put @idempotent directly on the function or method", "non_atomic_requests", f"kinds.{way}"):
         assert said in caplog.text
-    serve(transaction.non_atomic_requests(Hidden.as_view()))  # the remedy
+    serve(transaction.non_atomic_requests(HiddenView.as_view()))  # the remedy
     replayed(alice)

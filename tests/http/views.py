@@ -8,7 +8,9 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 from django.http import JsonResponse
 from django.urls import path
+from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.cache import never_cache
 from rest_framework import serializers, viewsets
 from rest_framework.decorators import action, api_view
 from rest_framework.response import Response
@@ -58,6 +60,15 @@ class PlainView(View):
 
 class MethodView(PlainView):
     @idempotent("kinds.method")
+    def post(self, request):
+        return plain_answer(request)
+
+
+class HiddenView(PlainView):
+    """Another decorator hides what is protected."""
+
+    @method_decorator(never_cache)
+    @idempotent("kinds.hidden")
     def post(self, request):
         return plain_answer(request)
 
