@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from django.db import connections
+from django.utils.encoding import force_bytes
 
 from .values import ACP, IETF, NEVER_RECORDED_HEADERS, PARK, REEXECUTE, STRIPE, Attach, InProgress, Reconcile, Wait
 
@@ -93,8 +94,15 @@ def recorded_headers(value: Any) -> str | None:
 
 
 def secrets(value: object) -> str | None:
-    valid = isinstance(value, (list, tuple)) and value and all(isinstance(one, (str, bytes)) and one for one in value)
-    return None if valid else "must be a list or tuple of secrets (str or bytes), none of them empty"
+    valid = isinstance(value, (list, tuple)) and value and all(map(_is_secret, value))
+    return None if valid else "must be a list or tuple of secrets (bytes, or str that UTF-8 can encode), none empty"
+
+
+def _is_secret(value: object) -> bool:
+    try:
+        return isinstance(value, (str, bytes)) and bool(force_bytes(value))
+    except UnicodeEncodeError:  # half a surrogate pair has no bytes to make a key of
+        return False
 
 
 def fernet_keys(value: Any) -> str | None:

@@ -102,7 +102,7 @@ def test_an_unknown_name_is_answered_with_the_one_that_was_meant(name):
 
 
 @pytest.mark.failure_70
-@pytest.mark.parametrize("value", ["hunter2", [], ["hunter2", ""], [7, "hunter2"], {"hunter2"}])
+@pytest.mark.parametrize("value", ["hunter2", [], ["hunter2", ""], [7, "hunter2"], ["hunter2\ud800"], {"hunter2"}])
 def test_a_secret_is_not_shown_when_it_is_wrong(value):
     with (
         override_settings(IDEMPOTENCY={"FINGERPRINT_KEYS": value}),
