@@ -1,9 +1,11 @@
 """Who calls, and what a test looks at afterwards: the wire, the effects, the record."""
 
 import json
+from contextlib import contextmanager
 from datetime import timedelta
 
 from asgiref.sync import async_to_sync
+from django.db import connection
 from django.test import AsyncClient, Client
 from django.test.client import encode_multipart
 
@@ -139,6 +141,19 @@ def claim_anew(*, lease=timedelta(seconds=60)):
         response_headers=None,
         response_body=None,
     )
+
+
+@contextmanager
+def store_refusing(statement, error):
+    """A database that answers every statement on the record's table that starts so with an error."""
+
+    def refuse(execute, sql, params, many, context):
+        if sql.strip().upper().startswith(statement) and "idempotency_record" in sql:
+            raise error
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(refuse):
+        yield
 
 
 class Same:

@@ -182,7 +182,7 @@ class InTransaction(PlainView):
 
 
 class ByModel(View):
-    model: ClassVar[str] = ""
+    model = ""
 
     def post(self, request):
         plain_answer(request)

@@ -4,7 +4,6 @@ import json
 from datetime import datetime
 
 import pytest
-from django.db import connections
 from django.db.utils import OperationalError
 from django.http import HttpResponse
 from django.urls import path
@@ -16,7 +15,7 @@ from idempotency.http.key_status import KeyStatusView
 from idempotency.models import IdempotencyRecord
 from testproject.authentication import token_required
 from tests.factories import RecordFactory
-from tests.http.callers import effects, problem_code
+from tests.http.callers import effects, problem_code, store_refusing
 from tests.http.test_cost import LOOK, authentication, statements
 from tests.http.views import plain_answer
 from tests.operations import redeclare
@@ -128,12 +127,7 @@ def test_what_can_not_be_asked_is_refused(alice, anonymous, settings):
 
 @pytest.mark.usefixtures("operation")
 def test_records_that_can_not_be_read_or_are_of_a_newer_release_are_a_503(alice):
-    def fail(execute, sql, *arguments):
-        if "idempotency_record" in sql:
-            raise OperationalError("gone")
-        return execute(sql, *arguments)
-
-    with connections["default"].execute_wrapper(fail):
+    with store_refusing("SELECT", OperationalError("gone")):
         assert problem_code(alice.get(URL, key="k")) == "idempotency_unavailable"
     alice.post(key="k")
     IdempotencyRecord.objects.update(status="sealed")

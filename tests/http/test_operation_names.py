@@ -29,10 +29,6 @@ class Calling:
         return plain_answer(request)
 
 
-class Asking(PlainView):
-    """Another class with the handlers of its parent."""
-
-
 def by_mixin(base, *names):
     return protecting("mixin", base, dict.fromkeys(names, "tests.shared"))
 
@@ -53,7 +49,7 @@ SECOND = partial(by_decorator, other)
         (FIRST, lambda: protecting("decorator", PlainView, {"post": "tests.shared"})),
         (lambda: by_decorator(partial(partial(plain_answer))), lambda: by_decorator(partial(drf_answer))),
         (lambda: by_decorator(Calling()), FIRST),
-        (lambda: by_decorator(PlainView.as_view()), lambda: by_decorator(Asking.as_view())),
+        (lambda: by_decorator(PlainView.as_view()), lambda: by_decorator(type("Asking", (PlainView,), {}).as_view())),
         (FIRST, lambda: by_mixin(APIView, "options")),
         (lambda: by_mixin(ModelActions, "create"), lambda: by_mixin(type("Two", (ModelActions,), {}), "create")),
         (lambda: None, lambda: by_mixin(ModelActions, "create", "pay")),

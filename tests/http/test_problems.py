@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -26,6 +25,7 @@ from tests.http.callers import (
     problem_code,
     records,
     replayed,
+    store_refusing,
 )
 from tests.http.serving import Framework, policies, serve_answer
 from tests.http.views import drf_answer, plain_answer, work
@@ -53,19 +53,6 @@ def test_an_account_resolver_that_returns_no_text_is_a_mistake(alice, serve, cap
     assert alice.post(key="k").status_code == 500
     assert "must be a str or None, not int" in caplog.text
     assert (effects(), records()) == (0, [])
-
-
-@contextmanager
-def store_refusing(statement, error):
-    """A database that answers every statement on the record's table that starts so with an error."""
-
-    def refuse(execute, sql, params, many, context):
-        if sql.strip().upper().startswith(statement) and "idempotency_record" in sql:
-            raise error
-        return execute(sql, params, many, context)
-
-    with db.connection.execute_wrapper(refuse):
-        yield
 
 
 @pytest.mark.failure_29
