@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -216,6 +216,7 @@ def send_anything(operator, count):
     answered = Counter()
 
     @hypothesis_settings(max_examples=count or 100, deadline=None, suppress_health_check=list(HealthCheck))
+    @example(url=LIST, form={"_selected_action": ["x"]}, query={}, action="release")
     @given(
         url=st.sampled_from([LIST, MESSAGES, DASHBOARD]),
         form=decisions_sent | fields,
