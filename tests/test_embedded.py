@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: it is private, it ends with its owner however that one ends, and with nobody else."""
+"""The embedded PostgreSQL: it is private, and ends when its owner ends, in whatever way, and at no other time."""
 
 import subprocess
 import sys
@@ -75,7 +75,7 @@ def test_a_killed_owner_takes_its_server_along():
     process, url = start("input()")
     with process:
         process.kill()
-    # Its guard, which is nobody's child any more, takes a moment.
+    # Its guard, whose parent has gone, takes a moment.
     assert eventually(lambda: not directory_of(url).exists())
 
 

@@ -35,7 +35,7 @@ addEventListener("load", () => {
 
 
 class Watched:
-    """Middleware: logs everybody in, has the browser refuse what a strict policy refuses, and tells of it."""
+    """Middleware: logs each visitor in, sends a strict policy, and has the page report what the browser refuses."""
 
     #: Put at the end of the page.
     planted = ""

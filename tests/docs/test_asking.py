@@ -85,7 +85,7 @@ def test_a_payout_that_never_arrived_is_made_by_the_retry(probe, run_page, payou
     assert [len(effects) for effects in payouts_provider.ledger.by_key.values()] == [1]
 
 
-def test_a_payout_that_nobody_can_tell_of_is_parked(run_page, payouts_provider):
+def test_a_payout_that_the_provider_does_not_know_for_sure_is_parked(run_page, payouts_provider):
     payouts = Payouts(run_page(PAGE), payouts_provider, "find_or_wait", max_attempts=3)
     assert payouts.send(cut="before").status_code == 502
     payouts.end_lease()

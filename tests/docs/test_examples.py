@@ -86,7 +86,7 @@ def test_the_streamed_report_is_rebuilt(run_page):
     assert IdempotencyRecord.objects.get().response_reference == "7"
 
 
-def test_the_transfer_is_shown_anew_when_its_body_is_deleted(run_page):
+def test_the_transfer_is_shown_again_when_its_body_is_deleted(run_page):
     create = run_page("how-to/protect-recorded-data.md")["create_transfer"]
     first, retry = twice(create, {})
     assert retry.content == first.content

@@ -72,8 +72,8 @@ def test_the_claims_of_a_token_stay_apart_and_a_fixed_account_is_everybodys():
 
 
 def test_an_api_key_is_an_account_and_no_secret_becomes_one():
-    for nobody in (None, {"sub": "7"}, True, "", object(), Token(), b"s3cret"):
-        assert api_key(requested(auth=nobody)) is None
+    for unnamed in (None, {"sub": "7"}, True, "", object(), Token(), b"s3cret"):
+        assert api_key(requested(auth=unnamed)) is None
     assert api_key(requested()) is None
     assert api_key(requested(auth=User(pk=7))) == "auth.User:7"  # whatever model it is
     for secret in ("s3cret", Token(key="s3cret")):

@@ -155,7 +155,7 @@ def test_only_listed_headers_come_back_and_credentials_never(alice, serve, liste
     assert not {*dropped, *CREDENTIALS} & {*replay.headers}
     assert first.cookies["session"].value == "secret"
     assert not replay.cookies
-    assert "Content-Length" in replay  # the middleware's, made anew
+    assert "Content-Length" in replay  # the middleware's, which makes it again
     assert "secret" not in json.dumps(list(IdempotencyRecord.objects.values("response_headers", "response_body")))
 
 
@@ -275,7 +275,7 @@ def test_a_handler_of_a_third_framework_runs_once_its_refusal_is_recorded_and_it
     assert (first.status_code, first.toy["status"], first["Idempotency-Key"]) == (201, 201, "k")
     again = alice.post(data={"command": 1, "not compared": True}, key="k")
     assert (again.content, again.toy) == (first.content, first.toy)
-    # It tells our errors in its own way.
+    # Its adapter makes the responses to our errors.
     assert alice.post(data={"command": 2}, key="k").toy["code"] == "idempotency_key_reused"
     assert alice.post(data={"command": 1}).toy["code"] == "idempotency_key_missing"
     refused, _ = replayed(alice, "/?refuse=1", {"command": 1}, key="refused", wrote=0)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def _no_persistent_connections(monkeypatch):
-    """Each request has a thread of its own, and a connection that would outlive it belongs to nobody."""
+    """Each request has its own thread, so no later request would use or close a connection that outlives it."""
     monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)
 
 
@@ -112,7 +112,7 @@ class Slow:
         assert not task.done()  # it is waiting for the run
         await self.finish(task)
         assert task.exception() is None
-        assert visit.sent == []  # there was nobody to send it to
+        assert visit.sent == []  # the client had gone
 
 
 async def turns(count=20):
@@ -180,7 +180,7 @@ def test_a_cancelled_async_view_ends_its_run_first(alice, serve, policy, times):
 
 
 @pytest.mark.failure_33
-def test_a_client_that_goes_while_another_request_runs_disturbs_nobody(alice, serve):
+def test_a_client_that_goes_while_another_request_runs_disturbs_no_other(alice, serve):
     async def scenario():
         slow = Slow(serve, **OUTSIDE)
         leaving, staying = Visit(alice, KEY), Visit(alice, (b"idempotency-key", b"fast"))

@@ -77,7 +77,7 @@ def test_a_double_click_and_the_back_button_send_one_transfer(browser):
     first, second = (browser.post("/", filled(page)) for _ in range(2))
     assert (first.status_code, second.status_code, second.url) == (302, 302, first.url)
     assert (second["Idempotency-Replayed"], effects()) == ("true", 1)
-    assert browser.post("/", filled(browser.get("/"))).url != first.url  # the form is shown anew: another transfer
+    assert browser.post("/", filled(browser.get("/"))).url != first.url  # shown again, it makes another transfer
 
 
 def test_a_corrected_form_has_a_key_of_its_own(browser):

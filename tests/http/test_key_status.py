@@ -1,4 +1,4 @@
-"""The owner of a key learns what has become of it, and nobody else learns anything."""
+"""The owner of a key learns its status, and another account learns nothing."""
 
 import json
 from datetime import datetime
@@ -28,7 +28,7 @@ UNKNOWN = {"status": "unknown", "response_status": None, "created_at": None, "co
 
 @pytest.fixture(params=["plain", "drf"])
 def operation(request, settings):
-    """An operation at ``/``, and two views that tell of its keys: one by the URL's argument, one of its own."""
+    """An operation at ``/``, and views that tell the status of its keys: by the URL's argument, or fixed."""
     made = Operation("tests.asked")
     drf = request.param == "drf"
 

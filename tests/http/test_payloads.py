@@ -151,7 +151,7 @@ def test_a_form_is_compared_by_its_fields(same, framework, method):
 
 @pytest.mark.failure_71
 def test_the_csrf_token_of_a_form_does_not_count(same, framework):
-    """It is masked anew each time that the form is shown."""
+    """Django masks it again each time that the form is shown."""
     framework.serve()
     first = b"csrfmiddlewaretoken=one&a=1"
     assert same(first, b"a=1&csrfmiddlewaretoken=two", **AS_FORM)
@@ -213,7 +213,7 @@ def test_an_older_record_is_checked_by_its_algorithm(alice, framework, monkeypat
     assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="old")
     replayed(alice, data={"amount": 1}, key="new")
     assert IdempotencyRecord.objects.get(idempotency_key="new").request_hash.startswith("v2:")
-    IdempotencyRecord.objects.update(request_hash="v9:" + 64 * "0")  # of an algorithm that nobody knows
+    IdempotencyRecord.objects.update(request_hash="v9:" + 64 * "0")  # of an unknown algorithm
     assert_refused(alice, "idempotency_unavailable", data={"amount": 1}, key="new")
 
 

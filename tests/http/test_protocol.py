@@ -63,7 +63,7 @@ def test_two_accounts_with_one_key_are_two_requests(alice, bob, framework):
     of_alice, _ = replayed(alice, data=claimed)
     of_bob, _ = replayed(bob, data=claimed)
     assert of_alice.content != of_bob.content
-    # Another payload of the other's is nobody's reuse.
+    # A key of the other account with another payload is not a reuse.
     replayed(bob, data={"amount": 2}, key="k2")
     replayed(alice, data={"amount": 3}, key="k2")
     for caller in (alice, bob):

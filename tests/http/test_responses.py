@@ -75,7 +75,7 @@ def test_a_body_of_any_kind_replays_byte_for_byte(alice, serve, make):
 
 
 @pytest.mark.failure_38
-def test_gzip_of_a_middleware_is_made_anew(alice, serve, settings):
+def test_gzip_of_a_middleware_is_made_again(alice, serve, settings):
     settings.MIDDLEWARE = ["django.middleware.gzip.GZipMiddleware", *settings.MIDDLEWARE]
     serve_answer(serve, lambda: JsonResponse({"text": "a" * 1000}))
     compressed = [alice.post(key="k", headers={"Accept-Encoding": "gzip"}) for _ in range(2)]

@@ -73,7 +73,7 @@ def test_keys_are_rotated(settings, framework, alice):
     assert alice.post(key="new").content == answers["new"]
     assert_refused(alice, "idempotency_outcome_unreadable", key="old")
     purge_body_of("old")
-    assert_refused(alice, "idempotency_body_gone", key="old")  # nobody needs a key to know that
+    assert_refused(alice, "idempotency_body_gone", key="old")  # which needs no key
     use_keys(settings)
     assert_refused(alice, "idempotency_outcome_unreadable", key="new")
 
@@ -218,7 +218,7 @@ def test_a_retry_after_the_body_is_told_so_and_does_not_run(framework, alice):
     record = IdempotencyRecord.objects.get()
     assert (record.response_status, record.response_headers, record.body_expires_at) == (201, [], None)
     assert record.completed_at is not None
-    # Past its retention the record begins anew, with a body of its own.
+    # Past its retention the key makes a new request, whose body is kept for its own time.
     expire(IdempotencyRecord.objects.get().pk)
     replayed(alice)
     left = IdempotencyRecord.objects.get().body_expires_at

@@ -190,7 +190,7 @@ def unique(view):
 
 
 @transactional
-def test_a_payload_that_must_be_unique_is_made_anew_for_each_check(serve):
+def test_a_payload_that_must_be_unique_is_made_again_for_each_check(serve):
     serve(idempotent("kit.unique")(unique(plain_answer)))
     client = client_of(UserFactory())
 

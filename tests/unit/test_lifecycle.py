@@ -47,7 +47,7 @@ def test_every_cell_keeps_the_promises(status, lease_over, retention_over, same_
     # An operation that never declared REEXECUTE is not run again after a crash.
     if status is Status.IN_PROGRESS and recovery is not Recovery.REEXECUTE:
         assert decision is not Decision.TAKE_OVER
-    # What is parked stays parked until somebody has found out, or nobody asks any more.
+    # A parked record stays parked until a person decides about it, or its retention ends.
     if status is Status.PARKED:
         assert decision in {Decision.REPORT_PARKED, Decision.REFUSE_REUSED}
 

@@ -36,7 +36,7 @@ def end(renewer):
         assert not thread.is_alive()
 
 
-def test_a_renewal_nobody_waits_for_any_more_is_not_made(owned, renewing, monkeypatch):
+def test_a_renewal_that_no_caller_waits_for_is_not_made(owned, renewing, monkeypatch):
     goes_on, made = threading.Event(), []
 
     def slow(renewed):
@@ -56,7 +56,7 @@ def test_a_renewal_nobody_waits_for_any_more_is_not_made(owned, renewing, monkey
     assert len(made) == 1
 
 
-def test_a_renewal_that_fails_is_told_to_who_asked_for_it(owned, renewing):
+def test_a_renewal_that_fails_raises_its_error_for_the_caller(owned, renewing):
     renewing(Mock(side_effect=OperationalError("the database has gone")))
     renewer = Renewer("default")
     with pytest.raises(OperationalError, match="the database has gone"):

@@ -76,7 +76,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=["records", "messages"])
 
 
 @each_page
-def test_nobody_adds_changes_or_deletes(client, page):
+def test_no_user_adds_changes_or_deletes(client, page):
     log_in(client, superuser=True)
     pk = page.make()
     before = page.model._default_manager.values().get()

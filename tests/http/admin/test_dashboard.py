@@ -165,5 +165,5 @@ def test_each_admin_site_has_a_dashboard_of_its_own(client):
 
 
 @pytest.mark.parametrize("permissions", [[], ["view_outboxmessage", "view_response_body"]])
-def test_nobody_else_sees_it(client, permissions):
+def test_without_the_permission_it_is_not_shown(client, permissions):
     assert log_in(client, *permissions).get(DASHBOARD).status_code == 403
