@@ -1,7 +1,5 @@
 """A small payments API that shows how to use the package. The demo and the tests run it."""
 
-from __future__ import annotations
-
 try:
     from .celery import app as celery_app
 except ModuleNotFoundError as error:

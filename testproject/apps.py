@@ -1,7 +1,5 @@
 """The sample project is also an app, because it has models and commands."""
 
-from __future__ import annotations
-
 from django.apps import AppConfig
 
 

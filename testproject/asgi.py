@@ -1,7 +1,5 @@
 """The sample project for an ASGI server."""
 
-from __future__ import annotations
-
 import os
 
 from django.core.asgi import get_asgi_application

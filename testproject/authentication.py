@@ -1,7 +1,5 @@
 """Authentication by a token in the Authorization header, for Django REST framework and for plain views."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, cast

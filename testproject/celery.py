@@ -1,7 +1,5 @@
 """The sample project's Celery app: ``celery --app testproject worker``."""
 
-from __future__ import annotations
-
 import os
 
 from celery import Celery

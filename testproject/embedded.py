@@ -5,8 +5,6 @@ The demo and the tests use it if ``DATABASE_URL`` is not set, so that only a Pyt
 does not use Django.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import pwd

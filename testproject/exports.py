@@ -5,8 +5,6 @@ duplicate also gets 202 until the job has ended, and then the outcome. The expor
 scope, so a duplicate knows the address even before the first request has committed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import UUID
 

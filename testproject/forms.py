@@ -1,7 +1,5 @@
 """What the plain views take: a JSON object, checked by a form."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

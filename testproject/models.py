@@ -1,7 +1,5 @@
 """The effects of the sample API. One row is one effect, so effects are counted by counting rows."""
 
-from __future__ import annotations
-
 from django.conf import settings
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models

@@ -4,8 +4,6 @@ The package imports this module in every process. The other operations of the sa
 because it is always safe to run them again.
 """
 
-from __future__ import annotations
-
 from idempotency import PARK, REEXECUTE, Attach, Operation, Reconcile
 
 from . import exports

@@ -4,8 +4,6 @@ Orders show the way from the handler to the workers. The protected handler publi
 transaction. The control does what is common: it calls ``apply_async`` in the handler.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.db import transaction

@@ -10,8 +10,6 @@ A transaction is not enough to make a payout happen once. Three things protect i
 - The row in this database is unique by the derived key, so the first attempt or reconciler that gets there writes it.
 """
 
-from __future__ import annotations
-
 import time
 from uuid import UUID
 

@@ -1,7 +1,5 @@
 """The charge as its clients see it."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from rest_framework import serializers

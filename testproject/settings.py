@@ -3,8 +3,6 @@
 ``DATABASE_URL`` names the database. Without it, the database is an SQLite file beside ``manage.py``.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path

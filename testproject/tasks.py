@@ -4,8 +4,6 @@ The effects of a task are in the transaction of its record. ``send_receipt_unpro
 task that does the same work.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from celery import shared_task

@@ -1,7 +1,5 @@
 """Where the sample API's endpoints are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from django.contrib import admin

@@ -1,7 +1,5 @@
 """The endpoints of the sample API. Each shows a way to protect a view, except for the unprotected control."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 from uuid import UUID
 

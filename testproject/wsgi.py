@@ -1,7 +1,5 @@
 """The sample project for a WSGI server."""
 
-from __future__ import annotations
-
 import os
 
 from django.core.wsgi import get_wsgi_application

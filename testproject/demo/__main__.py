@@ -4,8 +4,6 @@
 The exit code is the verdict.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

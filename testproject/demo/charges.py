@@ -1,7 +1,5 @@
 """What a storm sends: charges or orders, and the trouble that each meets. Both endpoints get the same."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from enum import StrEnum

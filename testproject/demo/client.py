@@ -4,8 +4,6 @@ The package's own transport does the retrying, with one key and one payload, ove
 counts every request. What the client is told in the end is kept for the verdict.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import Counter

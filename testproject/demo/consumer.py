@@ -3,8 +3,6 @@
 Each is what a deployment runs, with shorter waits. The sample project knows nothing of it.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The way of a message from the outbox through a real broker to a consumer, all of them killed and started again."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter

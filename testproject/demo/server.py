@@ -6,8 +6,6 @@ and ``kill_at_reply=LABEL`` when everything is committed and the answer is about
 which leaves the mark ``died.LABEL`` first.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

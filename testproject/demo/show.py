@@ -1,7 +1,5 @@
 """The storms, one after the other, each on a server of its own, and what is found of each when it is over."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

@@ -4,8 +4,6 @@ A row of the table is declared once, with what its figure must be at the protect
 that never came fails the run, too, because the run would have shown nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

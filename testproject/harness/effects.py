@@ -1,7 +1,5 @@
 """Compares what should have happened with what has happened, counted where effects happen and never from responses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

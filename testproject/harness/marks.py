@@ -1,7 +1,5 @@
 """Marks: files that processes leave before they are killed, so that counting files counts what has happened to them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -5,8 +5,6 @@ are killed with it. Each owner has one guard process, which knows all of them. W
 the guard's pipe closes, and the guard kills the remaining processes.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

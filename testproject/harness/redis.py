@@ -1,7 +1,5 @@
 """A Redis server on a Unix socket. It can be killed, and started again with the data that it has on disk."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
@@ -69,7 +67,7 @@ class Redis(Daemon):
             is_ready=lambda: answers(self.socket, b"PING\r\n", b"+PONG"),  # while loading, it answers otherwise
         )
 
-    def client(self) -> Client:
+    def client(self) -> "Client":
         """A connection without a timeout of its own."""
         from redis import Redis as Client
 

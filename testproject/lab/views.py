@@ -1,7 +1,5 @@
 """The page of the retry lab, and what its buttons call."""
 
-from __future__ import annotations
-
 import re
 import time
 from typing import Any

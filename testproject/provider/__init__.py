@@ -7,8 +7,6 @@ it pays. So its ledger shows what would have happened in the outside world.
 the tests, and ``__main__`` is its command line.
 """
 
-from __future__ import annotations
-
 from .ledger import Effect, read_ledger
 from .process import Provider, running_provider, running_providers
 

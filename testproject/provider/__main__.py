@@ -1,7 +1,5 @@
 """``python -m testproject.provider``: run the stand-in payment provider on loopback until it is stopped."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The client with which the payments API calls the provider. Each call has a timeout; its errors say what is known."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """The faults that a caller can ask for."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

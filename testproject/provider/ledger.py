@@ -1,7 +1,5 @@
 """The provider's ledger: an append-only file with a line of JSON for each effect, synced before the answer is sent."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict, dataclass

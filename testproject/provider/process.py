@@ -1,7 +1,5 @@
 """Run the provider as a process of the demo or of a test."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

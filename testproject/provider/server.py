@@ -17,8 +17,6 @@ way may still arrive, unless its ``valid_until`` is over. ``GET /payouts?label=<
 of the label, which may be none.
 """
 
-from __future__ import annotations
-
 import json
 import select
 import threading

@@ -1,8 +1,6 @@
 """The protected views of ``urls``, an account, and a client that several threads may use at once."""
 
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -11,8 +9,6 @@ from django.test import Client
 from idempotency.protocol.faults import fault_point
 from tests.concurrency.traces import abandon, end_lease
 from tests.concurrency.urls import handler
-
-Post = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)

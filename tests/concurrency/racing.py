@@ -3,13 +3,10 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
 
 from django.db import connection, connections, transaction
 
 from tests.providers import eventually
-
-T = TypeVar("T")
 
 #: A bound for whatever waits in a test: long enough for a busy machine, short enough that a deadlock is reported.
 PATIENCE = 60

@@ -1,6 +1,6 @@
 """Steps: phases whose results outlive the attempt that ran them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from itertools import chain, repeat
@@ -18,12 +18,11 @@ from tests.concurrency.failures import fail, unreachable
 from tests.concurrency.traces import effects, end_retention
 from tests.concurrency.urls import handler
 
-#: Lets a handler do something first, and returns the answer's status.
-Attempt = Callable[..., int]
-
 
 @pytest.fixture
 def attempt(post):
+    """Lets a handler do something first, and returns the answer's status."""
+
     def attempt(work, path="/again/"):
         handler.before = lambda request: work()
         return int(post(path).status_code)

@@ -1,7 +1,5 @@
 """Tasks that tests deliver messages to. What an effect is counted by is a row."""
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import timedelta
 from typing import Any

@@ -4,8 +4,6 @@ What the pool's process does, and what the worker's main process does with its a
 called one after the other. A message with a countdown is delivered at once: that it waits is Celery's business.
 """
 
-from __future__ import annotations
-
 import ast
 import base64
 import json

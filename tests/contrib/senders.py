@@ -1,10 +1,8 @@
 """The three clients behind one interface, so that one contract holds for all of them."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -46,13 +44,6 @@ class Sender:
     errors: list[Exception] = field(default_factory=list)
     #: Called with each wait, for what is to happen meanwhile.
     meanwhile: Callable[[], object] = lambda: None
-    status_error: type[Exception] = field(init=False)
-    unresolved: Any = field(init=False)
-    transport_errors: type[Exception] = field(init=False)
-    undecodable: type[Exception] = field(init=False)
-    cut: Exception = field(init=False)
-    #: Errors that no retry can cure.
-    hopeless: Sequence[Exception] = field(init=False)
 
     def sleep(self, seconds):
         self.waits.append(seconds)
@@ -67,12 +58,6 @@ class Sender:
         response = self.request(method, url, content, name, dict(headers or {}))
         return Answer(response.status_code, response.content, response.headers, response.request.headers.get(KEY))
 
-    def request(self, method, url, content, name, headers):
-        raise NotImplementedError
-
-    def fetch_status(self, url, key):
-        raise NotImplementedError
-
     def give_up(self, url, **options):
         """Send in vain, and return what is raised at last."""
         with pytest.raises(self.unresolved) as raised:
@@ -81,16 +66,12 @@ class Sender:
 
 
 class RecordingTransport(httpx.HTTPTransport):
-    sender: Sender
-
     def handle_request(self, request):
         self.sender.attempt(request.extensions["timeout"]["read"])
         return super().handle_request(request)
 
 
 class AsyncRecordingTransport(httpx.AsyncHTTPTransport):
-    sender: Sender
-
     async def handle_async_request(self, request):
         self.sender.attempt(request.extensions["timeout"]["read"])
         return await super().handle_async_request(request)
@@ -98,8 +79,6 @@ class AsyncRecordingTransport(httpx.AsyncHTTPTransport):
 
 class RecordingAdapter(HTTPAdapter):
     """Stands between the idempotent adapter and the one of the library."""
-
-    sender: Sender
 
     def send(self, request, *args, **options):
         self.sender.attempt(options["timeout"])

@@ -1,12 +1,9 @@
 """A real HTTP server on loopback that does to each request what the test says: answer, cut, hang, pass it on."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 import struct
 import threading
-from collections.abc import Callable
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,14 +31,11 @@ class Request:
         return self.headers.get("idempotency-key")
 
 
-Fault = Callable[["Handler"], None]
-
-
 @dataclass
 class Server:
     """Follows the script, one entry a request. Whatever comes after its end is answered 201."""
 
-    script: list[Fault] = field(default_factory=list)
+    script: list = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     url: str = ""
     released: threading.Event = field(default_factory=threading.Event)
@@ -56,7 +50,6 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     # Header and body are two writes. With Nagle's algorithm the second would wait for the acknowledgement of the first.
     disable_nagle_algorithm = True
-    script: Server
 
     def answer_by_script(self):
         encoding = self.headers.get("Transfer-Encoding")

@@ -1,7 +1,5 @@
 """Messages that a broker has confirmed and lost: they have no record with their consumer, and are sent again."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -4,8 +4,6 @@ A signal is injected when a call begins, so the process dies after all calls bef
 name, so the place of a call is its name and how many of that name came before it.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import subprocess

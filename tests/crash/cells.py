@@ -1,7 +1,5 @@
 """One cell: break a process at a place, and let fresh processes find out."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -5,8 +5,6 @@ Then the primary is killed, the standby is promoted, and the clients go on there
 what the new primary holds, and with the ledger of the provider. In the end every operation is delivered once more.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

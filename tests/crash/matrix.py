@@ -1,7 +1,5 @@
 """All cells, several at a time, or a crowd of the same kind."""
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed

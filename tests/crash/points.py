@@ -1,7 +1,5 @@
 """The cells of the matrix: places × faults × declarations, and those that make no sense with the reason why."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import product
 

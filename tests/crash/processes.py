@@ -1,7 +1,5 @@
 """The processes of one operation, and the judgement of what they left, by the ledger and the database."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field

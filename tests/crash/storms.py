@@ -3,8 +3,6 @@
 What every client was told is compared with what the database holds at the end.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from contextlib import closing, contextmanager

@@ -1,7 +1,5 @@
 """What the commands share: options, reports, the bar, signals, ``--watch``, refusals and exit codes."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What all work in batches has in common: results, bounds, batch after batch, and a transaction for each batch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Each signal is sent after the fact, with the arguments that are documented, and outside of transactions."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ Unless a script says otherwise, every operation publishes two messages through t
 one to its control, and the same workers consume both under the same fault.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What one fault left behind, counted where effects happen, and whether that is right."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 An effect is a row in the database and a payout at the provider. Both tasks make both.
 """
 
-from __future__ import annotations
-
 from uuid import uuid4
 
 from celery.signals import task_prerun

@@ -3,8 +3,6 @@
 It needs a PostgreSQL that has the extension Citus, given by its ``bin`` directory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

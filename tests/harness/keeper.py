@@ -1,22 +1,11 @@
 """A process manager: it restarts what has died."""
 
 import threading
-from typing import Generic, Protocol, TypeVar
 
 from testproject.harness.processes import LOOK_EVERY
 
 
-class Kept(Protocol):
-    """A process that a keeper restarts."""
-
-    @property
-    def alive(self): ...
-
-
-K = TypeVar("K", bound=Kept)
-
-
-class Keeper(Generic[K]):
+class Keeper:
     """Restarts processes that have died, until it is stopped.
 
     Celery's workers sometimes end by themselves when their broker dies, because of faults in how they reconnect. So

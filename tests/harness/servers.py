@@ -5,14 +5,10 @@ import shutil
 import sys
 import threading
 from contextlib import contextmanager
-from socketserver import BaseServer
-from typing import TypeVar
 
 import pytest
 
 from testproject.harness.redis import RedisMissingError, find_redis
-
-S = TypeVar("S", bound=BaseServer)
 
 #: Servers are often installed where only root looks.
 PLACES = os.pathsep.join(["/usr/lib/rabbitmq/bin", os.environ.get("PATH", ""), "/usr/sbin", "/usr/libexec"])

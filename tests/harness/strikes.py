@@ -3,8 +3,6 @@
 Before a strike, the process leaves a mark: a file that only one process can create, and that survives every kill.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,7 +1,5 @@
 """What all cells or scripts of a run share: a database of their own, two providers, and a zygote."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess

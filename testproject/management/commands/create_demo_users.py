@@ -1,7 +1,5 @@
 """``manage.py create_demo_users``: the callers alice and bob, and their tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.contrib.auth import get_user_model

@@ -1,7 +1,5 @@
 """``manage.py demo``: find or start a database, then let the storm run in a process that was started for it."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

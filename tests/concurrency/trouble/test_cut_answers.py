@@ -1,7 +1,5 @@
 """The answer to a message of several statements breaks off, at each of its bytes."""
 
-from __future__ import annotations
-
 import os
 import select
 
