@@ -68,7 +68,6 @@ TEMPLATES = [
 def _database() -> dict[str, Any]:
     """The default database, from ``DATABASE_URL``."""
     database: dict[str, Any] = dict(env.db_url("DATABASE_URL", default=f"sqlite:///{BASE_DIR / 'db.sqlite3'}"))
-    database["ATOMIC_REQUESTS"] = env.bool("ATOMIC_REQUESTS", default=False)
     options: dict[str, Any] = database.setdefault("OPTIONS", {})
 
     if database["ENGINE"] == "django.db.backends.sqlite3":
@@ -97,11 +96,9 @@ def _database() -> dict[str, Any]:
 DATABASES = {"default": _database()}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-IDEMPOTENCY: dict[str, Any] = {
-    name: timedelta(seconds=env.float(variable))
-    for name, variable in {"LEASE": "IDEMPOTENCY_LEASE_SECONDS", "TTL": "IDEMPOTENCY_TTL_SECONDS"}.items()
-    if variable in env
-}
+IDEMPOTENCY: dict[str, Any] = {}
+if "IDEMPOTENCY_LEASE_SECONDS" in env:
+    IDEMPOTENCY["LEASE"] = timedelta(seconds=env.float("IDEMPOTENCY_LEASE_SECONDS"))
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["testproject.authentication.TokenAuthentication"],
@@ -127,8 +124,6 @@ PROVIDER_TIMEOUT = env.float("PROVIDER_TIMEOUT", default=5.0)
 # BROKER_URL=redis://127.0.0.1:6379/0 or BROKER_URL=amqp://guest:guest@127.0.0.1:5672//. Without a broker messages stay
 # in the outbox, and everything else works.
 CELERY_BROKER_URL = env.str("BROKER_URL", default="amqp://guest:guest@127.0.0.1:5672//")
-CELERY_RESULT_BACKEND = env.str("RESULT_BACKEND", default=None)
-CELERY_TASK_ALWAYS_EAGER = env.bool("CELERY_TASK_ALWAYS_EAGER", default=False)
 # With this, `delay()` returns only after RabbitMQ has confirmed the message, also for messages without the outbox.
 CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any] = {"confirm_publish": True}
 if CELERY_BROKER_URL.startswith(("redis:", "rediss:", "redis+socket:", "sentinel:")):

@@ -8,7 +8,6 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.urls import reverse
-from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST, require_safe
 from rest_framework import mixins, status, viewsets
 from rest_framework.request import Request
@@ -66,7 +65,6 @@ class UnprotectedChargeViewSet(BaseChargeViewSet):
     serializer_class = UnprotectedChargeSerializer
 
 
-@csrf_exempt  # callers authenticate by a token, which a browser does not send automatically
 @require_POST
 @token_required
 @idempotent("transfers.create")
@@ -80,7 +78,6 @@ def create_transfer(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": transfer.pk, **form.cleaned_data}, status=201)
 
 
-@csrf_exempt
 @require_POST
 @token_required
 @idempotent("notifications.create")
@@ -94,7 +91,6 @@ async def create_notification(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": form.instance.pk, **form.cleaned_data}, status=201)
 
 
-@csrf_exempt
 @require_POST
 @token_required
 @idempotent(PAYOUT)
@@ -103,7 +99,6 @@ def create_payout(request: HttpRequest) -> HttpResponse:
     return _payout(request, settings.PROVIDER_URL)
 
 
-@csrf_exempt
 @require_POST
 @token_required
 @idempotent(PAYOUT_REEXECUTED)
@@ -112,7 +107,6 @@ def create_payout_reexecuted(request: HttpRequest) -> HttpResponse:
     return _payout(request, settings.DEDUPLICATING_PROVIDER_URL)
 
 
-@csrf_exempt
 @require_POST
 @token_required
 @idempotent(PAYOUT_PARKED)
@@ -128,7 +122,6 @@ def _payout(request: HttpRequest, provider: str) -> HttpResponse:
     return pay_out(caller(request).pk, provider, **form.cleaned_data)
 
 
-@csrf_exempt
 @require_POST
 @token_required
 @idempotent(EXPORT)

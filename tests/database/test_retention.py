@@ -15,7 +15,7 @@ from idempotency import REEXECUTE, Operation
 from idempotency.lifecycle import Status
 from idempotency.management import running
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.operate.purge import PurgeResult, due, purge_batches, purge_body_batches, purge_once
+from idempotency.operate.purge import due, purge_batches, purge_body_batches, purge_once
 from idempotency.operate.sweep import recover_batches
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_batches
@@ -32,7 +32,7 @@ from tests.database.statements import before_statement, execute
 from tests.operations import receiving
 from tests.outbox import broker, make_messages, statuses
 from tests.providers import eventually
-from tests.records import HOUR, from_now, make_bodies, make_records, remaining
+from tests.records import HOUR, expire, make_bodies, make_records, remaining
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,12 +41,14 @@ def make_step(record, account="1"):
     IdempotencyStep.objects.create(account_id=account, record_id=record, name="charge", result="1")
 
 
-@pytest.mark.parametrize("lease", [HOUR, -HOUR, None], ids=["live", "abandoned", "without lease"])
-@pytest.mark.parametrize("include_parked", [False, True])
-def test_a_claim_is_never_purged(lease, include_parked):
-    kept = make_records(3, Status.IN_PROGRESS, lease=lease)
-    assert purge_once(include_parked=include_parked) == PurgeResult()
-    assert remaining() == {*kept}
+def make_claims():
+    """A live one, an abandoned one, and one without a lease. None of them may ever be purged."""
+    return [pk for lease in (HOUR, -HOUR, None) for pk in make_records(1, Status.IN_PROGRESS, lease=lease)]
+
+
+def make_bodies_past_the_retention_of_their_records(count):
+    """They are purged with their records, and not by themselves."""
+    expire(*make_bodies(count))
 
 
 @pytest.mark.failure_5
@@ -110,17 +112,18 @@ make_sent = partial(make_messages, status=MessageStatus.SENT, sent=-96 * HOUR)  
 
 
 def test_it_purges_all_that_is_due_and_says_so():
-    make_records(1_234)
+    make_records(1_233)
+    make_bodies_past_the_retention_of_their_records(1)
+    bodies = make_bodies(2)
     make_sent(1)
     kept = make_records(2, expires=HOUR) + make_records(2, Status.RECOVERABLE, expires=HOUR)
-    kept += make_records(2, Status.PARKED) + make_records(2, Status.IN_PROGRESS)
+    kept += make_records(2, Status.PARKED) + make_claims()
     for status, times in NOT_DUE.items():
         make_messages(1, status, **times)
-    assert purge() == (
-        0,
-        ["Purged 1,234 records from database 'default'.", "Purged 1 sent message from database 'default'."],
-    )
-    assert remaining() == {*kept}
+    lines = ["1,234 records", "2 recorded responses", "1 sent message"]
+    assert purge() == (0, [f"Purged {line} from database 'default'." for line in lines])
+    assert remaining() == {*kept, *bodies}
+    assert gone() == {*bodies}
     assert {status for status, _ in statuses()} == {*NOT_DUE}
     assert purge() == (0, ["Purged 0 records from database 'default'."])
     assert purge(verbosity=0) == (0, [])
@@ -128,21 +131,22 @@ def test_it_purges_all_that_is_due_and_says_so():
 
 def test_a_dry_run_counts_and_deletes_nothing():
     assert purge(dry_run=True) == (0, ["Would purge 0 records from database 'default'."])
-    make_records(3)
+    make_records(2)
+    make_bodies_past_the_retention_of_their_records(1)
     make_records(2, Status.RECOVERABLE)
     make_records(2, Status.PARKED)
-    make_records(1, Status.IN_PROGRESS)
-    make_records(7, expires=HOUR)
+    kept = make_claims() + make_records(7, expires=HOUR) + make_bodies(4)
     make_sent(5)
     before = remaining()
     would = "Would purge {} from database 'default'."
-    claims, parked = "Would keep 1 record past retention: in progress.", "Would keep 2 records past retention: parked."
-    messages = would.format("5 sent messages")
-    assert purge(dry_run=True) == (0, [would.format("5 records"), claims, parked, messages])
-    assert purge(dry_run=True, include_parked=True) == (0, [would.format("7 records"), claims, messages])
+    claims, parked = "Would keep 3 records past retention: in progress.", "Would keep 2 records past retention: parked."
+    others = [would.format("4 recorded responses"), would.format("5 sent messages")]
+    assert purge(dry_run=True) == (0, [would.format("5 records"), claims, parked, *others])
+    assert purge(dry_run=True, include_parked=True) == (0, [would.format("7 records"), claims, *others])
     assert (remaining(), OutboxMessage.objects.count()) == (before, 5)
     assert (due().count(), due(include_parked=True).count()) == (5, 7)
     assert purge(include_parked=True)[1][0] == "Purged 7 records from database 'default'."
+    assert remaining() == {*kept}
 
 
 @pytest.mark.parametrize(
@@ -161,19 +165,6 @@ def test_a_run_tells_whether_its_last_batches_have_left_anything(records, messag
     assert (code, "Stopped by --max-batches 2. More is due." in lines) == ((3, True) if more else (0, False))
     with_bodies = IdempotencyRecord.objects.exclude(body_expires_at=None).count()
     assert len(remaining()) - bodies + with_bodies + OutboxMessage.objects.count() == int(more)
-
-
-def test_a_verbose_run_reports_each_batch():
-    make_records(1)
-    make_sent(2)
-    # Where only an empty batch tells that nothing more is due, it has a line, too.
-    assert [*dict.fromkeys(purge(batch_size=1, verbosity=2)[1])] == [
-        "So far: Purged 1 record from database 'default'.",
-        "Purged 1 record from database 'default'.",
-        "So far: Purged 1 sent message from database 'default'.",
-        "So far: Purged 2 sent messages from database 'default'.",
-        "Purged 2 sent messages from database 'default'.",
-    ]
 
 
 def test_what_falls_due_after_the_last_batch_is_left_to_the_next_run():
@@ -244,18 +235,6 @@ def test_what_the_steps_tell_is_deleted_with_the_response():
         make_step(pk)
     assert purge_bodies() == [1]
     assert IdempotencyStep.objects.get().record_id == kept
-
-
-def test_the_command_purges_records_then_responses_then_messages():
-    make_bodies(2)
-    make_records(1)
-    make_sent(1)
-    both = make_bodies(1)
-    IdempotencyRecord.objects.filter(pk__in=both).update(expires_at=from_now(-HOUR))  # is purged as a whole
-    lines = ["2 records", "2 recorded responses", "1 sent message"]
-    for options, verb in (({"dry_run": True}, "Would purge"), ({}, "Purged")):
-        assert purge(**options) == (0, [f"{verb} {line} from database 'default'." for line in lines])
-    assert len(gone()) == IdempotencyRecord.objects.count() == 2
 
 
 # Beside transactions that hold its records or the whole table, and under load

@@ -69,9 +69,7 @@ class Server:
 
     def stop_being_durable(self):
         """Take away what durability rests on, for a control."""
-        with closing(Database(self.url)) as database:
-            for name, value in NOT_DURABLE.items():
-                database.query(f"ALTER SYSTEM SET {name} = '{value}'")
+        self.configure(**NOT_DURABLE)
         self.restart()
 
 

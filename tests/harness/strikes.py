@@ -54,7 +54,7 @@ class Strikes:
         for strike in self._strikes:
             if strike.meets(place, label, int(label.rpartition("-")[2]) if number is None else number):
                 for time in range(1, strike.times + 1):
-                    if self.marks.leave(f"{strike.act}.{label}.{time}", str(os.getpid())):
+                    if self.marks.leave(f"{strike.act}.{label}.{time}"):
                         ACTS[strike.act](self.marks, label)
                         break
 

@@ -135,8 +135,7 @@ async function showState() {
   setTimeout(showState, 400);
 }
 
-const sliders = [...document.querySelectorAll("input[type=range]")];
-for (const slider of sliders) {
+for (const slider of document.querySelectorAll("input[type=range]")) {
   const name = `lab:${slider.id}`;
   slider.value = localStorage.getItem(name) ?? slider.value;
   const show = () => {
@@ -145,12 +144,6 @@ for (const slider of sliders) {
   };
   slider.addEventListener("input", show);
   show();
-}
-for (const button of document.querySelectorAll("[data-network]")) {
-  button.addEventListener("click", () => button.dataset.network.split(" ").forEach((value, place) => {
-    sliders[place].value = value;
-    sliders[place].dispatchEvent(new Event("input"));
-  }));
 }
 
 byId("pay").addEventListener("click", pay);

@@ -16,7 +16,6 @@ from tests.concurrency.failures import (
     UNAVAILABLE,
     cut_connection,
     fail,
-    failing_database,
     problem,
     unreachable,
 )
@@ -47,12 +46,6 @@ def test_a_late_attempt_learns_nothing_of_another_payload_that_has_its_key_since
 
     handler.before = replaced
     assert problem(post("/again/")) == IN_PROGRESS
-
-
-def test_outside_of_a_transaction_a_lost_recording_leaves_the_claim_to_recovery(post):
-    with failing_database(ownership, "complete"):
-        assert problem(post("/park/")) == UNAVAILABLE
-    assert state() == ("in_progress", ["one"])
 
 
 @pytest.mark.failure_74
