@@ -114,15 +114,9 @@ class Observer(Database):
 
 class Arena:
     def __init__(self, shared):
-        self.url = shared.url
-        self.zygote = shared.zygote
-        self.pooler = shared.pooler
-        self._providers = shared.providers
-        self._directory = shared.directory
-
-    @property
-    def database(self):
-        return vendor_of(self.url)
+        self.url, self.zygote, self.pooler = shared.url, shared.zygote, shared.pooler
+        self.database = vendor_of(self.url)
+        self._shared = shared
 
     @contextmanager
     def observer(self, name):
@@ -131,8 +125,8 @@ class Arena:
             with closing(Observer(self.url, None, self.pooler)) as observer:
                 yield observer
             return
-        path = self._directory / f"{name}.sqlite3"
-        shutil.copyfile(self._directory / "template.sqlite3", path)
+        path = self._shared.directory / f"{name}.sqlite3"
+        shutil.copyfile(self._shared.directory / "template.sqlite3", path)
         try:
             with closing(Observer(f"sqlite:///{path}", path)) as observer:
                 yield observer
@@ -141,12 +135,12 @@ class Arena:
                 file.unlink(missing_ok=True)
 
     def provider(self, *, deduplicate):
-        return self._providers[deduplicate]
+        return self._shared.providers[deduplicate]
 
     def payouts(self, operation, key, *, deduplicate):
         """What the provider has paid for an operation, by its ledger."""
         derived = str(Scope("1", operation, key).derive_key("payout"))
-        return [effect for effect in self._providers[deduplicate].effects() if effect.key == derived]
+        return [effect for effect in self._shared.providers[deduplicate].effects() if effect.key == derived]
 
 
 @contextmanager

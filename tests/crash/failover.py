@@ -151,8 +151,7 @@ def acknowledged(storms):
 
 def get_further(storms):
     for storm in storms.values():
-        enough = len(storm.tally.known) + ENOUGH
-        storm.wait_for(lambda tally, enough=enough: len(tally.known) >= enough, "operations on a primary")
+        storm.get_further(ENOUGH, "operations on a primary")
 
 
 def get_further_or_wait(storms, database):

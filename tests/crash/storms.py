@@ -104,6 +104,11 @@ class Storm:
             if self._errors:
                 raise ImpossibleError("; ".join(self._errors))
 
+    def get_further(self, by, what):
+        """Wait until the clients know so many outcomes more."""
+        enough = len(self.tally.known) + by
+        self.wait_for(lambda tally: len(tally.known) >= enough, what)
+
     def stop(self):
         """Let every client learn the outcome of what it is at, and end."""
         for worker in self._workers:
@@ -164,12 +169,10 @@ def run_restarts(server, rounds, *, seed=0):
     with storm_on(server.url) as storm:
         for _ in range(rounds):
             # In mid-load: clients have got through since the last restart, a few or many of them.
-            enough = len(storm.tally.known) + lots.randint(20, 120)
-            storm.wait_for(lambda tally, enough=enough: len(tally.known) >= enough, "operations between restarts")
+            storm.get_further(lots.randint(20, 120), "operations between restarts")
             server.restart()
             storm.tally.restarts += 1
-        enough = len(storm.tally.known) + 20
-        storm.wait_for(lambda tally: len(tally.known) >= enough, "operations after the last restart")
+        storm.get_further(20, "operations after the last restart")
         storm.stop()
         return storm.settle(server.url)
 
