@@ -27,7 +27,7 @@ class TokenAuthentication(authentication.TokenAuthentication):
 def token_required(view: Callable[..., Any]) -> Callable[..., Any]:
     """Set ``request.user`` from the caller's token, or answer 401. For plain views, sync and async.
 
-    Put it above ``@idempotent``, because somebody who may not call the view may not see a replay either. The view needs
+    Put it above ``@idempotent``, because a caller who may not call the view may not see a replay either. The view needs
     no CSRF token, because a browser doesn't send this header by itself.
     """
     if iscoroutinefunction(view):

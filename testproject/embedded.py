@@ -192,7 +192,7 @@ def _start(binaries: Path, directory: Path, parameters: Mapping[str, str]) -> No
         binaries = _reachable_binaries(binaries, directory)
     data = directory / "data"
     initdb = [str(binaries / "initdb"), "--pgdata", str(data), "--username", SUPERUSER]
-    # The empty cluster needs no fsync, because after a power failure nobody needs it.
+    # The empty cluster needs no fsync, because it is not needed after a power failure.
     initdb += ["--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"]
     _run(initdb, directory)
 

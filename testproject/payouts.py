@@ -5,8 +5,8 @@ A transaction is not enough to make a payout happen once. Three things protect i
 - The call to the provider carries a key derived from the claim, so that every attempt asks for the same payout. A
   provider that deduplicates makes it once, and one that can be asked finds it by that key.
 - The call is valid for a part of the lease only. Otherwise "not found" would prove nothing, because the call may still
-  be on its way, or its process may be frozen and make the call in an hour. With it, whoever acts on an abandoned claim
-  knows that no earlier call can pay any more.
+  be on its way, or its process may be frozen and make the call in an hour. With it, a process that acts on an
+  abandoned claim knows that no earlier call can pay any more.
 - The row in this database is unique by the derived key, so the first attempt or reconciler that gets there writes it.
 """
 
@@ -40,9 +40,9 @@ def pay_out(account_id: int, provider: str, *, label: str, amount: int, fault: s
     """
     claim = current_claim()
     assert claim is not None, "pay_out() is for views under @idempotent."
-    # Read the clock first. The renewal then proves that this attempt owned the claim later than that, so nobody treats
-    # it as abandoned before `now` plus the lease. If the process freezes anywhere from here on, its call comes too late
-    # and is refused.
+    # Read the clock first. The renewal then proves that this attempt owned the claim later than that, so no process
+    # treats it as abandoned before `now` plus the lease. If the process freezes anywhere from here on, its call comes
+    # too late and is refused.
     now = time.time()
     claim.renew()
     valid_until = now + VALID_PART * claim.operation.policy.lease.total_seconds()

@@ -19,7 +19,7 @@ from testproject.harness.redis import redelivering
 RELAY_LEASE = timedelta(seconds=1)
 BROKER_BACKOFF = timedelta(seconds=1)
 VISIBILITY_TIMEOUT = 1  # seconds
-#: What a receipt takes, in seconds: long enough that whoever kills a worker finds it with one.
+#: What a receipt takes, in seconds: long enough that a worker is mostly killed while it sends one.
 WORK = 0.05
 
 

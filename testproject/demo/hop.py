@@ -22,7 +22,7 @@ QUIET = 4.0
 
 
 class Hop:
-    """Relay, worker and broker at work, and what was done to them."""
+    """Relay, worker and broker, and how often each was killed."""
 
     def __init__(self, redis: Redis, run: str, expected: int) -> None:
         """Labels of the protected orders begin with ``run``, and ``expected`` of them are accepted."""

@@ -84,10 +84,10 @@ class Gate:
 
     def pass_through(self):
         self._reached.set()
-        assert self._open.wait(PATIENCE), "nobody opened the gate"
+        assert self._open.wait(PATIENCE), "the gate was not opened"
 
     def wait_until_reached(self):
-        assert self._reached.wait(PATIENCE), "nobody reached the gate"
+        assert self._reached.wait(PATIENCE), "the gate was not reached"
 
     def open(self):
         self._open.set()

@@ -34,7 +34,7 @@ def test_a_renewed_lease_runs_anew_and_others_see_it_at_once(post, path):
 
     def renew(request):
         if connection.vendor == "sqlite" and path == "/inside/":
-            # Nobody else can write while this transaction is open, so there is nothing to prolong.
+            # No other connection can write while this transaction is open, so there is nothing to prolong.
             require_claim().renew()
             left.append(60)
             return
@@ -155,7 +155,7 @@ def test_a_heartbeat_that_finds_the_lease_lost_marks_the_claim(post):
 
 
 def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(post):
-    """On SQLite nobody could, and a heartbeat would wait for the handler's own lock."""
+    """On SQLite no attempt could take over, and a heartbeat would wait for the handler's own lock."""
     seen = []
 
     def expiry():

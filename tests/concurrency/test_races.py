@@ -36,7 +36,7 @@ def test_simultaneous_requests_with_one_key_have_one_effect(post, count):
 @pytest.mark.scenario_19
 @pytest.mark.parametrize(
     "all_inside",
-    [False, pytest.param(True, marks=pytest.mark.postgres)],  # SQLite has one writer at a time, whoever asks
+    [False, pytest.param(True, marks=pytest.mark.postgres)],  # SQLite has one writer at a time
 )
 def test_forty_keys_at_once_all_take_effect_and_block_nobody(post, all_inside):
     everybody = threading.Barrier(40)

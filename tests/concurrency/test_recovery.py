@@ -56,7 +56,7 @@ def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post
     for attempt in (2, 3):
         answer = post("/reconciled/")
         assert (problem(answer), answer["Retry-After"]) == (IN_PROGRESS, str(2**attempt))
-        assert post("/reconciled/").status_code == 409  # and nobody is asked before that
+        assert post("/reconciled/").status_code == 409  # and the reconciler is not asked before that
         assert asked == list(range(2, attempt + 1))
         end_lease()
     assert problem(post("/reconciled/")) == UNKNOWN  # attempt 4 is the last that the operation allows
@@ -81,7 +81,7 @@ def test_a_reconciler_that_fails_has_said_nothing(post, abandoned_one, broken, c
 
 
 def test_another_payload_never_reaches_the_reconciler(post, abandoned_one):
-    handler.find_out = lambda row: pytest.fail("asked for somebody else's request")
+    handler.find_out = lambda row: pytest.fail("asked about another request")
     assert post("/reconciled/", label="other").status_code == 422
 
 

@@ -79,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def date_time_string(self, timestamp=None):
-        return "Wed, 21 Oct 2026 07:28:00 GMT"  # the server's clock, for whoever compares
+        return "Wed, 21 Oct 2026 07:28:00 GMT"  # the server's clock
 
     def log_message(self, *args):
         """Say nothing."""

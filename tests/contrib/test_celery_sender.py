@@ -75,7 +75,7 @@ def test_a_payload_that_is_no_arguments_of_the_task_is_the_messages_own_fault(in
 
 
 @pytest.mark.parametrize("scheme", ["redis", "amqp"])
-def test_a_broker_that_cannot_be_reached_is_nobodys_fault_and_soon_given_up(monkeypatch, scheme):
+def test_a_broker_that_cannot_be_reached_is_called_unavailable_soon(monkeypatch, scheme):
     monkeypatch.setenv("CELERY_BROKER_URL", f"{scheme}://127.0.0.1:{free_port()}//")
     begun = time.monotonic()
     with pytest.raises(BrokerUnavailableError, match="can't be reached"):

@@ -177,7 +177,7 @@ def test_coroutine_functions_are_refused(function):
         pytest.param(lambda: Task, id="a class"),
         pytest.param(lambda: functools.partial(print), id="a partial"),
         pytest.param(lambda: print, id="a builtin"),
-        pytest.param(lambda: Proxy(look), id="a task that nobody has looked at yet"),
+        pytest.param(lambda: Proxy(look), id="a lazy task"),
     ],
 )
 def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(decorated):

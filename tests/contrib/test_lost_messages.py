@@ -83,7 +83,7 @@ def test_a_message_with_a_record_of_any_state_is_left_alone(topic, account):
 def test_the_record_must_be_the_consumers_own():
     message = sent()
     consume(message, "tests.lost.other", "celery")
-    consume(message, TASK, "somebody else")
+    consume(message, TASK, "another account")
     assert resend_lost_messages() == 1
 
 
@@ -136,7 +136,7 @@ def test_all_pages_are_looked_at_also_where_a_relay_has_marked_a_batch_at_once(m
 @pytest.mark.usefixtures("_short_retention")
 @pytest.mark.failure_56
 def test_a_message_whose_record_may_be_purged_is_not_sent_again():
-    """Nobody can tell it from one that was lost, and the task would run a second time."""
+    """It looks like one that was lost, and the task would run a second time."""
     message = sent(SHORT, ago=2 * HOUR)
     consume(message, SHORT, "celery")
     IdempotencyRecord.objects.update(expires_at=from_now(-MINUTE))

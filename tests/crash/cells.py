@@ -104,7 +104,7 @@ class Run(Processes):
 
     @property
     def waits_by_the_real_clock(self):
-        """The provider refuses a call that a frozen process makes after its lease, by a clock nobody can back-date."""
+        """The provider refuses a call that a frozen process makes after its lease, by a clock that no test can move."""
         cell = self.cell
         return cell.declaration == "ask" and cell.point in LATE_CALL and cell.fault.startswith("stop")
 
@@ -208,7 +208,7 @@ class Run(Processes):
                 raise ImpossibleError(f"no rival could be held: {event}")
             if event["code"] == "idempotency_outcome_unknown":
                 # Under SERIALIZABLE the server may refuse the rival's handler because of another cell. It is parked
-                # then, and nobody can win: the cell is void, and runs again.
+                # then, and no rival can win: the cell is void, and runs again.
                 self.verdict.fired = False
                 raise ImpossibleError(f"the rival was parked: {event}")
             self.answers.append(event)

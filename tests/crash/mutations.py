@@ -68,7 +68,7 @@ def release_unfenced():
 
 @mutation
 def clock_of_the_application():
-    """Leases are judged by the clock of whoever asks."""
+    """Leases are judged by the clock of the process that asks."""
     changed = [name for name in vars(statements) if "statement_timestamp()" in str(getattr(statements, name))]
     rewrite("statement_timestamp()", f"to_timestamp({time.time()})", *changed)
 

@@ -100,7 +100,7 @@ SQLITE = ("sqlite",)
 EXCLUSIONS = {
     Where(
         faults=("drop",), databases=SQLITE
-    ): "SQLite is a library in the process: there is no session that somebody else could terminate",
+    ): "SQLite is a library in the process: there is no session that another process could terminate",
     Where(
         ("claim.unanswered",), databases=("mariadb", "sqlite")
     ): "one call of the driver sends a statement and reads its answer: there is no moment between the two",
@@ -118,7 +118,7 @@ EXCLUSIONS = {
     ): "an outcome outside of the handler's transaction is committed with its statement, so no attempt can win",
     Where(
         ("heartbeat.before",), declarations=("inside",), databases=SQLITE
-    ): "there is no heartbeat: while the one writer has its transaction open nobody else could take over",
+    ): "there is no heartbeat: while the one writer has its transaction open no other attempt could take over",
     Where(
         ("step.started", "step.stored"), declarations=("inside",)
     ): "a step can't outlive a crash of the one transaction, and is refused there",
@@ -139,7 +139,7 @@ EXCLUSIONS = {
     ): "a parked operation isn't run by another attempt, so none can still be running",
 }
 
-#: On SQLite a frozen process that has a transaction open holds the file's one write lock, so nobody can win before it
+#: On SQLite a frozen process that has a transaction open holds the file's one write lock, so no rival can win before it
 #: wakes. The cell is run all the same: everybody else must be refused, nothing may take effect, and all must be well
 #: once it wakes. A sweep has a transaction open at this place, and the handler at the others while it is inside of one.
 SQLITE_WRITE_LOCK = ("sweep.selected",)

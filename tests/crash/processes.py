@@ -74,7 +74,7 @@ class Processes:
         return worker
 
     def end(self):
-        """Kill whoever is left, held at a place or frozen."""
+        """Kill the workers that are left, held at a place or frozen."""
         for worker in self._workers:
             worker.end()
 
@@ -113,7 +113,7 @@ class Processes:
             if answer["status"] not in {409, 500, 503}:
                 raise ImpossibleError(f"an answer that makes no sense: {answer}")
             self.end_lease()
-        raise ImpossibleError(f"P7: nobody learned the outcome within {LIMIT:g} s; the last answer was {answer}")
+        raise ImpossibleError(f"P7: no process learned the outcome within {LIMIT:g} s; the last answer was {answer}")
 
     # Judging
 

@@ -29,7 +29,7 @@ class Tally:
 
     known: set[str] = field(default_factory=set)
     requests: int = 0
-    #: Operations whose outcome stayed unknown, so that nobody runs them again.
+    #: Operations whose outcome stayed unknown, and which are not run again.
     parked: set[str] = field(default_factory=set)
     #: COMMITs of an outcome whose answer never came, and how many of them had committed.
     ambiguous: int = 0
@@ -157,7 +157,7 @@ def server_to_stop():
 
 @contextmanager
 def storm_on(url):
-    with closing(Zygote("tests.crash.worker", environment(url))) as zygote:  # and with it whoever is still there
+    with closing(Zygote("tests.crash.worker", environment(url))) as zygote:  # which ends the clients that are left
         yield Storm(zygote)
 
 

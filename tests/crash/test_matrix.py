@@ -10,7 +10,7 @@ KILLED = (pytest.mark.scenario_3, pytest.mark.scenario_22)
 WOKEN = (pytest.mark.scenario_23, pytest.mark.scenario_24)
 
 #: Which scenarios a column of the matrix is: a downstream effect is not repeated, and a kill in mid-handler leaves one
-#: effect. A process that slept beyond its lease leaves nothing, and frees nobody's claim if it fails.
+#: effect. A process that slept beyond its lease leaves nothing, and frees no other attempt's claim if it fails.
 SCENARIOS = {
     "kill": dict.fromkeys(DECLARATIONS, KILLED),
     "stop": {"inside": WOKEN, "again": WOKEN, "ask": WOKEN[:1]},

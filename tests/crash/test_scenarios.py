@@ -137,7 +137,7 @@ def test_a_reconciler_that_outlived_its_lease_lets_nothing_run(shared):
     assert verdict.passed, verdict
 
 
-@pytest.mark.postgres  # on SQLite a frozen writer holds everybody up
-def test_a_frozen_purge_holds_nobodys_key_for_long(shared):
+@pytest.mark.postgres  # on SQLite all others wait for a frozen writer
+def test_a_frozen_purge_holds_no_key_for_long(shared):
     verdict = run_cell(shared, Cell("purge.selected", "stop", "inside"), wanted=True)
     assert verdict.passed, verdict

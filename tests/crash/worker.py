@@ -364,7 +364,7 @@ class Worker:
         return {"redelivered": self.spec["operations"]}
 
     def _ask_until_known(self, number):
-        """One operation's outcome, or the answer that nobody knows it, and after how many requests."""
+        """One operation's outcome, or the answer that it is not known, and after how many requests."""
         self.spec["key"] = f"{self.spec['prefix']}-{number}"
         for asked in count(1):
             answer = self.request()

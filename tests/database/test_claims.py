@@ -56,7 +56,7 @@ def test_a_claim_that_loses_leaves_the_connection_as_it_was():
 
 
 class LaggingReplica:
-    """Reads go to a replica, which here is none: whoever asks it finds out."""
+    """Reads go to a replica. There is none here, so a read from it fails."""
 
     def db_for_read(self, model, **hints):
         return "replica"

@@ -117,7 +117,7 @@ def test_a_message_that_died_again_since_it_was_seen_is_left_alone(change):
 
 
 @pytest.mark.parametrize("by", ["", None, 1])
-def test_nobody_requeues_without_a_name(by):
+def test_requeueing_names_who_decides(by):
     make_messages(1, MessageStatus.DEAD)
     with pytest.raises(TypeError, match="by="):
         requeue(OutboxMessage.objects.get(), by=by)

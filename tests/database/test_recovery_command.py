@@ -99,7 +99,7 @@ def test_the_pause_before_a_reconciler_is_asked_again_has_a_bound():
     assert MINUTE < IdempotencyRecord.objects.get().lease_expires_at - database_now() < 5 * MINUTE
 
 
-def test_claims_of_unknown_operations_stay_and_are_told_of():
+def test_claims_of_unknown_operations_stay_and_are_reported():
     abandon(1)
     abandon(2, "tests.recover.elsewhere")
     code, lines, errors = recover()

@@ -62,7 +62,7 @@ def test_an_error_is_kept_as_far_as_a_database_can(caplog):
     assert len(message(pk).error) == MAX_REASON
 
 
-def test_a_broker_that_can_not_be_reached_is_nobodys_fault():
+def test_a_broker_that_can_not_be_reached_counts_as_no_attempt():
     first, second = make_messages(2)
     broker.refuse(0, 1, error=UNREACHABLE)
     for _ in range(MAX_ATTEMPTS + 1):

@@ -228,11 +228,11 @@ def test_who_saw_another_state_is_told_and_changes_nothing(decision, change, sai
     assert not LogEntry.objects.exists()
 
 
-@pytest.mark.parametrize("nobody", [None, "", 7])
-def test_a_decision_has_somebody_behind_it(nobody):
+@pytest.mark.parametrize("by", [None, "", 7])
+def test_a_decision_names_who_decides(by):
     seen = record()
     with pytest.raises(TypeError, match="by="):
-        mark_not_executed(seen, by=nobody)
+        mark_not_executed(seen, by=by)
     assert state(seen) == ("parked", 1)
 
 

@@ -82,7 +82,7 @@ def test_a_claim_elsewhere_is_settled_by_the_sweep_of_its_database_and_resolved_
     assert recover_once(using=ELSEWHERE).touched == 1
 
     assert kept(ELSEWHERE) == [("near", Status.PARKED)]
-    mark_not_executed(elsewhere.get(), by="somebody", reason="seen")
+    mark_not_executed(elsewhere.get(), by="ops", reason="seen")
     assert kept(ELSEWHERE) == [("near", Status.RECOVERABLE)]
 
 

@@ -48,8 +48,8 @@ def run(stage, name, messages, **defaults):
 def consume(scene, verdict, *strikes, meanwhile=lambda: None, **options):
     """Workers that are struck consume all messages, which a relay sends while they come up.
 
-    kombu takes a message off Redis' list first and notes that it has it afterwards. Whoever dies in between, the
-    worker's main process or the server, takes it along, so what was lost is sent again. RabbitMQ must lose none.
+    kombu takes a message off Redis' list first and notes that it has it afterwards. If the worker's main
+    process or the server dies in between, the message is lost, and it is sent again. RabbitMQ must lose none.
     """
     keeper = scene.start_workers(*strikes, **options)
     relay = scene.start_relay()
@@ -80,8 +80,8 @@ def struck_by(act, place, share, **options):
 
     def script(scene, verdict):
         every = one_in(scene, share)
-        # Protected messages and the control's are struck far from each other. Whoever dies takes along what else its
-        # worker has at hand, and of a message that was just committed there is no second run that could be struck.
+        # Protected messages and the control's are struck far from each other. A process that dies takes along what else
+        # its worker has at hand, and of a message that was just committed there is no second run that could be struck.
         kept = Strike(place, act, every=every, among="-kept-")
         plain = Strike(place, act, every=every, offset=every // 2, among="-plain-")
         keeper = consume(scene, verdict, kept, plain, lease=LEASE, **options)

@@ -8,7 +8,7 @@ PLAIN = "delivery.plain"
 DEAD = "delivery.dead"
 MAX_ATTEMPTS = 3
 
-#: The queue that nudges go to, and that nobody consumes: the relays are processes of the harness's own, which it kills.
+#: The queue for nudges, which no worker consumes: the harness starts the relays itself, and kills them.
 NUDGES = "delivery.nudges"
 
 #: Senders of the outbox: the shipped one, and those of ``tasks``.

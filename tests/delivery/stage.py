@@ -22,7 +22,7 @@ from tests.harness.world import LONG_AGO, Database, world
 from tests.harness.zygote import ImpossibleError
 
 BROKERS = {"redis": running_redis, "rabbitmq": running_rabbitmq}
-#: Seconds after which Redis delivers a message again that nobody has acknowledged, in scripts that don't say otherwise.
+#: Seconds after which Redis delivers an unacknowledged message again, in scripts that don't say otherwise.
 #: Far longer than any of them.
 VISIBILITY = 600.0
 
@@ -129,7 +129,7 @@ class Scene:
         return relay.expect("done")["sent"]
 
     def relay_all(self, **more):
-        """Relay until nothing is left to be sent, whoever has had it before."""
+        """Relay until nothing is left to be sent, also what other relays have taken."""
         relay = self.start_relay(**more)
         self.until(lambda: not self.unsent(), "the outbox is empty", meanwhile=self.end_backoffs)
         return self.finish(relay)
@@ -273,12 +273,12 @@ class Scene:
 
 
 def forget(broker):
-    """Throw away what nobody consumes: nudges, and what a script that failed has left."""
+    """Throw away what no worker consumes: nudges, and what a script that failed has left."""
     if isinstance(broker, Redis):
         with broker.client() as client:
             client.flushall()
         return
-    # Scripts have queues of their own, so what one leaves there is in nobody's way.
+    # Each script has its own queue, so what one leaves there disturbs no other.
     with Connection(broker.url) as connection, connection.channel() as channel:
         channel.queue_delete(names.NUDGES)
 

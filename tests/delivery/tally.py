@@ -19,7 +19,7 @@ class Count:
     #: Messages of transactions that rolled back, and that took effect.
     ghosts: int = 0
     deliveries: int = 0
-    #: Which messages are wrong, for whoever looks into it.
+    #: Some of the messages that are wrong.
     examples: list[str] = field(default_factory=list)
 
     def __str__(self):

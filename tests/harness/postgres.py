@@ -15,7 +15,7 @@ NOT_DURABLE = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
 
 
 def has_ended(process):
-    """Whether it is gone, or waits for somebody to take notice of its end, as in a container that may be for ever."""
+    """Whether it is gone, or is a zombie. In a container without an init process it may stay one for ever."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

@@ -78,7 +78,7 @@ def running_rabbitmq():
     mapping = find_program("epmd", "rabbitmq")
     with short_directory("rabbitmq-") as directory:
         mapper = free_port()
-        # A node that finds no port mapper starts one that outlives it, and that nobody would know the pid of.
+        # A node that finds no port mapper starts one, which outlives it and whose pid is not known.
         command = [mapping, "-port", str(mapper), "-address", "127.0.0.1"]
         with (
             Daemon("epmd", command, directory, is_ready=lambda: answers(("127.0.0.1", mapper))),

@@ -19,7 +19,7 @@ LOGGING = {
 #: A message whose claim is alive comes back in a second, and not in half a minute.
 IDEMPOTENCY = {"MAX_RETRY_AFTER": timedelta(seconds=1)}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    # Whoever waits for a frozen process's lock is to be refused soon.
+    # A process that waits for a frozen process's lock is to be refused soon.
     DATABASES["default"]["OPTIONS"]["timeout"] = 1
 
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False

@@ -1,4 +1,4 @@
-"""What the demo and the tests start is killed whole, started again, and outlives nobody; and how it is struck."""
+"""Processes of the demo and the tests are killed with their forks, started again, and never outlive their owner."""
 
 import os
 import signal

@@ -87,7 +87,7 @@ class World:
 
 
 def environment(url):
-    """What processes see: the run's own database, and no broker that somebody has set for another purpose.
+    """What processes see: the run's own database, and no broker that the environment names for another purpose.
 
     Their coverage is not measured, because it would slow them down and they end without writing it.
     """

@@ -163,8 +163,8 @@ def main(descriptor, name):
             if os.getppid() == zygote:
                 module.run(json.loads(message), Channel(socket.socket(fileno=descriptors[0])))
         except (EOFError, BrokenPipeError):
-            pass  # the harness has let go of it, so nobody wants to know
-        except BaseException:  # noqa: BLE001 - there is nobody above a fork that it could be passed to
+            pass  # the harness has let go of it
+        except BaseException:  # noqa: BLE001 - a fork has no caller that it could be passed to
             traceback.print_exc()
         finally:
             os._exit(0)

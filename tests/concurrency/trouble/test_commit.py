@@ -92,11 +92,11 @@ def test_a_commit_that_the_server_refused_is_released_at_once(post):
 
 def test_a_deferred_constraint_that_fails_in_commit_is_the_handlers_failure(post, account):
     """Foreign keys are only checked by COMMIT, on both databases."""
-    nobody = int(account) + 1000
-    answer = post(account=str(nobody))
+    unknown = str(int(account) + 1000)
+    answer = post(account=unknown)
     assert answer.status_code == 500  # as unprotected, with the handler's own IntegrityError
     assert state() == ("recoverable", [])
-    assert post(account=str(nobody)).status_code == 500
+    assert post(account=unknown).status_code == 500
     assert handler.attempts == [1, 2]
 
 
@@ -131,7 +131,7 @@ BOUNDS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_time
 @pytest.mark.postgres
 @pytest.mark.parametrize("path", ["/inside/", "/bounded/", "/again/"])
 def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(post, path):
-    """COMMIT checks deferred foreign keys, and may wait there for a row that somebody else has locked."""
+    """COMMIT checks deferred foreign keys, and may wait there for a row that another transaction has locked."""
     seen = {}
     handler.after = lambda request: seen.update(handler=session_settings(*BOUNDS))
 

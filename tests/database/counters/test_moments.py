@@ -138,7 +138,7 @@ def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(view, left
     threads = []
     flush = counters.flush
     monkeypatch.setattr(counters, "flush", lambda: threads.append(threading.get_ident()) or flush())
-    # Each request has a thread of its own, and a connection that would outlive it belongs to nobody.
+    # Each request has a thread of its own, and a connection that outlived it would never be used again.
     monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)
     make_due()
     visit()

@@ -61,8 +61,8 @@ def test_a_small_table_is_counted_exactly():
         assert seen[name].value == pytest.approx(age, abs=60)
 
 
-def test_how_long_nobody_has_purged_is_told_to_the_hour():
-    """If nobody ever has, it is told since when anything was counted: who forgot to schedule the purge must see it."""
+def test_the_time_since_the_last_purge_is_told_to_the_hour():
+    """Without any purge it is the time since the first count. So an operator sees that no purge is scheduled."""
     assert numbers()["since_purge"] == Number(None, Precision.RECENT)
 
     def row(hours_ago, event, name=""):

@@ -1,4 +1,4 @@
-"""What was counted is added to the table, in no transaction of somebody else's, over threads, forks and processes."""
+"""What was counted is added to the table, outside of open transactions, over threads, forks and processes."""
 
 import asyncio
 import json
@@ -154,7 +154,7 @@ def test_what_was_counted_in_a_test_database_is_not_written_to_the_one_that_take
         count()
 
 
-# A database that refuses to write loses no count, and nobody waits for it
+# A database that refuses to write loses no count, and no request waits for it
 
 
 def deadlock():
