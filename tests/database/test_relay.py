@@ -1,4 +1,4 @@
-"""The relay: due messages are sent in order, for a bounded number of statements, also if a relay is killed or frozen."""
+"""The relay: due messages are sent in order, for a bounded number of statements; a relay may be killed or frozen."""
 
 import itertools
 import json
