@@ -7,7 +7,6 @@ from typing import Any, cast
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.contrib.auth.models import User
 from django.http import HttpRequest, JsonResponse
-from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework import authentication
 from rest_framework.exceptions import AuthenticationFailed
@@ -30,22 +29,16 @@ def token_required(view: Callable[..., Any]) -> Callable[..., Any]:
     Put it above ``@idempotent``, because a caller who may not call the view may not see a replay either. The view needs
     no CSRF token, because a browser doesn't send this header by itself.
     """
-    if iscoroutinefunction(view):
-
-        @wraps(view)
-        async def authenticate_async(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            refusal = await sync_to_async(_authenticate)(request)
-            response: HttpResponseBase = refusal or await view(request, *args, **kwargs)
-            return response
-
-        return csrf_exempt(authenticate_async)
 
     @wraps(view)
-    def authenticate(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        response: HttpResponseBase = _authenticate(request) or view(request, *args, **kwargs)
-        return response
+    def authenticate(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return _authenticate(request) or view(request, *args, **kwargs)
 
-    return csrf_exempt(authenticate)
+    @wraps(view)
+    async def authenticate_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return await sync_to_async(_authenticate)(request) or await view(request, *args, **kwargs)
+
+    return csrf_exempt(authenticate_async if iscoroutinefunction(view) else authenticate)
 
 
 def caller(request: HttpRequest) -> User:

