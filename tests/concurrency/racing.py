@@ -46,7 +46,7 @@ def is_waited_for():
     """Whether a statement waits for a lock of this thread's transaction, on PostgreSQL."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))")
-        return bool(cursor.rowcount > 0)
+        return cursor.rowcount > 0
 
 
 @contextmanager

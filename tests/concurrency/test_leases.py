@@ -19,10 +19,7 @@ from tests.providers import eventually
 
 
 def lease_left():
-    row = record()
-    read = store_for("default").read(row.scope)
-    assert read is not None
-    return read.lease_left
+    return store_for("default").read(record().scope).lease_left
 
 
 # Renewed by hand

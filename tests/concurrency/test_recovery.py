@@ -162,10 +162,8 @@ def test_a_reconciler_is_declared_with_a_function_and_a_bound():
     for wrong in ({"find_out": 7}, {"find_out": print, "max_attempts": 0}, {"find_out": print, "max_attempts": True}):
         with pytest.raises(ImproperlyConfigured, match="Reconcile"):
             Reconcile(**wrong)
-    operation = registry.get("race.inside")
-    assert operation is not None
     with pytest.raises(TypeError, match="declares no reconciler"):
-        _ = operation.reconcile
+        _ = registry.get("race.inside").reconcile
 
 
 def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(post, monkeypatch):

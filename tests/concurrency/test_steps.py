@@ -25,7 +25,7 @@ def attempt(post):
 
     def attempt(work, path="/again/"):
         handler.before = lambda request: work()
-        return int(post(path).status_code)
+        return post(path).status_code
 
     return attempt
 

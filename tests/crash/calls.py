@@ -90,7 +90,6 @@ def _trace(run, worker, injection):
         with subprocess.Popen(
             command + ([f"--inject={injection}"] if injection else []), stderr=subprocess.PIPE, text=True
         ) as strace:
-            assert strace.stderr is not None
             if "attached" not in strace.stderr.readline():
                 raise ImpossibleError("strace can't attach to a process")
             worker.go()

@@ -29,7 +29,6 @@ def left_behind(pooler):
 
 
 def test_a_killed_process_leaves_neither_its_transaction_nor_its_settings_to_the_next_client(pooled):
-    assert pooled.pooler is not None
     cell = Cell("complete.before", "kill", "inside")
     with pooled.observer("pooled") as observer:
         run = Run(pooled, cell, observer, "pooled", Verdict(cell))

@@ -29,7 +29,7 @@ from django.urls import get_resolver
 from psycopg.waiting import Wait
 from rest_framework.decorators import api_view, authentication_classes, permission_classes
 
-from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, current_claim, idempotent
+from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, idempotent, require_claim
 from idempotency.operate import purge
 from idempotency.operate.sweep import recover_once
 from idempotency.operation import registry
@@ -156,8 +156,8 @@ class Worker:
                 link.shutdown(socket.SHUT_RDWR)
             return port
         if connection.vendor == "postgresql":
-            return int(connection.connection.info.backend_pid)
-        return int(connection.connection.thread_id()) if connection.vendor == "mysql" else None
+            return connection.connection.info.backend_pid
+        return connection.connection.thread_id() if connection.vendor == "mysql" else None
 
     def _arm_commit(self, fault):
         """Strike when the first COMMIT of an outcome is on its way, and has not been answered."""
@@ -272,8 +272,7 @@ class Worker:
         return await sync_to_async(self._handle)(request)
 
     def _handle(self, request):
-        claim = current_claim()
-        assert claim is not None
+        claim = require_claim()
         label = self.spec["key"]
         # Before the step: a call that a frozen process makes late is refused by the provider when its lease is over.
         valid_until = time.time() + self.lease
@@ -313,7 +312,7 @@ class Worker:
             faults.fault_point["downstream.answered"]()
         if answer.status != 201:
             raise HandlerError(paid)
-        return int(paid["id"])
+        return paid["id"]
 
     def _find_out(self, record):
         effect = find(self.spec["provider"], str(record.derive_key("payout")), timeout=PATIENCE)

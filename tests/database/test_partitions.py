@@ -69,9 +69,7 @@ def test_each_statement_of_an_operation_reads_one_partition():
     statements = store_for("default")
 
     def fence():
-        row = statements.read(SCOPE)
-        assert row is not None
-        return row.fence
+        return statements.read(SCOPE).fence
 
     lease, ttl = timedelta(seconds=-1), timedelta(hours=1)
     with CaptureQueriesContext(connection) as captured:

@@ -50,7 +50,6 @@ def binding(request):
 
 def insert(store, wait_for_disk=True):
     pk = store.insert_claim(SCOPE, HASH, lease=OVER, ttl=OVER, wait_for_disk=wait_for_disk)
-    assert pk is not None
     return Fence(SCOPE, pk, 1, HASH)
 
 
@@ -61,16 +60,10 @@ def begun(store):
         return insert(store)
 
 
-def observed(store):
-    row = store.read(SCOPE)
-    assert row is not None
-    return row.fence
-
-
 CHANGES = {
-    "take_over": lambda store, fence: store.take_over(observed(store), lease=HOUR, ttl=HOUR),
-    "start_over": lambda store, fence: store.start_over(observed(store), HASH, lease=HOUR, ttl=HOUR),
-    "park_abandoned": lambda store, fence: store.park_abandoned(observed(store)),
+    "take_over": lambda store, fence: store.take_over(store.read(SCOPE).fence, lease=HOUR, ttl=HOUR),
+    "start_over": lambda store, fence: store.start_over(store.read(SCOPE).fence, HASH, lease=HOUR, ttl=HOUR),
+    "park_abandoned": lambda store, fence: store.park_abandoned(store.read(SCOPE).fence),
     "set_lease": lambda store, fence: store.set_lease(fence, HOUR, ttl=HOUR),
     "complete": lambda store, fence: store.complete(fence, OUTCOME, ttl=HOUR),
     "release": lambda store, fence: store.release(fence),

