@@ -143,7 +143,7 @@ def test_a_broker_that_is_gone_costs_the_first_commit_a_warning_and_the_next_one
 def test_a_message_goes_from_the_commit_through_the_relay_to_its_one_effect(inbox):
     with claim("tests.outer", account_id="7", key="key") as run:
         publish(send.name, {"label": "a"})
-        run.result = run.claim and run.claim.trace
+        run.result = run.claim.trace
     inbox.drain()  # the nudged relay, and then what it has sent
     sent = OutboxMessage.objects.get()
     consumed = IdempotencyRecord.objects.get(operation="tests.send")

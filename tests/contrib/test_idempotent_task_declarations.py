@@ -86,10 +86,7 @@ def test_a_consumer_remembers_a_message_for_no_longer_than_its_producer_its_requ
         ({"task": RESEND}, ["idempotency.W008"]),
         ({"task": RESEND, "kwargs": {"look_back": 12 * 3600.0}}, []),
         ({"task": RESEND, "args": (600.0, 12 * 3600.0)}, []),
-        (
-            {"task": RESEND, "args": (600.0, 13 * 3600.0)},
-            ["idempotency.W008"],
-        ),
+        ({"task": RESEND, "args": (600.0, 13 * 3600.0)}, ["idempotency.W008"]),
         ({"task": "idempotency.contrib.celery.tasks.relay_outbox"}, []),
         ("an entry of a scheduler's own kind", []),
     ],

@@ -86,7 +86,7 @@ def test_the_callers_span_says_what_happened_and_nothing_private(recorded):
         run(2)
     run(1)  # where no span is recording, none is made
     told = {
-        name: ([event.name for event in span.events], dict(span.attributes or {}))
+        name: ([event.name for event in span.events], dict(span.attributes))
         for name, span in recorded.spans().items()
     }
     of = {"idempotency.operation": "tests.spans", "idempotency.attempt": 1}
@@ -95,7 +95,7 @@ def test_the_callers_span_says_what_happened_and_nothing_private(recorded):
         "retry": (["idempotency.replayed"], {**of, "idempotency.result": "replayed"}),
         "reused": (["idempotency.key_reused"], {**of, "idempotency.result": "key_reused"}),
     }
-    assert all(dict(event.attributes or {}) == of for span in recorded.spans().values() for event in span.events)
+    assert all(dict(event.attributes) == of for span in recorded.spans().values() for event in span.events)
     assert "private" not in "".join(span.to_json() for span in recorded.spans().values())
 
 

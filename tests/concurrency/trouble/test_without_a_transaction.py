@@ -11,14 +11,7 @@ from django.http import HttpResponse
 from idempotency import Completed, require_claim
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.protocol import ownership
-from tests.concurrency.failures import (
-    IN_PROGRESS,
-    UNAVAILABLE,
-    cut_connection,
-    fail,
-    problem,
-    unreachable,
-)
+from tests.concurrency.failures import IN_PROGRESS, UNAVAILABLE, cut_connection, fail, problem, unreachable
 from tests.concurrency.racing import Gate, held
 from tests.concurrency.traces import effects, end_lease, end_retention, is_replay, record, state
 from tests.concurrency.urls import handler
