@@ -86,8 +86,7 @@ def test_the_callers_span_says_what_happened_and_nothing_private(recorded):
         run(2)
     run(1)  # where no span is recording, none is made
     told = {
-        name: ([event.name for event in span.events], dict(span.attributes))
-        for name, span in recorded.spans().items()
+        name: ([event.name for event in span.events], dict(span.attributes)) for name, span in recorded.spans().items()
     }
     of = {"idempotency.operation": "tests.spans", "idempotency.attempt": 1}
     assert told == {
