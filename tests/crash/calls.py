@@ -28,8 +28,6 @@ _numbers = itertools.count(1)
 class Kills:
     """What the runs of one job came to."""
 
-    job: str
-    declaration: str
     calls: int = 0
     fired: int = 0
     problems: list[str] = field(default_factory=list)
@@ -37,7 +35,7 @@ class Kills:
 
 def kill_at_each_call(arena, job, declaration="inside", *, stride=1, first=0, **spec):
     """:param stride: only each so many-th call, beginning with ``first``."""
-    kills = Kills(job, declaration)
+    kills = Kills()
     trace, problems = _run(arena, job, declaration, None, spec)
     if problems:
         raise ImpossibleError(f"undisturbed, the {job} fails: {problems}")

@@ -32,7 +32,6 @@ def run_cell(arena, cell, mutations=(), *, together=None, **spec):
     with ExitStack() as stack:
         if cell.point == "purge.selected":
             stack.enter_context(PURGING)
-        started = time.monotonic()
         run = Run(arena, cell, stack.enter_context(arena.observer(name)), name, verdict)
         run.spec = {"mutations": mutations, **spec}
         run.together = together
@@ -45,7 +44,6 @@ def run_cell(arena, cell, mutations=(), *, together=None, **spec):
                 together.abort()
     if not verdict.fired:
         verdict.problems.append("the fault never fired")
-    verdict.seconds = time.monotonic() - started
     return verdict
 
 

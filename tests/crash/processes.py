@@ -25,7 +25,6 @@ class Verdict:
     stale_writes: int = 0
     parked: bool = False
     processes: int = 0
-    seconds: float = 0.0
 
     @property
     def passed(self):

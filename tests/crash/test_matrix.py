@@ -31,7 +31,6 @@ def test_a_process_may_be_broken_anywhere(shared, fault, declaration):
 
     assert len(matrix.verdicts) == sum(excluded(cell, shared.database) is None for cell in column)
     assert not matrix.failures, "\n".join(map(str, matrix.failures))
-    assert all(verdict.fired for verdict in matrix.verdicts)
     assert sum(verdict.doubled + verdict.lost + verdict.stale_writes for verdict in matrix.verdicts) == 0
     if fault == "kill":
         parked = {v.parked for v in matrix.verdicts if v.cell.point.startswith("downstream.")}

@@ -155,7 +155,7 @@ def relay_killed(scene, verdict):
         scene.until(lambda relay=relay: not relay.alive or not scene.unsent(), "a relay dies or has sent everything")
         if relay.alive:
             scene.finish(relay)
-        scene.end_leases()
+        scene.back_date("lease_expires_at")
     scene.relay_all()
     scene.settle()
     verdict.struck = scene.marks.count("child.relay.*")
@@ -172,7 +172,7 @@ def relay_frozen(scene, verdict):
         relay.wait_until_stopped()
         frozen.append(relay)
     verdict.struck = scene.marks.count("freeze.*")
-    scene.end_leases()
+    scene.back_date("lease_expires_at")
     scene.relay_all()
     for relay in frozen:
         relay.wake()

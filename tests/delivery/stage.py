@@ -131,7 +131,7 @@ class Scene:
     def relay_all(self, **more):
         """Relay until nothing is left to be sent, also what other relays have taken."""
         relay = self.start_relay(**more)
-        self.until(lambda: not self.unsent(), "the outbox is empty", meanwhile=self.end_backoffs)
+        self.until(lambda: not self.unsent(), "the outbox is empty", meanwhile=partial(self.back_date, "next_try_at"))
         return self.finish(relay)
 
     def end(self):
@@ -147,19 +147,10 @@ class Scene:
 
     # The database's clock, moved by back-dating
 
-    def end_leases(self):
-        """End the leases of all relays that have messages."""
-        self.stage.query(
-            "UPDATE idempotency_outbox_message SET lease_expires_at = %s "
-            "WHERE status = 'pending' AND lease_expires_at > now()",
-            LONG_AGO,
-        )
-
-    def end_backoffs(self):
-        self.stage.query(
-            "UPDATE idempotency_outbox_message SET next_try_at = %s WHERE status = 'pending' AND next_try_at > now()",
-            LONG_AGO,
-        )
+    def back_date(self, column):
+        """Let the leases of all relays end, ``lease_expires_at``, or their pauses, ``next_try_at``."""
+        late = f"UPDATE idempotency_outbox_message SET {column} = %s WHERE status = 'pending' AND {column} > now()"
+        self.stage.query(late, LONG_AGO)
 
     # Looking
 

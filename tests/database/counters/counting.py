@@ -1,12 +1,13 @@
 """Counting, a look at what was written of it, and a database that refuses to write."""
 
-from contextlib import contextmanager
+import itertools
 
-from django.db import OperationalError, connection
+from django.db import OperationalError
 
 from idempotency import Operation, signals
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
+from tests.database.statements import before_statement
 
 operation = Operation("tests.counters")
 SCOPE = Scope("1", operation.name, "k")
@@ -25,20 +26,15 @@ def written():
     return sums
 
 
-@contextmanager
 def refusing(error, times=1000):
     """Let the database refuse the next ``times`` statements on counters."""
-    left = times
+    errors = itertools.repeat(error, times)
 
-    def refuse(execute, sql, params, many, context):
-        nonlocal left
-        if "idempotency_dashboard_counter" in sql and left:
-            left -= 1
-            raise error()
-        return execute(sql, params, many, context)
+    def refuse():
+        for each in errors:
+            raise each()
 
-    with connection.execute_wrapper(refuse):
-        yield
+    return before_statement("idempotency_dashboard_counter", refuse)
 
 
 def unreachable():
