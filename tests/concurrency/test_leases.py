@@ -4,11 +4,11 @@ import threading
 from unittest.mock import Mock
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test import TestCase
 
 from idempotency import claim, require_claim
-from idempotency.exceptions import LeaseLostError, UnavailableError
+from idempotency.exceptions import LeaseLostError, OuterTransactionError, UnavailableError
 from idempotency.models import IdempotencyRecord
 from idempotency.store import store_for
 from tests.concurrency.failures import failing_database
@@ -198,3 +198,13 @@ class InATestCase(TestCase):
             IdempotencyRecord.objects.update(attempt=1)
             run.result = 1
         assert record().status == "completed"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_open_transaction_around_a_claim_block_is_refused():
+    with (
+        pytest.raises(OuterTransactionError, match="non_atomic_requests"),
+        transaction.atomic(),
+        claim("race.inside", account_id="1", key="k"),
+    ):
+        raise AssertionError("ran")
