@@ -13,7 +13,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import venv
 from collections.abc import Sequence
@@ -27,11 +26,16 @@ from idempotency.conformance.judging import Trial, Verdict, judge
 from idempotency.conformance.profiles import PROFILES, declare
 from idempotency.conformance.target import Target
 from testproject.harness.processes import answers, free_port, wait_until
+from tests.results import note
+from tools.reports import markdown, say
 
 SERVERS = Path(__file__).with_name("servers")
 ROOT = SERVERS.parents[2]
 DJANGO = ("Django==5.2.19", "djangorestframework==3.18.3", "gunicorn==27.0.1")
 ASGI = ("fastapi==0.165.0", "uvicorn==0.54.0")
+IN_SQLITE = (*ASGI, "aiosqlite==0.22.1", "sqlalchemy[asyncio]==2.1.9")
+#: Where records are that only one process at a time may use.
+ALONE = {"memory", "file of one process"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Row:
 
 _UNMARKED = ("quoted=no", "errors=any", "missing=none")
 _MARKED = (*_UNMARKED, "marker=Idempotent-Replayed")
+_RELEASED = (*_UNMARKED, "marker=Idempotency-Replayed", "server-error=fresh")
+_REQUIRED = ("quoted=no", "errors=any", "marker=X-Idempotent-Replayed")
 ROWS = (
     Row("django-idempotency", "this checkout", "table", DJANGO, "ietf", ("marker=Idempotency-Replayed",)),
     Row("django-idempotency-key", "1.3.0", "memory", DJANGO, "ietf", ("quoted=no", "errors=any", "in-progress=423")),
@@ -61,6 +67,10 @@ ROWS = (
     # It imports its Redis backend also where another one is used.
     Row("asgi-idempotency-header", "0.2.0", "memory", (*ASGI, "redis==4.6.0"), "ietf", _MARKED),
     Row("idempot", "1.0.0", "memory", ASGI, "ietf", _UNMARKED),
+    Row("fastapi-idempotency-key", "0.1.1", "memory", IN_SQLITE, "ietf", _RELEASED),
+    Row("fastapi-idempotency-key", "0.1.1", "file", IN_SQLITE, "ietf", _RELEASED),
+    Row("fastidempotent", "0.1.0", "memory", IN_SQLITE, "ietf", _REQUIRED),
+    Row("fastidempotent", "0.1.0", "file of one process", IN_SQLITE, "ietf", _REQUIRED),
     Row("express-idempotency", "1.0.6", "memory", (), "ietf", (*_UNMARKED, "reused=417", "client-error=fresh")),
     Row("@node-idempotency/core", "1.0.11", "memory", (), "ietf", ("quoted=no", "errors=any")),
 )
@@ -96,11 +106,11 @@ def install(row, directory):
         venv.create(place, with_pip=True)
         own = str(ROOT) if row.version == "this checkout" else f"{row.package}=={row.version}"
         subprocess.run([python, "-m", "pip", "install", "-q", *row.requirements, own], check=True)
+    workers = ["--workers", "1" if row.store in ALONE else "2"]
     if ASGI[1] in row.requirements:
-        return [python, "-m", "uvicorn", "--no-access-log", "asgi_server:app", "--port"]
+        return [python, "-m", "uvicorn", "--no-access-log", *workers, "asgi_server:app", "--port"]
     server = [python, "-m", "gunicorn", "--no-control-socket", "--keep-alive", "0", "--worker-class", "gthread"]
-    workers = 1 if row.store == "memory" else 2
-    return [*server, "--threads", "100", "--workers", str(workers), "django_server", "--bind"]
+    return [*server, "--threads", "100", *workers, "django_server", "--bind"]
 
 
 @contextmanager
@@ -151,10 +161,10 @@ def judge_row(row):
         return {case.name: judge(case, trial) for case in (*plain_cases(trial), *crash_cases())}
 
 
-def as_row(row, results):
+def cells_of(results):
     order = list(MARKS)
-    cells = [MARKS[min((results[case].verdict for case in cases), key=order.index)] for cases in COLUMNS.values()]
-    return f"| {row.package} {row.version} | {row.store} | {' | '.join(cells)} |"
+    worst = {head: min((results[case].verdict for case in cases), key=order.index) for head, cases in COLUMNS.items()}
+    return {head: MARKS[verdict] for head, verdict in worst.items()}
 
 
 def main():
@@ -163,17 +173,18 @@ def main():
     parser.add_argument("--directory", default=".tox/comparison", help="where packages are installed")
     options = parser.parse_args()
     os.environ["COMPARISON"] = str(Path(options.directory).resolve())
-    lines = [f"| package | records in | {' | '.join(COLUMNS)} |", f"|{'---|' * (len(COLUMNS) + 2)}"]
+    lines = []
     for row in ROWS:
         if options.rows and row.name not in options.rows and row.package not in options.rows:
             continue
         results = judge_row(row)
-        sys.stdout.write(f"\n{row.name}, profile {row.profile}, declared: {', '.join(row.declared)}\n")
+        say(f"\n{row.name}, profile {row.profile}, declared: {', '.join(row.declared)}")
         for name, result in results.items():
-            sys.stdout.write(f"  {result.verdict.value:10}  {name:24}  {result.detail[:150]}\n")
-        sys.stdout.flush()
-        lines.append(as_row(row, results))
-    sys.stdout.write("\n" + "\n".join(lines) + "\n")
+            say(f"  {result.verdict.value:10}  {name:24}  {result.detail[:150]}")
+        cells = cells_of(results)
+        note("conformance", package=row.package, version=row.version, store=row.store, cells=cells)
+        lines.append([row.name, row.version, *cells.values()])
+    say("\n" + markdown(["package", "version", *COLUMNS], lines))
 
 
 if __name__ == "__main__":

@@ -68,8 +68,13 @@ RUNS: dict[str, tuple[str, str, str, str]] = {
 #: What tells two runs of one kind apart.
 APART = (
     *("what", "database", "level", "job", "declaration", "before", "options", "handler"),
-    *("kind", "pgbouncer", "seeds"),
+    *("kind", "pgbouncer", "seeds", "package", "store"),
 )
+
+
+def latest(text: str, kind: str) -> list[dict[str, Any]]:
+    lines = [line for line in map(json.loads, text.splitlines()) if line["what"].partition(":")[0] == kind]
+    return list({tuple(str(line.get(name)) for name in APART): line for line in lines}.values())
 
 
 def results(text: str) -> Iterator[list[dict[str, Any]]]:
@@ -77,11 +82,8 @@ def results(text: str) -> Iterator[list[dict[str, Any]]]:
 
     :raises ValueError: a run is void.
     """
-    latest = {}
-    for line in map(json.loads, text.splitlines()):
-        latest[tuple(str(line.get(name)) for name in APART)] = line
     for kind, (*_, figure, _) in RUNS.items():
-        lines = [line for line in latest.values() if line["what"].partition(":")[0] == kind]
+        lines = latest(text, kind)
         for line in lines:
             if not line[figure] or line.get("violations", 0) or line.get("fired", 1) == 0:
                 raise ValueError(f"a void run: {line}")
@@ -101,6 +103,19 @@ def runs() -> str:
     return markdown(["promise", "fault", "database", "cases", "fired", "violations", "in full", "run on"], rows)
 
 
+def conformance() -> str:
+    """Ours comes first, and has nothing but a yes.
+
+    :raises ValueError: it has something else.
+    """
+    lines = latest(RESULTS.read_text(encoding="utf-8"), "conformance")
+    ours = lines[0]
+    if ours["version"] != "this checkout" or set(ours["cells"].values()) != {"yes"}:
+        raise ValueError(f"a finding of our own: {ours}")
+    rows = [[f"{line['package']} ({line['store']})", line["version"], *line["cells"].values()] for line in lines]
+    return markdown(["package (records in)", "version", *ours["cells"]], rows)
+
+
 def redundant() -> str:
     from tests.model.test_model import REDUNDANT
 
@@ -108,7 +123,7 @@ def redundant() -> str:
 
 
 def page(text: str) -> str:
-    for name, make in {"runs": runs, "redundant": redundant}.items():
+    for name, make in {"runs": runs, "redundant": redundant, "conformance": conformance}.items():
         block = f"<!-- {name} -->\n{make()}\n<!-- end -->"
         text, count = re.subn(rf"<!-- {name} -->.*?<!-- end -->", lambda _, made=block: made, text, flags=re.DOTALL)
         if count != 1:

@@ -3,16 +3,19 @@
 import asyncio
 import json
 import os
+from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from operation import TAKES, append_line
 
 PACKAGE = os.environ["PACKAGE"]
+#: Where records are kept that a crash doesn't reach.
+FILE = Path(os.environ["EFFECTS"]).with_name("records.sqlite3")
 app = FastAPI()
 
 
-async def answer(request):
+async def answer(request: Request):  # FastAPI goes by the annotation
     status = json.loads(await request.body()).get("outcome", 201)
     number = append_line()
     await asyncio.sleep(TAKES)
@@ -29,6 +32,16 @@ elif PACKAGE == "asgi-idempotency-header":
     from idempotency_header_middleware.backends import MemoryBackend
 
     app.add_middleware(IdempotencyHeaderMiddleware, backend=MemoryBackend())
+elif PACKAGE == "fastapi-idempotency-key":
+    from fastapi_idempotency_key import IdempotencyMiddleware, MemoryBackend, SQLiteBackend
+
+    backend = MemoryBackend() if os.environ["STORE"] == "memory" else SQLiteBackend(database_path=FILE)
+    app.add_middleware(IdempotencyMiddleware, backend=backend)
+elif PACKAGE == "fastidempotent":
+    from fastidempotent import IdempotencyMiddleware, MemoryBackend, SQLiteBackend
+
+    backend = MemoryBackend() if os.environ["STORE"] == "memory" else SQLiteBackend(url=f"sqlite+aiosqlite:///{FILE}")
+    app.add_middleware(IdempotencyMiddleware, backend=backend)
 else:
     from idempot.contrib.fastapi import idempotent
 
