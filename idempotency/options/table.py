@@ -76,7 +76,11 @@ class Option:
 
         :raises ImportError: the path names no object.
         """
-        return import_string(value) if self._is_path(value) else value
+        if not self._is_path(value):
+            return value
+        if not all(value.split(".")):  # Python's own error is one of a relative import, or of an empty name
+            raise ImportError(f"{value!r} is no dotted path")
+        return import_string(value)
 
     def problem_of_path(self, value: Any) -> str | None:
         """If the value is a dotted path: what is wrong with it as a path to a callable. Otherwise None."""

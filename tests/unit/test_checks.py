@@ -54,6 +54,8 @@ def test_the_defaults_and_the_sample_project_are_sound():
         ({"METHODS": []}, "idempotency.E007", "at least one"),
         ({"METHODS": ["PUT", "post"]}, "idempotency.E007", "which names 'post': write 'POST'"),
         ({"ACCOUNT": "no.such.thing"}, "idempotency.E008", "can't be imported (No module named 'no')."),
+        ({"ACCOUNT": "."}, "idempotency.E008", "can't be imported ('.' is no dotted path)."),
+        ({"ACCOUNT": "..thing"}, "idempotency.E008", "can't be imported ('..thing' is no dotted path)."),
         ({"ACCOUNT": "tests.unit.test_checks.NOT_A_FUNCTION"}, "idempotency.E008", "must name a callable"),
         ({"RECORDABLE": 201}, "idempotency.E009", "'RECORDABLE'"),
         ({"RECORDED_HEADERS": "Location"}, "idempotency.E010", "'RECORDED_HEADERS'"),
