@@ -149,7 +149,7 @@ def compare(client, module, count):
 def test_no_answer_gives_an_error_that_the_bare_client_does_not_give(name, count):
     became = compare(*CLIENTS[name], count)
     assert {"answered", "UnresolvedRequestError"} <= became.keys()
-    note("fuzz: answers", handler=name, requests=became.total(), answers=dict(became), violations=0)
+    note("fuzz: answers", handler=name, inputs=became.total(), answers=dict(became), violations=0)
 
 
 def test_a_client_that_trusts_the_server_is_found(monkeypatch):
@@ -195,7 +195,7 @@ def consume(monkeypatch, count):
 def test_no_header_of_a_message_gives_an_error_that_a_plain_task_does_not_have(monkeypatch, count):
     became = consume(monkeypatch, count)
     assert {"dict", "Ignore"} <= became.keys()
-    note("fuzz: messages", requests=became.total(), answers=dict(became), violations=0)
+    note("fuzz: messages", inputs=became.total(), answers=dict(became), violations=0)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -60,7 +60,7 @@ RUNS: dict[str, tuple[str, str, str, str]] = {
     "fuzz": (
         "no error that the unprotected view, client or task doesn't give",
         "random requests, answers, messages, forms and settings",
-        "requests",
+        "inputs",
         "python -m pytest tests/http tests/contrib -k fuzz --count 100000",
     ),
     "mutation": ("a test sees a fault in the code", "mutants", "mutants", "python -m tools.mutation --all"),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import FastAPI, Request
@@ -42,6 +43,13 @@ elif PACKAGE == "fastidempotent":
 
     backend = MemoryBackend() if os.environ["STORE"] == "memory" else SQLiteBackend(url=f"sqlite+aiosqlite:///{FILE}")
     app.add_middleware(IdempotencyMiddleware, backend=backend)
+
+    @asynccontextmanager
+    async def making_the_table(_):
+        async with backend:
+            yield
+
+    app.router.lifespan_context = making_the_table
 else:
     from idempot.contrib.fastapi import idempotent
 
