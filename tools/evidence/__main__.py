@@ -109,11 +109,16 @@ def conformance() -> str:
     :raises ValueError: it has something else.
     """
     lines = latest(RESULTS.read_text(encoding="utf-8"), "conformance")
+    # Ours, then those that are durable, then those in memory.
+    lines.sort(key=lambda line: (line["version"] != "this checkout", line["store"] == "memory", line["package"]))
     ours = lines[0]
     if ours["version"] != "this checkout" or set(ours["cells"].values()) != {"yes"}:
         raise ValueError(f"a finding of our own: {ours}")
-    rows = [[f"{line['package']} ({line['store']})", line["version"], *line["cells"].values()] for line in lines]
-    return markdown(["package (records in)", "version", *ours["cells"]], rows)
+    rows = [
+        [f"{line['package']} ({line['store']})", line["version"], *line["cells"].values(), line["date"]]
+        for line in lines
+    ]
+    return markdown(["package (records in)", "version", *ours["cells"], "run on"], rows)
 
 
 def redundant() -> str:
