@@ -1,7 +1,8 @@
 """The statements for claims. One statement claims, and a claim that does not win writes nothing.
 
-A second statement reads the winner's record. If the insert also reads it, a replay saves a round trip, but every first
-execution costs the planning of both. So one statement does both only where the connection prepares statements.
+A second statement reads the winner's record, with the same cursor. If the insert also reads it, a replay saves a round
+trip, but every first execution costs the planning of both. So one statement does both only where the connection
+prepares statements.
 
 Every time here is ``statement_timestamp()``. ``now()`` stands still during a transaction, and the completing update may
 be the end of a long one.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from functools import cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -56,7 +57,7 @@ INSERT_CLAIM = """
 INSERT INTO idempotency_record
     (account_id, operation, idempotency_key, request_hash, status, attempt, lease_expires_at, expires_at)
 VALUES (%s, %s, %s, %s, CASE WHEN {settings} THEN 'in_progress' END, 1,
-    statement_timestamp() + %s, statement_timestamp() + %s)
+    statement_timestamp() + %s::interval, statement_timestamp() + %s::interval)
 ON CONFLICT (account_id, operation, idempotency_key) DO NOTHING
 RETURNING id
 """
@@ -64,7 +65,7 @@ RETURNING id
 # The server compares the times, because it takes longer to read timestamps into Python.
 READ = """
 SELECT id, attempt, status, request_hash,
-    extract(epoch FROM lease_expires_at - statement_timestamp())::double precision, expires_at <= statement_timestamp(),
+    date_part('epoch', lease_expires_at - statement_timestamp()), expires_at <= statement_timestamp(),
     response_status, response_headers::text, response_body::text, response_reference
 FROM idempotency_record
 WHERE account_id = %s AND operation = %s AND idempotency_key = %s
@@ -93,14 +94,14 @@ WHERE account_id = %s AND operation = %s AND idempotency_key = %s AND id = %s AN
 FENCED = f"""{OBSERVED} AND status || '' = 'in_progress'"""
 
 # The retention begins when an owner or an outcome is written.
-KEEP = "greatest(expires_at, statement_timestamp() + %s)"
+KEEP = "greatest(expires_at, statement_timestamp() + %s::interval)"
 
 # The update checks status and lease again under the row's lock, so a claim that was renewed, completed or released
 # since it was read stays as it is.
 TAKE_OVER = f"""
 UPDATE idempotency_record
 SET status = CASE WHEN {{settings}} THEN 'in_progress' END, attempt = attempt + 1,
-    lease_expires_at = statement_timestamp() + %s, expires_at = {KEEP}
+    lease_expires_at = statement_timestamp() + %s::interval, expires_at = {KEEP}
 {OBSERVED}
 AND (status || '' = 'recoverable' OR (status || '' = 'in_progress' AND lease_expires_at <= statement_timestamp()))
 """
@@ -108,8 +109,8 @@ AND (status || '' = 'recoverable' OR (status || '' = 'in_progress' AND lease_exp
 START_OVER = f"""
 UPDATE idempotency_record
 SET status = CASE WHEN {{settings}} THEN 'in_progress' END, attempt = attempt + 1, request_hash = %s,
-    lease_expires_at = statement_timestamp() + %s,
-    expires_at = statement_timestamp() + %s,
+    lease_expires_at = statement_timestamp() + %s::interval,
+    expires_at = statement_timestamp() + %s::interval,
     created_at = statement_timestamp(), completed_at = NULL,
     response_status = NULL, response_headers = NULL, response_body = NULL, response_reference = NULL,
     error = NULL, body_expires_at = NULL
@@ -161,7 +162,7 @@ SET status = CASE WHEN {{settings}} THEN 'recoverable' END, lease_expires_at = N
 
 SET_LEASE = f"""
 UPDATE idempotency_record
-SET lease_expires_at = CASE WHEN {{settings}} THEN statement_timestamp() + %s END, expires_at = {KEEP}
+SET lease_expires_at = CASE WHEN {{settings}} THEN statement_timestamp() + %s::interval END, expires_at = {KEEP}
 {FENCED}
 """
 
@@ -182,39 +183,42 @@ class RecordStore(Store):
         self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
     ) -> int | Row | None:
         settings = self._bounds() if wait_for_disk else (*self._bounds(), NO_DISK)
-        parameters = (*_parts(scope), request_hash, lease, ttl)
+        parameters = (*_parts(scope), request_hash, _interval(lease), _interval(ttl))
         with self.connection.cursor() as cursor:
             if self._prepares(cursor.cursor):
                 self._execute(cursor, CLAIM_OR_READ, (*parameters, *_parts(scope)), *settings)
+                found = cursor.fetchone()
             else:
                 self._execute(cursor, INSERT_CLAIM, parameters, *settings)
-            found = cursor.fetchone()
+                found = cursor.fetchone()
+                if found is None:
+                    cursor.execute(READ, _parts(scope))
+                    found = cursor.fetchone()
         if found is None:
             return None
         return int(found[0]) if len(found) == 1 or found[1] is None else _row(scope, found)
 
     def read(self, scope: Scope) -> Row | None:
-        with self.connection.cursor() as cursor:
-            cursor.execute(READ, _parts(scope))
-            found = cursor.fetchone()
+        found = self.row_of(READ, _parts(scope))
         return None if found is None else _row(scope, found)
 
     def take_over(self, observed: Fence, *, lease: timedelta, ttl: timedelta) -> bool:
-        return self._change(TAKE_OVER, lease, ttl, *_matching(observed))
+        return self._change(TAKE_OVER, _interval(lease), _interval(ttl), *_matching(observed))
 
     def start_over(self, observed: Fence, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
-        return self._change(START_OVER, request_hash, lease, ttl, *_matching(observed))
+        return self._change(START_OVER, request_hash, _interval(lease), _interval(ttl), *_matching(observed))
 
     def park_abandoned(self, observed: Fence) -> bool:
         return self._change(PARK_ABANDONED, *_matching(observed))
 
     def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
-        return self._change(SET_LEASE, duration, ttl, *_matching(fence))
+        return self._change(SET_LEASE, _interval(duration), _interval(ttl), *_matching(fence))
 
     def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta, commit: bool = False) -> bool:
         driver = self.connection.connection
         response = (outcome.status, json.dumps(outcome.headers), outcome.body, outcome.reference)
-        parameters = (ttl, *response, outcome.body_ttl, *_matching(fence))
+        body_ttl = None if outcome.body_ttl is None else _interval(outcome.body_ttl)
+        parameters = (_interval(ttl), *response, body_ttl, *_matching(fence))
         with self.connection.cursor() as cursor:
             if not commit or self.is_nested or not self.takes_several(cursor.cursor) or not is_silent(driver):
                 # After this update only this process can delay the COMMIT, if it freezes before sending it, and one
@@ -317,6 +321,12 @@ def _row(scope: Scope, found: tuple[Any, ...]) -> Row:
         if status == Status.COMPLETED
         else None,
     )
+
+
+@lru_cache
+def _interval(duration: timedelta) -> str:
+    """A duration as a parameter. As a timedelta it would take the driver and the server longer at each request."""
+    return f"{duration.total_seconds():f} seconds"
 
 
 #: The parameters by which a statement finds a scope, and those by which ``OBSERVED`` finds what a fence names.
