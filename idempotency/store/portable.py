@@ -207,7 +207,7 @@ class Store(Upkeep):
 
     @contextmanager
     def own_statement(self, what: object) -> Iterator[None]:
-        """Run the block's only statement as a transaction, which the database commits when it has run the statement.
+        """Run the block's only change as a transaction, which the database commits when it has run the statement.
 
         That saves the messages for BEGIN and COMMIT. Otherwise this is ``own_transaction()``, which refuses, or is a
         savepoint in a TestCase.
@@ -327,15 +327,7 @@ class SQLiteStore(Store):
     has_open_transaction: Any = property(attrgetter("connection.connection.in_transaction"))
 
     def watch_transaction(self) -> TransactionWatch:
-        connection: Any = self.connection
-
-        def is_open(driver: Any) -> bool:
-            try:
-                return bool(driver.in_transaction)
-            except connection.Database.ProgrammingError:  # it is closed, and can't tell
-                return True
-
-        return TransactionWatch(connection, is_open, error_may_undo=True)
+        return TransactionWatch(self.connection, attrgetter("in_transaction"), error_may_undo=True)
 
     def is_busy(self, error: BaseException) -> bool:
         return "is locked" in str(error) or super().is_busy(error)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
-
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 #: Statements that may end a transaction and begin another one at once: COMMIT AND CHAIN, or several statements in one
 #: text. ROLLBACK TO only goes back to a savepoint. END is also a part of CASE, so it counts only at the beginning of a
@@ -32,7 +31,7 @@ class TransactionWatch:
     handler's writes and its outcome are not committed together any more.
     """
 
-    connection: BaseDatabaseWrapper
+    connection: Any
     """Django's connection with the open transaction."""
 
     is_open: Callable[[Any], object]
@@ -73,22 +72,28 @@ class TransactionWatch:
         doubtful = self._begun and self.may_end(str(sql))
         before = self.identity() if doubtful else None
         try:
-            result = execute(sql, params, many, context)
+            result = self.execute(execute, sql, params, many, context)
         except BaseException:
             # If the block ends now, nothing was committed. If it continues, its next statement may be, by itself.
-            self._is_undone = self.error_may_undo and not self._is_open()
             self.ended = self.ended or (doubtful and self.ends_before_error)
+            driver = self.connection.connection
+            with suppress(self.connection.Database.Error):  # it is closed, and can't tell
+                self._is_undone = self.error_may_undo and driver is not None and not self.is_open(driver)
             raise
         self.look()
         if doubtful and self._begun:
             self.ended = self.ended or self.identity() != before
         return result
 
+    def execute(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        """Execute one statement. A database may send what opens the transaction along with it."""
+        return execute(sql, params, many, context)
+
     def look(self) -> None:
-        is_open = self._is_open()
+        driver = self.connection.connection
+        try:
+            is_open = driver is None or bool(self.is_open(driver))
+        except self.connection.Database.Error:
+            is_open = True  # a closed connection can't tell
         self.ended = self.ended or (self._begun and not is_open)
         self._begun = is_open
-
-    def _is_open(self) -> bool:
-        driver = self.connection.connection
-        return driver is None or bool(self.is_open(driver))  # a closed connection can't tell

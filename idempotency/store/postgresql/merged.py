@@ -19,6 +19,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..transaction_guard import TransactionWatch
 
+#: Asks about one socket by one system call. Windows has no poll().
+Selector: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
 #: The states of libpq: no transaction is open, none of its statements has failed, one has.
 TRANSACTION_IDLE, TRANSACTION_SOUND, TRANSACTION_FAILED = 0, 2, 3
 
@@ -33,7 +36,7 @@ def is_silent(driver: Any) -> bool:
 
     If a session has ended before COMMIT is sent, nothing was committed. Afterwards that would be unknown.
     """
-    with selectors.DefaultSelector() as selector:
+    with Selector() as selector:
         selector.register(driver.pgconn.socket, selectors.EVENT_READ)
         return not selector.select(0)
 
@@ -51,10 +54,7 @@ class BeginningWatch(TransactionWatch):
         super().__init__(connection, is_open, partial(_identity, connection))
         self._takes_several = takes_several
 
-    def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        return super().__call__(partial(self._execute, execute), sql, params, many, context)
-
-    def _execute(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+    def execute(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
         driver, cursor = self.connection.connection, context["cursor"].cursor
         if self._begun or many or not self._can_follow_begin(sql, driver, cursor):
             return execute(sql, params, many, context)
