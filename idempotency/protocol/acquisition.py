@@ -153,8 +153,9 @@ def _one_round(request: ClaimRequest, expect_record: bool) -> Ownership | Outcom
         if request.refusal is not None:
             raise request.refusal
         inserted = _insert(request)
-        if isinstance(inserted, Ownership):
-            return inserted
+        if isinstance(inserted, int):
+            claimed = Fence(request.scope, inserted, 1, request.payload.request_hash)
+            return _owned(request.policy, claimed, request.store, signals.claimed)
         row = inserted or request.store.read(request.scope)
     if row is None:
         return None  # the record was purged after the insert had found it
@@ -168,8 +169,9 @@ def _one_round(request: ClaimRequest, expect_record: bool) -> Ownership | Outcom
     return _follow(decision, request, row)
 
 
-def _insert(request: ClaimRequest) -> Ownership | Row | None:
-    """Claim a scope that has no record. If it has one, return what the store has read of it.
+def _insert(request: ClaimRequest) -> int | Row | None:
+    """Claim a scope that has no record, and return the id of the new one. If there is one, return what the store has
+    read of it.
 
     The claim is committed before anything runs, so that every other process sees it. The unique constraint lets one
     insert win. If the process dies before the COMMIT, nothing was claimed. If it dies after the COMMIT, the lease runs
@@ -179,13 +181,13 @@ def _insert(request: ClaimRequest) -> Ownership | Row | None:
     The COMMIT need not wait for the disk if it is harmless to lose the claim. With transaction=True and REEXECUTE it
     is, because the effects' own COMMIT comes later in the same log: no effect can be durable without the claim.
     """
-    policy, store, request_hash = request.policy, request.store, request.payload.request_hash
+    policy, store = request.policy, request.store
     fault_point["claim.before"]()
     try:
         with store.own_statement(policy.operation):
             inserted = store.insert_claim(
                 request.scope,
-                request_hash,
+                request.payload.request_hash,
                 lease=policy.lease,
                 ttl=policy.ttl,
                 wait_for_disk=not (policy.transaction and policy.recovery is Recovery.REEXECUTE),
@@ -195,10 +197,9 @@ def _insert(request: ClaimRequest) -> Ownership | Row | None:
         if not store.is_duplicate(error):
             raise
         return None
-    if not isinstance(inserted, int):
-        return inserted
-    fault_point["claim.committed"]()
-    return _owned(policy, Fence(request.scope, inserted, 1, request_hash), store, signals.claimed)
+    if isinstance(inserted, int):
+        fault_point["claim.committed"]()
+    return inserted
 
 
 def _owned(policy: Policy, fence: Fence, store: Store, signal: Signal) -> Ownership:

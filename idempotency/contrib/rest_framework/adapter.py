@@ -25,7 +25,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ...exceptions import IdempotencyError
-from ...http.adapter import Adapter, register
+from ...http.adapter import Adapter, register, served_methods
 from ...http.key_status import asked_policy, tell_status
 from ...http.payload import content_length, fits_in_memory, has_json_in_memory, has_parts, keep_readable, parts
 from ...http.problems import PROFILES, Profile, problem, text_of
@@ -89,7 +89,7 @@ class RestFrameworkAdapter(Adapter):
             return methods_of_class(type(self.view))  # the class that @api_view made
         actions = getattr(self.view, "action_map", None)
         if actions is None:
-            return super().served_methods(name)
+            return served_methods(name)
         return {method.upper() for method, action in actions.items() if action == name}
 
     def payload(self, policy: Policy) -> object:
