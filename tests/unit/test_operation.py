@@ -9,7 +9,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from idempotency import ACCEPTED, CONFLICT, PARK, REEXECUTE, Operation, Wait, claim, idempotent
+from idempotency import ACCEPTED, CONFLICT, REEXECUTE, Operation, Wait, claim, idempotent
 from idempotency.conf import Settings, settings
 from idempotency.operation import operation_for, registry
 from idempotency.options.table import OPTIONS, SETTINGS, Options, RequestArguments
@@ -83,11 +83,7 @@ def test_a_wrong_policy_or_name_is_refused_where_it_is_declared(policy, said):
     with pytest.raises(ImproperlyConfigured, match=said):
         Operation(**{"name": "tests.wrong", **policy})
     assert registry.get("tests.wrong") is None
-
-
-def test_what_a_crash_means_is_declared_or_is_to_execute_again_in_a_transaction():
-    assert Operation("tests.outside", transaction=False, recovery=PARK).recovery is PARK
-    assert Operation("tests.inside").recovery is REEXECUTE
+    assert Operation("tests.inside").recovery is REEXECUTE  # what a crash means within a transaction
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 31, "5", True, float("nan")])
