@@ -34,7 +34,7 @@ def scratch_database(options: Mapping[str, Any], parameters: Mapping[str, str] =
     url = os.environ.get("DATABASE_URL")
     with nullcontext(url) if url else embedded_postgres(parameters) as server:
         os.environ["DATABASE_URL"] = server
-        os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+        os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tools.benchmarks.service.settings")
 
         import django
 

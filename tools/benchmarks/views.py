@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any, ClassVar
 
 from django.conf import settings
@@ -99,12 +101,6 @@ def execute(statement: str, *parameters: Any) -> None:
         cursor.execute(statement, parameters or None)
 
 
-def read(scope: tuple[str, str]) -> Any:
-    with connection.cursor() as cursor:
-        cursor.execute(READ, scope)
-        return cursor.fetchone()
-
-
 class TransferSerializer(serializers.ModelSerializer[Any]):
     class Meta:
         model = Transfer
@@ -142,11 +138,13 @@ class HandwrittenView(BareView):
     """
 
     insert = INSERT_WITHOUT_DISK
+    read = READ
     complete = COMPLETE
+    valid_key = re.compile(r".{1,255}")
 
     def post(self, request: Request) -> Any:
         key = request.META.get("HTTP_IDEMPOTENCY_KEY", "")
-        if not 0 < len(key) <= 255:
+        if not self.valid_key.fullmatch(key):
             return JsonResponse({"detail": "Idempotency-Key is missing or too long."}, status=400)
         digest = self.digest(request)
         scope = (str(request.user.pk), key)
@@ -160,7 +158,10 @@ class HandwrittenView(BareView):
         with connection.cursor() as cursor:
             cursor.execute(self.insert, (*scope, digest))
             won = cursor.fetchone()
-        return (None, read(scope)) if won is None else (won[0], None)
+            if won is not None:
+                return won[0], None
+            cursor.execute(self.read, scope)
+            return None, cursor.fetchone()
 
     def run(self, request: Request, claimed: int) -> HttpResponse:
         try:
@@ -189,43 +190,101 @@ class HandwrittenNarrowView(HandwrittenView):
 
 
 class InProgress(APIException):
+    """The 409 for a duplicate, as a problem of RFC 9457. DRF's exception handler makes ``Retry-After`` of ``wait``."""
+
     status_code = 409
+    wait = 1
+    detail: ClassVar = {
+        "type": "urn:transfers:problem:in-progress",
+        "title": "The request is in progress",
+        "status": 409,
+        "detail": "A request with this Idempotency-Key is still running.",
+        "code": "in_progress",
+        "retryable": True,
+    }
+
+    def __init__(self) -> None: ...  # its own would turn each member into a text
+
+
+def by_value(text: str) -> int | Decimal:
+    """A number with a fraction or an exponent. 1.0 and 1e0 are the number 1."""
+    number = Decimal(text).normalize()
+    return int(number) if number == number.to_integral_value() else number
+
+
+def refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+DECODER = json.JSONDecoder(parse_float=by_value, parse_constant=refuse_constant)
+ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
+RECORDED_HEADERS = frozenset({"content-type", "location", "etag", "cache-control", "vary", "retry-after", "link"})
 
 
 class HandwrittenPromisesView(HandwrittenView):
-    """What the package promises on these two paths, in one view: a keyed digest of the payload's values, bounded waits,
-    a claim that is refused in an open transaction, a fence, recorded headers, a replay that is DRF's own response, and
-    a refusal that the project's exception handler answers.
+    """What the package promises on these two paths, in one view.
+
+    - The key is visible ASCII, with or without quotes.
+    - The digest is keyed, and taken of the payload's values: 1 and 1.0 are one number, and NaN is refused.
+    - The claim is refused in an open transaction. Its wait for a lock is bounded, and so is the time for which the
+      completing update may hold the record.
+    - A claim that was taken over completes nothing. A failed one is released by its owner only.
+    - The recorded headers are those of a list, so that no cookie is replayed.
+    - A duplicate reads what it has to decide by: the lease and the retention, as the database's clock has them. The
+      take-over itself is left out, because no request here comes to it.
+    - A replay is DRF's own response. A refusal is a problem that the project's exception handler answers.
+    - A response says what has become of the key, and for how long the outcome is kept.
     """
 
     insert = INSERT_WITHOUT_DISK.replace("length(", "length(set_config('lock_timeout', '1s', true) || ").replace(
         "- 2", "- 4"
     )
+    read = READ.replace(
+        "FROM",
+        ", id, attempt, date_part('epoch', lease_expires_at - now()), expires_at <= now() FROM",
+    )
     complete = COMPLETE.replace("response_body", "response_headers = %s, response_body") + (
         "AND attempt = 1 AND request_hash = %s AND status || '' = 'in_progress'"
         " AND set_config('idle_in_transaction_session_timeout', '5s', true) <> ''"
     )
+    release = RELEASE + " AND attempt = 1 AND request_hash = %s AND status = 'in_progress'"
+    valid_key = re.compile(r'"?[!#-~]{1,255}"?')
+
+    def post(self, request: Request) -> Any:
+        response = super().post(request)
+        response["Idempotency-Key"] = request.META["HTTP_IDEMPOTENCY_KEY"]
+        response["Idempotency-Retention"] = "259200"
+        status = "replayed" if "Idempotency-Replayed" in response else "executed"
+        response["Idempotency-Status"] = status if response.status_code < 400 else "reused"
+        return response
 
     def digest(self, request: Request) -> str:
-        payload = [request.method, request._request.path, json.loads(request._request.body)]
-        text = json.dumps(payload, sort_keys=True, separators=(",", ":"))
-        self.sent = hmac.digest(settings.SECRET_KEY.encode(), text.encode(), "sha256").hex()
+        http = request._request
+        payload = [http.method, http.path, http.META["QUERY_STRING"], DECODER.decode(http.body.decode())]
+        self.sent = hmac.digest(settings.SECRET_KEY.encode(), ENCODER.encode(payload).encode(), "sha256").hex()
         return self.sent
 
     def claim(self, scope: tuple[str, str], digest: str) -> tuple[int | None, Any]:
         with transaction.atomic(durable=True):
             connection.connection.autocommit = True  # the server commits each statement by itself
-            return super().claim(scope, digest)
+            return super().claim((scope[0], scope[1].strip('"')), digest)
 
     def run(self, request: Request, claimed: int) -> HttpResponse:
-        with transaction.atomic(durable=True), connection.cursor() as cursor:
-            response = self.finalize_response(request, Response(self.work(request), status=201)).render()
-            headers = json.dumps(list(response.items()))
-            cursor.execute(self.complete, (headers, response.content.decode(), claimed, self.sent))
-            assert cursor.rowcount == 1, "another attempt owns the record"
+        try:
+            with transaction.atomic(durable=True), connection.cursor() as cursor:
+                response = self.finalize_response(request, Response(self.work(request), status=201)).render()
+                headers = json.dumps([item for item in response.items() if item[0].lower() in RECORDED_HEADERS])
+                cursor.execute(self.complete, (headers, response.content.decode(), claimed, self.sent))
+                assert cursor.rowcount == 1, "another attempt owns the record"
+        except Exception:
+            execute(self.release, claimed, self.sent)
+            raise
         return response
 
     def replay(self, found: Any, digest: str) -> HttpResponse:
+        *_, lease_left, retention_over = found
+        if retention_over or (lease_left or 0) < 0:
+            raise NotImplementedError("the take-over")
         answer = super().replay(found, digest)
         if answer.status_code == InProgress.status_code:
             raise InProgress
