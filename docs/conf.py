@@ -77,5 +77,23 @@ def write_for_agents(app: Any, error: Exception | None) -> None:
     (app.outdir / "llms-full.txt").write_text("\n\n".join(pages))
 
 
+def index_names(app: Any, doctree: Any) -> None:
+    """Let the search lead to the place that defines a setting, an option, a check or a code."""
+    from docutils import nodes
+    from sphinx.addnodes import index
+
+    place = {"reference/settings": nodes.term, "reference/checks": nodes.entry, "reference/wire": nodes.entry}
+    if app.env.docname not in place:
+        return
+    for node in list(doctree.findall(place[app.env.docname])):
+        literals = list(node.findall(nodes.literal))
+        if not literals or ", ".join(literal.astext() for literal in literals) != node.astext():
+            continue  # a text, and no definition
+        names = [literal.astext() for literal in literals]
+        node["ids"].append(nodes.make_id(f"name-{names[0]}"))
+        node.insert(0, index(entries=[("single", name, node["ids"][0], "main", None) for name in names]))
+
+
 def setup(app: Any) -> None:
+    app.connect("doctree-read", index_names)
     app.connect("build-finished", write_for_agents)
