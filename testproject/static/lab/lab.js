@@ -130,7 +130,7 @@ async function showState() {
     }
     byId("record").textContent = state.record ? `${state.record.status}, attempt ${state.record.attempt}` : "none yet";
   } catch {
-    // The next look will tell.
+    // The server may be restarting. The state is asked for again below.
   }
   setTimeout(showState, 400);
 }
