@@ -106,4 +106,5 @@ def _identity(connection: Any) -> object:
     driver = connection.connection
     if driver is None or driver.pgconn.transaction_status != TRANSACTION_SOUND:
         return None
-    return driver.execute("SELECT now()").fetchone()
+    with connection.wrap_database_errors:
+        return driver.execute("SELECT now()").fetchone()

@@ -4,7 +4,7 @@ import logging
 from contextlib import closing, contextmanager
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 
 from idempotency import signals
 from idempotency.models import IdempotencyRecord
@@ -28,6 +28,24 @@ from tests.database.statements import execute
 from tests.operations import receiving
 
 # A connection that breaks
+
+
+@pytest.mark.failure_13
+@pytest.mark.postgres
+def test_a_connection_that_dies_before_a_statement_that_is_looked_at_is_an_error_of_djangos(post):
+    caught = []
+
+    def die(request):
+        cut_connection()
+        try:
+            execute("SELECT 'COMMIT'")
+        except OperationalError as error:
+            caught.append(error)
+            raise
+
+    handler.after = die
+    assert post().status_code == 500
+    assert (len(caught), effects()) == (1, [])
 
 
 @pytest.mark.failure_13
