@@ -6,11 +6,11 @@ from django.db import connections
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 
-from idempotency import PARK, Operation, claim, idempotent
+from idempotency import PARK, REEXECUTE, Operation, claim, idempotent
 from idempotency.http.accounts import Fixed
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord
+from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.resolutions import mark_not_executed
 from idempotency.operate.sweep import recover_once
 from idempotency.protocol.key_status import key_status
@@ -83,6 +83,33 @@ def test_a_claim_elsewhere_is_settled_by_the_sweep_of_its_database_and_resolved_
 
     assert kept(ELSEWHERE) == [("near", Status.PARKED)]
     mark_not_executed(elsewhere.get(), by="ops", reason="seen")
+    assert kept(ELSEWHERE) == [("near", Status.RECOVERABLE)]
+
+
+def test_steps_are_kept_read_and_forgotten_in_the_database_of_their_record():
+    ran = []
+
+    def attempt(name):
+        with claim("tests.routing.steps", account_id="far", key="k", transaction=False, recovery=REEXECUTE) as run:
+            run.claim.step("one", lambda: ran.append(name))
+            run.claim.renew()
+            assert name != "fails"
+
+    with pytest.raises(AssertionError):
+        attempt("fails")
+    attempt("skips it")
+    assert (IdempotencyStep.objects.using(ELSEWHERE).count(), IdempotencyStep.objects.using("default").count()) == (
+        1,
+        0,
+    )
+    IdempotencyRecord.objects.using(ELSEWHERE).update(expires_at=from_now(-MINUTE))
+    attempt("starts over")
+    assert ran == ["fails", "starts over"]
+
+
+def test_an_attempt_without_an_outcome_is_undone_in_the_database_of_its_record():
+    view = idempotent(refunds)(lambda request: HttpResponse(status=503))
+    assert view(RequestFactory().post("/", headers={"Idempotency-Key": "k"})).status_code == 503
     assert kept(ELSEWHERE) == [("near", Status.RECOVERABLE)]
 
 
