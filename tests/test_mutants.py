@@ -28,6 +28,7 @@ def test_each_mutant_of_the_list_can_be_applied_and_names_tests_that_exist():
         (replace(SOUND, old="3"), "sound: its text is 0 times in code.py"),
         (replace(SOUND, old="return"), "sound: its text is 2 times in code.py"),
         (replace(SOUND, file="gone.py"), "sound: its text is 0 times in gone.py"),
+        (replace(SOUND, new="("), "sound: '(' was never closed (<unknown>, line 2)"),
         (replace(SOUND, new="1"), "sound: it changes nothing"),
         (replace(SOUND, tests=()), "sound: it names no test"),
         (replace(SOUND, tests=("test_code.py::test_two",)), "sound: there is no test test_code.py::test_two"),

@@ -11,6 +11,7 @@ run on the unchanged copy, because a test that fails anyway kills nothing.
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib.util
 import os
 import queue
@@ -67,7 +68,7 @@ class Mutant:
         path = root / self.file
         text = path.read_text() if path.exists() else ""
         if (count := text.count(self.old)) != 1:
-            raise WrongListError(f"{self.name}: its text is {count} times in {self.file}")
+            raise WrongListError(f"its text is {count} times in {self.file}")
         return text.replace(self.old, self.new)
 
 
@@ -84,9 +85,9 @@ def wrong_entries(mutants: Sequence[Mutant], root: Path) -> list[str]:
     wrong = []
     for mutant in mutants:
         try:
-            mutant.apply(root)
-        except WrongListError as error:
-            wrong.append(str(error))
+            ast.parse(mutant.apply(root) if mutant.file.endswith(".py") else "")
+        except (WrongListError, SyntaxError) as error:
+            wrong.append(f"{mutant.name}: {error}")
         if mutant.old == mutant.new:
             wrong.append(f"{mutant.name}: it changes nothing")
         if mutant.database not in DATABASES:
