@@ -29,3 +29,9 @@ def test_the_public_names_are_complete():
         assert getattr(idempotency, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = idempotency.nonsense
+
+
+def test_every_module_logs_under_a_name_that_a_project_configures():
+    modules = [module for name, module in sys.modules.items() if name.startswith("idempotency.")]
+    names = {module.logger.name for module in modules if hasattr(module, "logger")}
+    assert {"idempotency"} <= names <= {"idempotency", "idempotency.audit", "idempotency.events"}

@@ -91,6 +91,13 @@ def test_a_renewal_that_comes_after_the_end_of_its_attempt_says_nothing_of_it(ow
     assert not owned.lost
 
 
+def test_the_first_beat_comes_in_the_first_third_of_the_lease(owned, monkeypatch):
+    renewer = Renewer("default")
+    monkeypatch.setattr(renewer, "_schedule", lambda task: None)
+    task = renewer.add(owned, cap=60)
+    assert owned.held_until - task.due == pytest.approx(owned.policy.lease.total_seconds() * 2 / 3)
+
+
 def test_a_beat_that_was_stopped_is_not_scheduled_again(owned):
     renewer = Renewer("default")
     task = Task(lambda: None)
