@@ -80,6 +80,16 @@ def test_a_message_with_a_record_of_any_state_is_left_alone(topic, account):
     assert resend_lost_messages() == 0
 
 
+@pytest.mark.failure_53
+@pytest.mark.parametrize(("error", "found"), [(None, 1), ("ValueError: refused", 0)], ids=["cut off", "failed"])
+def test_a_message_whose_consumer_was_cut_off_is_sent_again(error, found):
+    """The broker may lose it as it delivers it again. A task that failed was retried, or its message given up."""
+    message = sent()
+    consume(message, TASK, "celery")
+    IdempotencyRecord.objects.update(status="recoverable", error=error)
+    assert resend_lost_messages() == found
+
+
 def test_the_record_must_be_the_consumers_own():
     message = sent()
     consume(message, "tests.lost.other", "celery")

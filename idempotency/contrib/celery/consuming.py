@@ -150,11 +150,12 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         delivery.log(logging.INFO, "has been consumed before, and gets the recorded result")
         return result
     if delivery.is_poison(owned.attempt):
+        reason = f"{policy.max_attempts} runs were cut off"
         try:
-            delivery.dead_letter(f"{policy.max_attempts} runs were cut off", attempt=owned.attempt)
+            delivery.dead_letter(reason, attempt=owned.attempt)
         finally:
             # If the process dies before the release, the lease runs out and recovery settles the claim.
-            _give_back(owned)
+            _give_back(owned, reason)
     request.idempotency_attempt = owned.attempt  # a dead letter carries this number
     delivery.log(logging.INFO, f"runs as attempt {owned.attempt}")
     attempt = Running(Claim(owned))
@@ -170,10 +171,13 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return result_of(outcome)  # read back from JSON, so that every delivery returns the same
 
 
-def _give_back(owned: Ownership) -> None:
-    """Release a claim under which nothing has run. This is safe for every declared recovery."""
+def _give_back(owned: Ownership, reason: str) -> None:
+    """Release a claim under which nothing has run. This is safe for every declared recovery.
+
+    The record keeps the reason, so that the message is not taken for one that Redis has lost.
+    """
     try:
-        released = ownership.release(owned)
+        released = ownership.release(owned, reason)
     except (DatabaseError, InterfaceError):
         logger.warning("Operation %r: a claim could not be released", owned.scope.operation, exc_info=True)
         return

@@ -2,7 +2,8 @@
 
 Redis loses a message if Redis or the worker's main process dies at the moment at which the message is handed over. The
 outbox still has the message, and it is always safe to send it again, because its consumer is idempotent. A message is
-taken for lost if its consumer has no record of it. For that, outbox and records must be in one database.
+taken for lost if its consumer has no record of it, or if its consumer was cut off and no delivery has followed. For
+that, outbox and records must be in one database.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from ...identity.scope import Scope
+from ...lifecycle import Status
 from ...models import IdempotencyRecord
 from ...outbox import CELERY
 from ...outbox.models import MessageStatus, OutboxMessage, outbox_database
 from .messages import ACCOUNT_HEADER, DEFAULT_ACCOUNT, KEY_HEADER
 from .policy import LOOK_BACK, TaskPolicy, idempotent_tasks
 
-#: A message without a record is taken for lost this long after it was sent. This is longer than messages usually wait
-#: in a queue. A message that still waits there is sent a second time, which is harmless: its consumer finds its record.
+#: A message that was not consumed is taken for lost this long after it was sent. This is longer than messages usually
+#: wait in a queue. A message that still waits there is sent a second time, which is harmless: its consumer finds its
+#: record.
 OLDER_THAN = timedelta(minutes=10)
 
 #: The number of messages that are compared at once. One statement finds the records of all of them.
@@ -33,10 +36,10 @@ PAGE = 100
 def resend_lost_messages(
     *, older_than: timedelta = OLDER_THAN, look_back: timedelta = LOOK_BACK, app: Any = None
 ) -> int:
-    """Have messages sent again that were sent and of which their consumer has no record.
+    """Have messages sent again that were sent and not consumed.
 
     It looks at the messages of idempotent tasks that this process knows, as a worker knows its own tasks. A message is
-    sent again after ``older_than``. If it still has no record then, the time to the next repetition doubles, so that
+    sent again after ``older_than``. If it is still not consumed then, the time to the next repetition doubles, so that
     repetitions don't fill up a queue whose workers are down. Several of these may run at once, and one may be killed.
 
     :param older_than: messages that were sent later than this ago are not taken for lost yet.
@@ -57,7 +60,7 @@ def resend_lost_messages(
     )
     resent, later = 0, Q()
     while page := list(sent.filter(later).order_by("sent_at", "pk").annotate(now=Now())[:PAGE]):
-        for message in _without_record(page, policies):
+        for message in _not_consumed(page, policies):
             # The update checks the status and sent_at again, because another run of this may have been faster. It also
             # checks the retention again, by the clock of this statement. If the process slept before it looked for the
             # record, the record may have been purged by then.
@@ -72,14 +75,17 @@ def resend_lost_messages(
     return resent
 
 
-def _without_record(page: list[Any], policies: Mapping[str, TaskPolicy]) -> list[Any]:
+def _not_consumed(page: list[Any], policies: Mapping[str, TaskPolicy]) -> list[Any]:
     scopes = {message.pk: _scope_of(message, policies[message.topic]) for message in page}
     records = IdempotencyRecord.objects.using(page[0]._state.db).filter(
         account_id__in={scope.account_id for scope in scopes.values()},
         operation__in={scope.operation for scope in scopes.values()},
         idempotency_key__in={scope.idempotency_key for scope in scopes.values()},
     )
-    recorded = {Scope(*row) for row in records.values_list("account_id", "operation", "idempotency_key")}
+    # A recoverable record without an error is that of a run that was cut off. If Redis loses the message as it delivers
+    # it again, only the outbox has it. An error says that the task failed: its message was retried or given up.
+    known = records.exclude(status=Status.RECOVERABLE, error=None)
+    recorded = {Scope(*row) for row in known.values_list("account_id", "operation", "idempotency_key")}
     # Each pause doubles: the time since the message was last sent is at least the time from its writing until then.
     return [
         message
