@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import base64
 import functools
+import itertools
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -283,11 +285,20 @@ def decrypt_body(body: str | None) -> str | None:
     return body
 
 
+#: JSON that is nested more deeply is kept in an envelope. PostgreSQL refuses some 20,000 levels, which the parser of
+#: Python 3.14 accepts.
+MAX_DEPTH: Final = 1000
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKET: Final = re.compile(r"[][{}]")
+
+
 def _as_json_text(content: bytes, content_type: str) -> str:
     if is_json(content_type):
         try:
             text = content.decode("utf-8")
             _STRICT.decode(text)
+            if text.count("[") + text.count("{") > MAX_DEPTH and _depth_of(text) > MAX_DEPTH:
+                raise RecursionError
         except (ValueError, RecursionError):
             pass  # some database might refuse it, so the envelope keeps it
         else:
@@ -300,6 +311,11 @@ def _as_json_text(content: bytes, content_type: str) -> str:
     except ValueError:
         return _envelope("base64", base64.b64encode(content).decode("ascii"))
     return _envelope("utf-8", text)
+
+
+def _depth_of(text: str) -> int:
+    brackets = _BRACKET.findall(_STRING.sub("", text))
+    return max(itertools.accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)
 
 
 def _envelope(encoding: str, data: str) -> str:

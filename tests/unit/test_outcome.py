@@ -7,7 +7,7 @@ from django.http import HttpResponse
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from idempotency import Operation
+from idempotency import Operation, outcome
 from idempotency.exceptions import OutcomeUnreadableError
 from idempotency.outcome import ENVELOPE, Outcome, decode_body, encode_body, outcome_of, response_of
 
@@ -34,12 +34,27 @@ def test_every_body_comes_back_byte_for_byte_through_json_text(content, content_
     assert decode_body(text) == content
 
 
+@pytest.mark.parametrize(
+    ("text", "in_envelope"),
+    [
+        ('[[{"a": "[[[["}]]', False),
+        ('[[[{"a": "]]]]"}]]]', True),
+        ('[["\\"[[[[", []]]', False),
+        ("[[], [], [], []]", False),
+    ],
+)
+def test_json_that_a_database_might_find_too_deep_is_kept_in_an_envelope(monkeypatch, text, in_envelope):
+    monkeypatch.setattr(outcome, "MAX_DEPTH", 3)
+    encoded = encode_body(text.encode(), "application/json")
+    assert (encoded.startswith(ENVELOPE), decode_body(encoded)) == (in_envelope, text.encode())
+
+
 def test_a_response_without_content_type_or_body_is_replayed_so():
     response = HttpResponse(status=204)
     del response["Content-Type"]
     operation = Operation("tests.outcome")
-    for outcome in (outcome_of(response, operation.policy), Outcome(status=204)):
-        replay = response_of(outcome)
+    for kept in (outcome_of(response, operation.policy), Outcome(status=204)):
+        replay = response_of(kept)
         assert (replay.status_code, replay.content, replay.has_header("Content-Type")) == (204, b"", False)
 
 
