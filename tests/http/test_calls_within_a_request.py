@@ -244,3 +244,20 @@ def test_a_copy_of_the_request_is_another_request(alice, serve, policy):
     found = sorted(IdempotencyRecord.objects.completed().values_list("operation", "idempotency_key"))
     assert found == ([("tests.inner", "part"), ("tests.outer", "k")] if policy else [("tests.outer", "k")])
     assert effects() == (1 if policy else 0)
+
+
+def test_a_request_is_a_part_of_no_operation_that_another_one_runs(alice, serve):
+    """The handler of one request calls a second one, whose handler calls the first one's view."""
+
+    @serve
+    @idempotent("tests.outer", **OUTSIDE)
+    def outer(request):
+        if request.META["HTTP_IDEMPOTENCY_KEY"] == "part":
+            return plain_answer(request)
+        part = copy.copy(request)
+        part.META = {**request.META, "HTTP_IDEMPOTENCY_KEY": "part"}
+        return answering_as(idempotent("tests.inner", **OUTSIDE)(lambda part: answering_as(outer(part)))(part))
+
+    assert alice.post(key="k").status_code == 201
+    found = sorted(IdempotencyRecord.objects.completed().values_list("operation", "idempotency_key"))
+    assert found == [("tests.inner", "part"), ("tests.outer", "k"), ("tests.outer", "part")]
