@@ -118,7 +118,8 @@ def test_what_a_reconciler_found_while_another_took_over_is_not_recorded_and_let
 
     handler.find_out = overtaken
     if by == "a retry":
-        assert post("/reconciled/").status_code == 409
+        answer = post("/reconciled/")
+        assert (answer.status_code, answer["Retry-After"]) == (409, "1")
     else:
         assert recover_once().settled == 0
     assert (winner[0].status_code, handler.attempts, effects()) == (201, [3], ["one"])
