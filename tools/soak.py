@@ -86,6 +86,7 @@ class Judge:
         """Wait until nothing is claimed, to be sent or queued. A message that Redis lost is sent again."""
         deadline = time.monotonic() + (0 if self.problems else LIMIT)
         while time.monotonic() < deadline:
+            self.servers.supervise()
             if not database.count(RESTLESS) and not self.servers.redis.count("celery"):
                 missing = len(self.load.operations["order"]) - database.count(
                     "SELECT count(*) FROM testproject_receipt"

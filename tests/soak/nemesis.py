@@ -67,6 +67,7 @@ class Nemesis:
             yield at, acts.pop()
 
     def strike(self, name):
+        self.servers.supervise()
         self.planned[name] += 1
         act, notice = self.acts[name]
         for _ in range(TRIES):

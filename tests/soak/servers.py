@@ -67,9 +67,16 @@ class Servers:
         command = [*self._python, *arguments]
         subprocess.run(command, cwd=ROOT, env=self.environment, check=True, stdout=subprocess.DEVNULL)
 
+    def supervise(self):
+        """Start the consumer again if it has ended, as a supervisor would: kombu may fail while its broker is gone."""
+        consumer = self.daemons["consumer"]
+        if not consumer.alive:
+            consumer.start()
+
     def ended(self):
-        """What has ended by itself."""
-        found = [f"{each.name} has ended:\n{each.log_tail()}" for each in self.daemons.values() if not each.alive]
+        """What has ended by itself, but for the consumer."""
+        others = [each for name, each in self.daemons.items() if name != "consumer" and not each.alive]
+        found = [f"{each.name} has ended:\n{each.log_tail()}" for each in others]
         return found or ([] if self.elder in self.workers() else ["the oldest worker has ended"])
 
     def memory(self):
