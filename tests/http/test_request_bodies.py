@@ -74,9 +74,11 @@ def test_a_body_above_the_limit_is_no_crash(alice, framework, settings, reads):
     data = upload(2000)["data"]
     for content_type in ("application/json", FORM, "multipart/form-data; boundary=one"):
         protected, twin = with_twin(alice, data=data, content_type=content_type)
-        can_be_compared = content_type.startswith("multipart")
         assert twin.status_code == (400 if reads else 200)
-        assert protected.status_code == (twin.status_code if can_be_compared else 400)
+        allowed = {twin.status_code} if content_type.startswith("multipart") else {400}
+        if content_type == FORM:  # each release of DRF has its own limit for a form
+            allowed.add(twin.status_code)
+        assert protected.status_code in allowed
         IdempotencyRecord.objects.all().delete()
 
 
