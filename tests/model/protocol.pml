@@ -5,7 +5,7 @@
  *
  * The operation is the default: transaction=True and REEXECUTE. With -DPARK it is transaction=False and PARK.
  * With -DRETENTION the retention of the first key may end, and a purge runs.
- * -DWITHOUT_X removes the guard X. test_model.py says what each removal breaks.
+ * -DWITHOUT_X=1 removes the guard X. test_model.py says what each removal breaks.
  *
  * decide.pml is generated from idempotency.lifecycle.decide().
  */
@@ -48,57 +48,18 @@ byte sent_row[3] = NONE, sent_payload[3], sent_key[3];
 
 #include "decide.pml"
 
-#ifdef WITHOUT_ID
-#define ID(k, i) true
-#else
-#define ID(k, i) (row[k].id == i)
-#endif
-#ifdef WITHOUT_ATTEMPT
-#define ATTEMPT(k, n) true
-#else
-#define ATTEMPT(k, n) (row[k].attempt == n)
-#endif
-#ifdef WITHOUT_PAYLOAD
-#define PAYLOAD(k, p) true
-#else
-#define PAYLOAD(k, p) (row[k].payload == p)
-#endif
-#ifdef WITHOUT_STATUS
-#define MINE(k) true
-#else
-#define MINE(k) (row[k].status == in_progress)
-#endif
-
-#ifdef WITHOUT_CLAIMABLE
-#define CLAIMABLE(k) true
-#else
-#define CLAIMABLE(k) (row[k].status == recoverable || ABANDONED(k))
-#endif
-#ifdef WITHOUT_RETENTION_AGAIN
-#define PAST_RETENTION(k) true
-#else
-#define PAST_RETENTION(k) row[k].retention_over
-#endif
-#ifdef WITHOUT_LIVE_AGAIN
-#define NOT_LIVE(k) true
-#else
-#define NOT_LIVE(k) (row[k].status != in_progress || row[k].lease_over)
-#endif
-#ifdef WITHOUT_ABANDONED_AGAIN
-#define STILL_ABANDONED(k) true
-#else
-#define STILL_ABANDONED(k) ABANDONED(k)
-#endif
-#ifdef WITHOUT_PURGEABLE
-#define PURGEABLE(k) true
-#else
-#define PURGEABLE(k) (row[k].status == completed || row[k].status == recoverable)
-#endif
+/* Guards that are conditions. WITHOUT_X is 1 where the guard X is removed, and 0 elsewhere. */
+#define CLAIMABLE(k) (WITHOUT_CLAIMABLE || row[k].status == recoverable || ABANDONED(k))
+#define PAST_RETENTION(k) (WITHOUT_RETENTION_AGAIN || row[k].retention_over)
+#define NOT_LIVE(k) (WITHOUT_LIVE_AGAIN || row[k].status != in_progress || row[k].lease_over)
+#define STILL_ABANDONED(k) (WITHOUT_ABANDONED_AGAIN || ABANDONED(k))
+#define PURGEABLE(k) (WITHOUT_PURGEABLE || row[k].status == completed || row[k].status == recoverable)
 #define ABANDONED(k) (row[k].status == in_progress && row[k].lease_over)
 
 /* What a fence matches. Without the scope it is the row that has the id today, whatever its key. */
-#define FENCE(k, i, n, p) (row[k].here && ID(k, i) && ATTEMPT(k, n) && PAYLOAD(k, p) && MINE(k))
-#define OBSERVED(k, i, n, p) (row[k].here && ID(k, i) && ATTEMPT(k, n) && PAYLOAD(k, p))
+#define OBSERVED(k, i, n, p) (row[k].here && (WITHOUT_ID || row[k].id == i) && \
+	(WITHOUT_ATTEMPT || row[k].attempt == n) && (WITHOUT_PAYLOAD || row[k].payload == p))
+#define FENCE(k, i, n, p) (OBSERVED(k, i, n, p) && (WITHOUT_STATUS || row[k].status == in_progress))
 
 /* With -DMOVES each move of a record is printed, once. moves.py has the list that they are compared with. */
 #ifdef MOVES
@@ -168,7 +129,7 @@ inline find_fenced() {
 	where = NONE;
 	if
 	:: FENCE(k, id, attempt, payload) -> where = k
-#ifdef WITHOUT_SCOPE
+#if WITHOUT_SCOPE
 	:: !FENCE(k, id, attempt, payload) && FENCE(1 - k, id, attempt, payload) -> where = 1 - k
 	:: !FENCE(k, id, attempt, payload) && !FENCE(1 - k, id, attempt, payload) -> skip
 #else
@@ -265,7 +226,7 @@ next:
 			mine = retention[k];
 			id = row[k].id;
 			attempt = 1;
-#if defined(PARK) && !defined(WITHOUT_WAIT_FOR_DISK)
+#if defined(PARK) && !WITHOUT_WAIT_FOR_DISK
 			flush();
 #endif
 			goto own
@@ -364,7 +325,7 @@ own:
 			if
 			:: where != NONE -> check_owner(where); row[where].lock = me
 			:: where == NONE ->  /* the lease was lost: the writes are rolled back */
-#ifdef WITHOUT_ROLLBACK
+#if WITHOUT_ROLLBACK
 				effects[k]++;
 				assert(effects[k] <= 1);
 #endif
@@ -388,7 +349,7 @@ own:
 	atomic { if :: row[k].here && row[k].id == id && row[k].attempt == attempt -> answer(k, payload) :: else fi }
 	goto forget;
 unknown:
-#ifdef WITHOUT_UNKNOWN
+#if WITHOUT_UNKNOWN
 	goto fail;          /* takes an unanswered COMMIT for a rollback, and gives the claim up by its id */
 #endif
 	goto forget;
@@ -396,7 +357,7 @@ fail:
 	/* claims.release: fenced, in a transaction of its own */
 	MAY_DIE;
 	atomic {
-#ifdef WITHOUT_FENCED_RELEASE
+#if WITHOUT_FENCED_RELEASE
 		if
 		:: row[k].here && row[k].lock == 0 -> check_owner(k); moves(k, 3, 0); row[k].status = recoverable; flush()
 		:: else
@@ -439,7 +400,7 @@ active proctype Sweep() {
 	byte id;
 end:
 	do
-#ifndef WITHOUT_SWEEP
+#if !WITHOUT_SWEEP
 	:: atomic { row[0].here && row[0].status == in_progress && row[0].lease_over && row[0].lock == 0 -> id = row[0].id }
 	   settle(0, id)
 	:: atomic { row[1].here && row[1].status == in_progress && row[1].lease_over && row[1].lock == 0 -> id = row[1].id }
