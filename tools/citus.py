@@ -48,7 +48,6 @@ NOT_ON_CITUS = {
     # The tests lock or wait by statements that name no account.
     "test_a_purge_that_is_killed_in_a_batch": "locks all records",
     "test_a_row_that_is_locked_is_passed_over": "locks a record by its id",
-    "test_a_deferred_trigger_that_raises_frees_the_claim_at_once": "makes a function and a trigger in one text",
     "test_a_lock_of_the_whole_table_is_waited_for": "a purge waits on the workers",
     "at_once_end_and_no_claim_is_lost[SERIALIZABLE]": "Citus reports a lost race at COMMIT as an internal error",
     "test_a_list_answers_any_query": "the coordinator refuses an account of more than 255 characters",

@@ -15,7 +15,7 @@ from idempotency.exceptions import (
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import Operation
 from testproject.models import Transfer
-from tests.concurrency.traces import effects, record
+from tests.concurrency.traces import effects
 from tests.operations import forgetting_operations
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -97,18 +97,6 @@ def test_a_block_without_a_result_replays_none(account):
         assert run.result is None
         if replayed:
             IdempotencyRecord.objects.update(response_body=None)  # as after a reconciler's response without a body
-
-
-def test_a_policy_may_be_given_with_the_name(account):
-    def park():
-        with claim("function.park", account_id=account, key="k", transaction=False, recovery=PARK):
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        park()
-    with pytest.raises(OutcomeUnknownError):
-        park()
-    assert record().status == "parked"
 
 
 def test_an_inner_block_has_a_claim_of_its_own(account):

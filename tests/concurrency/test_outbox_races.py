@@ -105,22 +105,6 @@ def test_relays_at_once_send_each_message_once_and_keep_the_order_of_each_key():
     assert sorted(broker.payloads)[:60] == sorted(["", number] for number in [*range(20)] * 3)
 
 
-def test_relays_and_publishers_at_once_lose_nothing():
-    def publish_some(start):
-        for number in range(start, start + 25):
-            with transaction.atomic():
-                publish("orders.placed", number, sender=SENDER)
-                transaction.set_rollback(number % 5 == 0)  # FM 54, under load
-        return 0
-
-    def relay_often():
-        return sum(relay(5) for _ in range(10))
-
-    sent = sum(race([partial(publish_some, 0), partial(publish_some, 25), relay_often, relay_often]))
-    assert sent + relay() == 40
-    assert sorted(broker.payloads) == [number for number in range(50) if number % 5]
-
-
 # Real relays that are killed and frozen are in ``tests/delivery``, and in ``tests/database/relay`` without a process.
 
 

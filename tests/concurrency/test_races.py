@@ -10,9 +10,9 @@ from django.db import connection
 from idempotency.http import exchange
 from idempotency.models import IdempotencyRecord
 from tests.aliases import at_level
-from tests.concurrency.failures import IN_PROGRESS, fail, just_before, problem
+from tests.concurrency.failures import IN_PROGRESS, just_before, problem
 from tests.concurrency.racing import PATIENCE, Gate, held, race
-from tests.concurrency.traces import abandon, effects, end_lease, end_retention, is_replay, record
+from tests.concurrency.traces import effects, end_lease, is_replay, record
 from tests.concurrency.urls import handler
 
 
@@ -48,26 +48,6 @@ def test_forty_keys_at_once_all_take_effect_and_block_nobody(post, all_inside):
     assert effects() == [f"{n:02}" for n in range(40)]
 
 
-@pytest.mark.parametrize("before", ["released", "abandoned", "past retention"])
-def test_of_many_that_find_a_claimable_record_one_wins(post, before):
-    handler.before = fail if before == "released" else lambda request: None
-    post()
-    handler.reset()
-    if before == "abandoned":
-        abandon()
-        end_lease()
-    if before == "past retention":
-        end_retention()
-    had = effects()
-
-    answers = race([post] * 20)
-
-    assert len(effects()) == len(had) + 1
-    assert handler.attempts == [2]
-    assert {answer.status_code for answer in answers} <= {201, 409}
-    assert record().attempt == 2
-
-
 @pytest.mark.parametrize(
     ("stalls", "attempts"),
     [
@@ -95,30 +75,6 @@ def test_a_worker_that_outlived_its_lease_leaves_nothing_and_answers_as_the_winn
     assert is_replay(stalled.result(), winner)
     for _ in range(3):
         assert post().content == winner.content
-    assert effects() == ["one"]
-
-
-@pytest.mark.scenario_24
-@pytest.mark.postgres
-def test_a_stale_owner_that_fails_does_not_free_the_live_claim(post):
-    stale, live = Gate(), Gate()
-
-    def after(request):
-        if handler.attempts == [1]:
-            stale.pass_through()
-            fail()
-        live.pass_through()
-
-    handler.after = after
-    with held(post, stale) as first:
-        end_lease()
-        with held(post, live) as second:
-            stale.open()
-            assert first.result(PATIENCE).status_code == 500
-            assert (record().status, record().attempt) == ("in_progress", 2)
-            assert post().status_code == 409  # a freed claim would run a third time
-    assert second.result().status_code == 201
-    assert handler.attempts == [1, 2]
     assert effects() == ["one"]
 
 

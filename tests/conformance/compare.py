@@ -24,8 +24,8 @@ from idempotency.conformance.cases import plain_cases
 from idempotency.conformance.crashes import crash_cases
 from idempotency.conformance.judging import Trial, Verdict, judge
 from idempotency.conformance.profiles import PROFILES, declare
-from idempotency.conformance.target import Target
 from testproject.harness.processes import answers, free_port, wait_until
+from tests.conformance.test_suite import target_at
 from tests.results import note
 from tools.reports import markdown, say
 
@@ -130,18 +130,12 @@ def serving(row, directory):
     subprocess.run(["sh", "-c", start], check=True)
     try:
         wait_until(lambda: answers(("127.0.0.1", port)), f"{row.name} listens: see {log}", 60)
-        url = f"http://127.0.0.1:{port}"
-        yield Target(
-            url=f"{url}/charges",
-            other_url=f"{url}/refunds",
-            body='{"amount": 1, "order": "{unique}"}',
-            other_body='{"amount": 2, "order": "{unique}"}',
-            refused_body='{"outcome": 402}',
-            crashing_body='{"outcome": 500}',
-            fields=("Content-Type: application/json", "Authorization: alice"),
-            other_account="Authorization: bob",
+        yield target_at(
+            f"http://127.0.0.1:{port}",
+            count_url=None,
             count_command=f"sh -c 'wc -l < {effects}'",
             commands={"kill": shlex.join(["sh", "-c", kill]), "restart": shlex.join(["sh", "-c", start])},
+            duplicates=(2, 50, 200),
             timeout=60.0,
             patience=75.0,  # longer than any lock here, so that an abandoned request is taken over
         )

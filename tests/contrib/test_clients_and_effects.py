@@ -17,8 +17,7 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 from idempotency import REEXECUTE, Operation, claim, idempotent, require_claim
-from idempotency.contrib.httpx import AsyncIdempotentTransport, IdempotentTransport, new_key
-from idempotency.contrib.retrying import RetryPolicy
+from idempotency.contrib.httpx import AsyncIdempotentTransport, IdempotentTransport
 from idempotency.exceptions import LeaseLostError
 from idempotency.http.accounts import Fixed
 from idempotency.models import IdempotencyRecord
@@ -57,23 +56,6 @@ def test_a_lost_answer_is_fetched_again_and_the_charge_made_once(charge, server,
     assert (got.status, got.headers["Idempotency-Replayed"]) == (201, "true")
     assert json.loads(got.body)["id"] == Charge.objects.get().pk
     assert IdempotencyRecord.objects.get().idempotency_key == got.key
-
-
-@pytest.mark.parametrize("arrived", [True, False], ids=["had arrived", "had not arrived"])
-def test_who_gave_up_resumes_with_the_saved_key_and_gets_the_same_outcome(sender, charge, server, live_server, arrived):
-    saved = new_key()
-    sender.policy = RetryPolicy(attempts=2)
-    server.script = [pass_on(live_server.url, lose_answer=True) if arrived else cut, cut]
-    with pytest.raises(sender.unresolved) as given_up:
-        charge(saved)
-    assert given_up.value.key == saved
-    assert Charge.objects.count() == (1 if arrived else 0)
-
-    server.script = [pass_on(live_server.url), pass_on(live_server.url)]  # another day, another process: a new client
-    first, again = charge(given_up.value.key), charge(saved)
-    assert ("Idempotency-Replayed" in first.headers) is arrived
-    assert (first.status, first.body) == (again.status, again.body)
-    assert json.loads(first.body)["id"] == Charge.objects.get().pk
 
 
 # From within a protected operation
@@ -131,20 +113,6 @@ def test_a_service_that_demands_timed_keys_runs_a_derived_key_once(sender, serve
     assert len(set(server.keys)) == 1
     assert [(got.status, got.headers.get("Idempotency-Replayed")) for got in answers] == [(201, "true")] * 2
     assert json.loads(answers[1].body)["id"] == Charge.objects.get().pk
-
-
-def test_calls_within_steps_keep_their_keys_though_a_step_is_skipped(sender, server):
-    def work():
-        running = require_claim()
-        running.step("pay", lambda: sender.send(server.url).status)
-        running.step("ship", lambda: sender.send(server.url).status)
-        sender.send(server.url)
-
-    attempt(work, ends=False)
-    attempt(work)
-    pay, ship, call, again = server.keys
-    assert len({pay, ship, call}) == 3
-    assert again == call
 
 
 def test_a_key_of_the_callers_own_is_kept_within_an_operation(sender, server):

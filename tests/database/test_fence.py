@@ -81,6 +81,7 @@ def row():
 
 @pytest.mark.failure_7
 @pytest.mark.failure_8
+@pytest.mark.scenario_24
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 @pytest.mark.parametrize("prepare", EVERY.values(), ids=EVERY)
 def test_no_change_reaches_a_claim_that_differs_in_one_part(prepare, other):

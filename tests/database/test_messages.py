@@ -82,18 +82,6 @@ def test_a_first_execution_sends_one_message_to_claim_and_one_to_complete_and_co
     assert messages(handler) == sent
 
 
-def test_a_replay_sends_two_messages():
-    protect(write)
-    assert messages(fail) == 2
-    assert protect(fail)
-
-
-def test_a_take_over_sends_one_message_more_than_a_duplicate_and_a_first_execution():
-    protect(write)
-    claim_anew(lease=-HOUR)
-    assert messages(write) == 2 + 3
-
-
 def test_no_begin_is_sent_twice():
     """The driver's own BEGIN is kept away by an attribute that is not public. If a release of psycopg renames it, this
     fails: the server then warns of a transaction that is in progress already, and a message more is sent."""

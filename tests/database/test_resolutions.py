@@ -15,7 +15,7 @@ from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template.response import SimpleTemplateResponse
 
 from idempotency import Operation, Reconcile
-from idempotency.exceptions import LeaseLostError, OutcomeUnknownError, UnrecordableResponseError
+from idempotency.exceptions import LeaseLostError, UnrecordableResponseError
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operate import resolutions
@@ -23,7 +23,6 @@ from idempotency.operate.resolutions import ResolutionRefusedError, mark_not_exe
 from idempotency.options.values import PARK, REEXECUTE, Unknown
 from idempotency.outcome import Outcome, response_of
 from idempotency.protocol import ownership
-from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
 from tests.concurrency.racing import elsewhere, race
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire
@@ -54,18 +53,6 @@ def state(seen):
 
 
 # What each decides
-
-
-@pytest.mark.scenario_28
-def test_what_did_not_happen_runs_at_the_next_retry():
-    seen = record()
-    with pytest.raises(OutcomeUnknownError):
-        acquire(parks)
-    mark_not_executed(seen, by="ops")
-    assert state(seen) == ("recoverable", 1)
-    claim = acquire(parks)
-    assert isinstance(claim, Ownership)
-    assert claim.attempt == 2
 
 
 @pytest.mark.scenario_28

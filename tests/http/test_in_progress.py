@@ -9,7 +9,6 @@ from django.http import JsonResponse
 from idempotency import ACCEPTED, Attach, Operation, idempotent
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
-from testproject.models import Transfer
 from tests.concurrency.racing import Gate, held
 from tests.http.callers import assert_refused, claim_anew, effects, records, replayed
 from tests.http.serving import OUTSIDE, Framework, policies
@@ -64,30 +63,6 @@ def test_a_duplicate_is_accepted_if_it_is_declared(alice, framework):
         assert (accepted.status_code, accepted["Idempotency-Key"]) == (202, "k")
         assert 1 <= int(accepted["Retry-After"]) <= 30
         assert (accepted["Idempotency-Status"], accepted.json()["status"]) == ("in-progress", "in_progress")
-    assert effects() == 1
-
-
-def test_an_abandoned_claim_is_run_again_once_and_only_for_its_payload(alice, framework):
-    framework.serve()
-    alice.post(data={"amount": 1}, key="k")
-    Transfer.objects.all().delete()
-    claim_anew(lease=-timedelta(seconds=1))  # the process died before its COMMIT
-    assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
-    replayed(alice, data={"amount": 1})
-    assert records() == [("completed", 2)]
-
-
-def test_an_abandoned_claim_of_a_parked_operation_is_never_run_again(alice, framework):
-    framework.serve(**OUTSIDE)
-    alice.post(data={"amount": 1}, key="k")
-    claim_anew(lease=-timedelta(seconds=1))
-    assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
-    alice.post(data={"amount": 1}, key="k")
-    assert records() == [("parked", 1)]
-    refused = assert_refused(alice, "idempotency_outcome_unknown", data={"amount": 1}, key="k")
-    assert "Retry-After" not in refused
-    assert refused["Idempotency-Key"] == "k"
-    assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
     assert effects() == 1
 
 

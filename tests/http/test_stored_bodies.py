@@ -19,7 +19,7 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_body_batches
 from idempotency.operate.resolutions import record_outcome
-from idempotency.outcome import BODY_GONE, ENVELOPE, outcome_of
+from idempotency.outcome import ENVELOPE, outcome_of
 from idempotency.protocol import ownership
 from tests.database.claiming import acquire
 from tests.http.callers import assert_nothing_kept, assert_refused, effects, problem_code, replayed
@@ -290,19 +290,6 @@ def test_the_result_of_a_block_that_is_deleted_is_an_error_and_the_block_does_no
     purge_body_of("k")
     with pytest.raises(BodyGoneError, match="no longer kept"):
         run()
-
-
-def test_what_the_body_tells_is_deleted_wherever_it_is_told():
-    operation = Operation("bodies.steps", body_ttl=HOUR, **OUTSIDE)
-    for name in ("secret", "kept"):
-        with claim(operation, account_id="1", key=name) as run:
-            run.claim.step("ask", lambda: "hunter2")
-    IdempotencyRecord.objects.update(error="ValueError: hunter2")
-    purge_body_of("secret")
-    record, kept = IdempotencyRecord.objects.order_by("pk")
-    assert (record.response_body, record.error) == (BODY_GONE, None)
-    assert kept.error is not None
-    assert list(IdempotencyStep.objects.values_list("record_id", flat=True)) == [kept.pk]
 
 
 def test_an_outcome_that_a_person_records_is_kept_as_long_as_one_of_a_request(settings):

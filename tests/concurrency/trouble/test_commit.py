@@ -90,6 +90,7 @@ def test_a_commit_that_the_server_refused_is_released_at_once(post):
     assert effects() == ["one"]
 
 
+@pytest.mark.failure_60
 def test_a_deferred_constraint_that_fails_in_commit_is_the_handlers_failure(post, account):
     """Foreign keys are only checked by COMMIT, on both databases."""
     unknown = str(int(account) + 1000)
@@ -148,6 +149,7 @@ def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(pos
 
 @pytest.mark.failure_60
 @pytest.mark.postgres
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("sqlstates", "refused"),
     [
@@ -160,27 +162,6 @@ def test_what_the_server_itself_answers_to_commit_is_a_refusal(sqlstates, refuse
     assert {sqlstate: store.commit_was_refused(server_error(sqlstate)) for sqlstate in sqlstates} == dict.fromkeys(
         sqlstates, refused
     )
-
-
-REFUSE_TRANSFER = """
-CREATE FUNCTION refuse_transfer() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'limit exceeded'; END $$;
-CREATE CONSTRAINT TRIGGER refuse_transfer AFTER INSERT ON testproject_transfer DEFERRABLE INITIALLY DEFERRED
-    FOR EACH ROW EXECUTE FUNCTION refuse_transfer()
-"""
-
-
-@pytest.mark.failure_60
-@pytest.mark.postgres
-def test_a_deferred_trigger_that_raises_frees_the_claim_at_once(post):
-    with connection.cursor() as cursor:
-        cursor.execute(REFUSE_TRANSFER)
-        try:
-            assert post().status_code == 500  # the handler's own failure, as unprotected
-            assert state() == ("recoverable", [])
-        finally:
-            cursor.execute("DROP FUNCTION refuse_transfer CASCADE")
-    assert post().status_code == 201
-    assert effects() == ["one"]
 
 
 # A handler that commits, rolls back or exits by itself, and connections on which a claim could not commit

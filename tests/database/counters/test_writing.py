@@ -1,7 +1,6 @@
 """What was counted is added to the table, outside of open transactions, over threads, forks and processes."""
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -18,7 +17,6 @@ from idempotency.contrib.dashboard.counters import counters, write_counts
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.operate.stats import stats
 from idempotency.store import store_for
-from tests.commands import run_command
 from tests.concurrency.racing import Gate, held, race
 from tests.database import processes
 from tests.database.counters.counting import CLAIMED, count, operation, refusing, unreachable, written
@@ -271,19 +269,6 @@ django.setup()
 from tests.database.counters.counting import count
 
 """
-
-
-@pytest.mark.once
-def test_the_counts_of_processes_and_of_their_forks_add_up_and_another_process_shows_them():
-    """What a parent has counted before it forks, its child does not write as well."""
-    script = PROCESS + "count(2); pid = os.fork(); count(0 if pid else int(sys.argv[1])); pid and os.waitpid(pid, 0)"
-    count(7)
-    counters.flush()
-    process = processes.start(script, "3")
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
-    _, [shown], _ = run_command("idempotency_stats", json=True)
-    assert json.loads(shown)["claims"] == {"value": 12, "kind": "recent"}
 
 
 @pytest.mark.once
