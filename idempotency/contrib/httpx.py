@@ -16,8 +16,8 @@ with needing("httpx"):
     import httpx
     from tenacity import AsyncRetrying, Retrying
 
-from ..identity.keys import HEADER, new_key
-from .retrying import KeyStatus, RetryPolicy, Tries, bounded, read_key_status
+from ..identity.keys import HEADER, KeyStatus, new_key
+from .retrying import RetryPolicy, Tries, bounded, read_key_status
 
 __all__ = [
     "AsyncIdempotentTransport",

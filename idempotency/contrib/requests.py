@@ -19,8 +19,8 @@ with needing("requests"):
     from requests.exceptions import ChunkedEncodingError, ContentDecodingError, ProxyError
     from tenacity import Retrying
 
-from ..identity.keys import HEADER, new_key
-from .retrying import KeyStatus, RetryPolicy, Tries, bounded, read_key_status
+from ..identity.keys import HEADER, KeyStatus, new_key
+from .retrying import RetryPolicy, Tries, bounded, read_key_status
 
 __all__ = [
     "NAME_HEADER",

@@ -22,7 +22,7 @@ with needing("httpx"):
     from tenacity import RetryCallState
     from tenacity.wait import wait_random_exponential
 
-from ..identity.keys import HEADER, new_key, shorten
+from ..identity.keys import HEADER, KeyStatus, new_key, shorten
 from ..protocol.context import current_claim
 
 logger: Final = logging.getLogger("idempotency")
@@ -61,26 +61,6 @@ class RetryPolicy:
         for name in ("attempts", "total", "first_wait", "longest_wait"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"RetryPolicy.{name} must be above 0, not {getattr(self, name)!r}.")
-
-
-@dataclass(frozen=True)
-class KeyStatus:
-    """The state of a key on the server. See ``idempotency.http.key_status``.
-
-    :param status: ``in_progress``, ``completed``, ``recoverable``, ``parked`` or ``unknown``.
-    :param response_status: the status of the recorded outcome, if it is ``completed``.
-    :param created_at: when the request was claimed.
-    :param completed_at: when the outcome was recorded.
-    :param expires_at: until when the server recognises the key.
-    :param retry_after: in how many seconds it makes sense to ask again, if it is ``in_progress``.
-    """
-
-    status: str
-    response_status: int | None = None
-    created_at: datetime | None = None
-    completed_at: datetime | None = None
-    expires_at: datetime | None = None
-    retry_after: float | None = None
 
 
 def read_key_status(document: Any, headers: Mapping[str, str]) -> KeyStatus:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 from uuid import UUID
 
@@ -53,6 +55,28 @@ _DERIVED: Final = re.compile(
 
 #: The digits of a ULID (Crockford's base 32).
 _DIGITS: Final = {digit: value for value, digit in enumerate("0123456789ABCDEFGHJKMNPQRSTVWXYZ")}
+
+
+@dataclass(frozen=True)
+class KeyStatus:
+    """The state of a key on the server, as ``idempotency.http.key_status`` answers it.
+
+    :param status: ``in_progress``, ``completed``, ``recoverable`` (no attempt is running and no outcome is recorded, so
+        a retry runs the operation or finds out), ``parked``, or ``unknown`` (there is no record, or its retention is
+        over).
+    :param response_status: the status of the recorded outcome, if it is ``completed``.
+    :param created_at: when the request was claimed.
+    :param completed_at: when the outcome was recorded.
+    :param expires_at: until when the server recognises the key.
+    :param retry_after: in how many seconds it makes sense to ask again, if it is ``in_progress``.
+    """
+
+    status: str = "unknown"
+    response_status: int | None = None
+    created_at: datetime | None = None
+    completed_at: datetime | None = None
+    expires_at: datetime | None = None
+    retry_after: float | None = None
 
 
 def new_key() -> str:

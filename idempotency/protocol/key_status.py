@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 
 from django.db.models import DateTimeField, ExpressionWrapper
 from django.db.models.functions import Now
 
+from ..identity.keys import KeyStatus
 from ..identity.scope import Scope
 from ..lifecycle import Decision, decide
 from ..models import IdempotencyRecord
@@ -25,24 +25,6 @@ _STATUS_OF = {
     Decision.PARK: "parked",
     Decision.REPORT_PARKED: "parked",
 }
-
-
-@dataclass(frozen=True)
-class KeyStatus:
-    """What has become of a key.
-
-    ``status`` is one of ``in_progress``, ``completed``, ``recoverable`` (no attempt is running and no outcome is
-    recorded, so a retry runs the operation or finds out), ``parked`` and ``unknown`` (there is no record, or its
-    retention is over). The times and ``response_status`` are None if they aren't known. ``retry_after`` is
-    in seconds.
-    """
-
-    status: str = "unknown"
-    response_status: int | None = None
-    created_at: datetime | None = None
-    completed_at: datetime | None = None
-    expires_at: datetime | None = None
-    retry_after: int | None = None
 
 
 def key_status(policy: Policy, scope: Scope) -> KeyStatus:

@@ -8,7 +8,8 @@ from uuid import RFC_4122, UUID
 
 import pytest
 
-from idempotency.contrib.retrying import KeyStatus, RetryPolicy
+from idempotency.contrib.retrying import RetryPolicy
+from idempotency.identity.keys import KeyStatus
 from tests.contrib.senders import SENDERS
 from tests.contrib.servers import answer, cut, cut_in_the_middle, hang, problem, serving
 

@@ -26,7 +26,8 @@ from idempotency.contrib import httpx as with_httpx
 from idempotency.contrib import requests as with_requests
 from idempotency.contrib import retrying
 from idempotency.contrib.celery import deliveries, messages
-from idempotency.contrib.retrying import KeyStatus, RetryPolicy
+from idempotency.contrib.retrying import RetryPolicy
+from idempotency.identity.keys import KeyStatus
 from testproject.celery import app
 from tests.contrib import consumers
 from tests.contrib.deliveries import Inbox, acting
