@@ -109,30 +109,20 @@ class RestFrameworkAdapter(Adapter):
             return declared_fields(command(context=context, partial=partial), self._data())
         if command is not None:
             return command(self.request)
-        if self._is_json_of_drf():
+        negotiator, parsers = self.request.negotiator, self.request.parsers
+        if (
+            has_json_in_memory(self.http)
+            and type(negotiator) is DefaultContentNegotiation
+            and type(next(iter(parsers), None)) is JSONParser
+        ):
+            # DRF's own parser accepts each document that has a canonical form. So it need not parse before the handler
+            # asks for it, which on a replay is never.
             with suppress(ValueError):
                 return parse_json(self.http.body)
-        elif self._has_parts():
+        # A project's own parser may read a form differently.
+        elif has_parts(self.http) and type(negotiator.select_parser(self.request, parsers)) is MultiPartParser:
             return parts(self.http)
         return as_sent(self._data(), self.http)
-
-    def _is_json_of_drf(self) -> bool:
-        """Whether the payload goes to DRF's own JSON parser, which accepts each document that has a canonical form.
-
-        Then it need not parse before the handler asks for it, which on a replay is never.
-        """
-        request = self.request
-        return (
-            has_json_in_memory(self.http)
-            and type(request.negotiator) is DefaultContentNegotiation
-            and type(next(iter(request.parsers), None)) is JSONParser
-        )
-
-    def _has_parts(self) -> bool:
-        if not has_parts(self.http):
-            return False
-        parser = self.request.negotiator.select_parser(self.request, self.request.parsers)
-        return type(parser) is MultiPartParser  # a project's own parser may read a form differently
 
     def _data(self) -> object:
         keep_readable(self.http)
