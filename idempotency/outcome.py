@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import base64
 import functools
-import itertools
 import json
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -34,6 +32,7 @@ from django.utils.datastructures import CaseInsensitiveMapping
 from . import encryption
 from .conf import settings
 from .exceptions import BodyGoneError, OutcomeUnreadableError, UnrecordableResponseError
+from .identity.parsing import depth_of
 from .options.values import NEVER_RECORDED_HEADERS, Attach
 
 if TYPE_CHECKING:
@@ -138,12 +137,9 @@ def outcome_of_result(result: Any, policy: Policy) -> Outcome:
     :raises UnrecordableResponseError: ``redact`` fails.
     """
     headers = (("Content-Type", "application/json"),)
-    try:
-        text = json.dumps(result, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(
-            f"The result of operation {policy.operation.name!r} must be JSON, so that it can be replayed: {error}"
-        ) from error
+    text = json_text(
+        result, f"The result of operation {policy.operation.name!r} must be JSON, so that it can be replayed"
+    )
     content = _redacted(text.encode("utf-8"), DONE, headers, policy)
     try:
         json.loads(content)
@@ -152,6 +148,14 @@ def outcome_of_result(result: Any, policy: Policy) -> Outcome:
         raise TypeError(f"redact= of operation {policy.operation.name!r} must turn a result into JSON.") from None
     body = encode_body(content, "application/json")
     return Outcome(status=DONE, headers=headers, body=body, body_ttl=policy.body_ttl)
+
+
+def json_text(value: object, demand: str) -> str:
+    """:raises TypeError: the value is not JSON. The message begins with ``demand``."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"{demand}: {error}") from error
 
 
 def _redacted(content: bytes, status: int, headers: tuple[tuple[str, str], ...], policy: Policy) -> bytes:
@@ -288,8 +292,6 @@ def decrypt_body(body: str | None) -> str | None:
 #: JSON that is nested more deeply is kept in an envelope. PostgreSQL refuses some 20,000 levels, which the parser of
 #: Python 3.14 accepts.
 MAX_DEPTH: Final = 1000
-_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKET: Final = re.compile(r"[][{}]")
 
 
 def _as_json_text(content: bytes, content_type: str) -> str:
@@ -297,7 +299,7 @@ def _as_json_text(content: bytes, content_type: str) -> str:
         try:
             text = content.decode("utf-8")
             _STRICT.decode(text)
-            if text.count("[") + text.count("{") > MAX_DEPTH and _depth_of(text) > MAX_DEPTH:
+            if depth_of(text, MAX_DEPTH) > MAX_DEPTH:
                 raise RecursionError
         except (ValueError, RecursionError):
             pass  # some database might refuse it, so the envelope keeps it
@@ -311,11 +313,6 @@ def _as_json_text(content: bytes, content_type: str) -> str:
     except ValueError:
         return _envelope("base64", base64.b64encode(content).decode("ascii"))
     return _envelope("utf-8", text)
-
-
-def _depth_of(text: str) -> int:
-    brackets = _BRACKET.findall(_STRING.sub("", text))
-    return max(itertools.accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)
 
 
 def _envelope(encoding: str, data: str) -> str:

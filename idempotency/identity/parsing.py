@@ -157,7 +157,7 @@ def parse_json(body: bytes) -> CanonicalJSON | bytes:
     except ValueError:
         # An integer has more digits than the interpreter allows (sys.set_int_max_str_digits).
         raise PayloadInvalidError("The payload holds an integer with too many digits.") from None
-    if _depth(canonical) > MAX_DEPTH:
+    if depth_of(canonical, MAX_DEPTH) > MAX_DEPTH:
         raise PayloadInvalidError(TOO_DEEP)
     return CanonicalJSON(canonical, text)
 
@@ -185,12 +185,12 @@ _NOT_BRACKETS = bytes(code for code in range(128) if chr(code) not in "[]{}")
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
-def _depth(canonical: str) -> int:
-    """The nesting depth of a JSON text, or an upper bound if that is small enough."""
-    bound = canonical.count("[") + canonical.count("{")
-    if bound <= MAX_DEPTH:
+def depth_of(text: str, limit: int) -> int:
+    """The nesting depth of a valid JSON text, or an upper bound if that is not above ``limit``."""
+    bound = text.count("[") + text.count("{")
+    if bound <= limit:
         return bound
-    brackets = _STRING.sub("", canonical).encode("ascii").translate(None, _NOT_BRACKETS)
+    brackets = _STRING.sub("", text).encode("ascii").translate(None, _NOT_BRACKETS)
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
 
 

@@ -23,6 +23,7 @@ from django.utils.timezone import is_aware, make_naive
 from ..exceptions import MessageReusedError, NoTransactionError
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..options import validators
+from ..outcome import json_text
 from ..protocol.claim import Claim
 from ..protocol.context import current_claim
 from ..protocol.ownership import on_behalf_of
@@ -79,13 +80,18 @@ def publish(
     claim = current_claim()
     using = using or (outbox_database() if claim is None else claim.using)
     with nullcontext() if claim is None else on_behalf_of(claim.ownership):
-        _require_transaction(using, topic)
+        if not is_transaction_open(using):
+            raise NoTransactionError(
+                f"A message on {topic!r} was published outside of a transaction of database {using!r}, so it could be "
+                f"sent although the writes that it reports were not committed. Publish it inside "
+                f"transaction.atomic(using={using!r}), together with the writes."
+            )
     if delay is not None and delay < NOW:
         raise ValueError(f"delay must not be negative, not {delay}.")
     send: Callable[[OutboxMessage], None] = import_string(_text("sender", sender))
     message = OutboxMessage(
         topic=_text("topic", topic),
-        payload=_json(payload, topic),
+        payload=json_text(payload, f"The payload of a message on {topic!r} must be JSON"),
         headers={name: text for source in header_sources for name, text in source().items()}
         | _checked_headers(headers or {}),
         ordering_key=_text("ordering_key", ordering_key) if ordering_key else "",
@@ -164,28 +170,12 @@ class _Place:
         return store_for(self.using).insert_message(message, delay)
 
 
-def _require_transaction(using: str, topic: str) -> None:
-    if not is_transaction_open(using):
-        raise NoTransactionError(
-            f"A message on {topic!r} was published outside of a transaction of database {using!r}, so it could be sent "
-            f"although the writes that it reports were not committed. Publish it inside "
-            f"transaction.atomic(using={using!r}), together with the writes."
-        )
-
-
 def _text(what: str, value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a str, not {type(value).__name__}.")
     if problem := validators.name(value):
         raise ValueError(f"{what} {problem}, not {value!r}.")
     return value
-
-
-def _json(payload: object, topic: str) -> str:
-    try:
-        return json.dumps(payload, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"The payload of a message on {topic!r} must be JSON: {error}") from error
 
 
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:

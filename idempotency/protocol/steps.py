@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 from ..exceptions import OutcomeUnreadableError
 from ..models import IdempotencyStep
 from ..options import validators
-from ..outcome import UNREADABLE, decode_body, encode_body
+from ..outcome import UNREADABLE, decode_body, encode_body, json_text
 from ..store import Fence, store_for
 from .faults import fault_point
 from .ownership import Ownership, fenced_change, on_behalf_of, store_errors
@@ -49,12 +49,9 @@ def run_step(owned: Ownership, log: StepLog, name: str, call: Callable[[], T]) -
         result = call()
     finally:
         log.running = outer
-    try:
-        text = json.dumps(result, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(
-            f"Step {name!r} of operation {owned.scope.operation!r} must return JSON, so that it can be kept: {error}"
-        ) from error
+    text = json_text(
+        result, f"Step {name!r} of operation {owned.scope.operation!r} must return JSON, so that it can be kept"
+    )
     # If the process dies before this is committed, or the database fails, the step has happened but its result is not
     # stored. The attempt stops, and the next one makes the same call with the same derived key.
     _keep(owned, name, text)

@@ -40,6 +40,7 @@ def test_every_body_comes_back_byte_for_byte_through_json_text(content, content_
         ('[[{"a": "[[[["}]]', False),
         ('[[[{"a": "]]]]"}]]]', True),
         ('[["\\"[[[[", []]]', False),
+        ('[[[{"ü": "ü]]]]"}]]]', True),
         ("[[], [], [], []]", False),
     ],
 )
