@@ -18,6 +18,7 @@ from django.contrib.admin.utils import label_for_field, model_ngettext
 from django.contrib.admin.widgets import AdminTextInputWidget
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db.models import BigIntegerField, QuerySet
+from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.utils.text import capfirst
@@ -89,6 +90,16 @@ class DecisionAdmin(ReadOnlyAdmin):
     time_columns: ClassVar[tuple[str, ...]]
     #: The field that counts the attempts.
     attempt_column: ClassVar[str]
+    #: The columns that only some people may see. They may be long, so they are loaded only where they are shown.
+    hidden_columns: ClassVar[tuple[str, ...]]
+    #: What a URL may filter on. By default it is any column. With response_body__startswith or payload__contains, a
+    #: person without the permission could guess a hidden text letter by letter.
+    allowed_lookups: ClassVar[frozenset[str]]
+
+    @abstractmethod
+    def database(self) -> str:
+        """The database that rows are written to. A replica may show a renewed lease as over, or a sent message as
+        waiting."""
 
     @abstractmethod
     def decision_columns(self, request: HttpRequest) -> tuple[str, ...]:
@@ -113,6 +124,10 @@ class DecisionAdmin(ReadOnlyAdmin):
     @abstractmethod
     def subject(self, row: Any) -> Any:
         """The operation or topic, and the account."""
+
+    @admin.display(description=_("last error"))
+    def last_error(self, row: Any) -> Any:
+        return show_text(row.error)
 
     @admin.display(description=_("age"))
     def age(self, row: Any) -> str:
@@ -140,6 +155,13 @@ class DecisionAdmin(ReadOnlyAdmin):
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         return {}
+
+    def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
+        return lookup in self.allowed_lookups
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        rows = super().get_queryset(request).using(self.database())
+        return rows.annotate(database_time=Now()).defer(*self.hidden_columns)
 
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
