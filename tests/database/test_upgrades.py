@@ -70,14 +70,6 @@ def test_the_life_of_a_record_goes_on_while_a_newer_release_migrates(newer_table
     assert purge_once().deleted == 1
 
 
-def test_an_abandoned_claim_is_taken_over_on_newer_tables(newer_tables):
-    with forgetting_operations("upgrades."):
-        operation = Operation("upgrades.again")
-        acquire(operation)
-        IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
-        assert acquire(operation).attempt == 2
-
-
 def test_messages_and_counts_are_written_to_newer_tables(newer_tables, operation):
     IdempotencyCounter.objects.all().delete()
     counters.reset()

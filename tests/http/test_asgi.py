@@ -21,7 +21,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
 from idempotency.protocol.context import claim_in_context
 from tests.http.callers import effects, multipart
-from tests.http.serving import OUTSIDE, Framework, policies
+from tests.http.serving import Framework, policies
 from tests.http.views import plain_answer, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -177,22 +177,6 @@ def test_a_cancelled_async_view_ends_its_run_first(alice, serve, policy, times):
     assert effects() == 1
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
     assert effects() == 1
-
-
-@pytest.mark.failure_33
-def test_a_client_that_goes_while_another_request_runs_disturbs_no_other(alice, serve):
-    async def scenario():
-        slow = Slow(serve, **OUTSIDE)
-        leaving, staying = Visit(alice, KEY), Visit(alice, (b"idempotency-key", b"fast"))
-        task = asyncio.create_task(leaving.run())
-        await happens(slow.entered)
-        leaving.leaves.set()
-        await staying.run()  # not behind the first: each has a thread of its own
-        await slow.finish(task)
-        assert (leaving.sent, staying.sent[0]["status"]) == ([], 201)
-
-    asyncio.run(scenario())
-    assert effects() == IdempotencyRecord.objects.completed().count() == 2
 
 
 @pytest.mark.failure_39

@@ -9,7 +9,6 @@ import contextvars
 import copy
 import functools
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -78,46 +77,6 @@ def must_have_claimed(answers, *, is_locked_out):
         assert [answer.status_code for answer in answers] == [201, 201]
         assert answers[1]["Idempotency-Replayed"] == "true"
         assert (effects(), recorded()) == (1, {"tests.inner"})
-
-
-@threads
-@pytest.mark.parametrize(
-    "policy",
-    [pytest.param({}, id="in a transaction", marks=pytest.mark.except_sqlite), pytest.param(OUTSIDE, id="outside")],
-)
-@pytest.mark.parametrize("protected", [False, True], ids=["unprotected batch", "protected batch"])
-def test_two_views_of_a_pool_at_once_are_two_operations(alice, serve, carry, policy, protected):
-    """At the first request, the second view is called while the first is in its handler."""
-    first_runs, second_is_done = threading.Event(), threading.Event()
-
-    def one(request):
-        first_runs.set()
-        assert second_is_done.wait(PATIENCE)
-        return plain_answer(request)
-
-    views = [idempotent("tests.one", **policy)(one), idempotent("tests.two", **policy)(plain_answer)]
-
-    def second(request):
-        assert first_runs.wait(PATIENCE)
-        try:
-            return views[1](request)
-        finally:
-            second_is_done.set()
-
-    def view(request):
-        calls = [carry(lambda: views[0](request)), carry(lambda: second(request))]
-        with ThreadPoolExecutor(2) as pool:
-            answers = list(pool.map(in_a_thread, calls))
-        answered.append([answer.status_code for answer in answers])
-        raise ValueError
-
-    answered = []
-    serve(idempotent("tests.batch", transaction=False, recovery=REEXECUTE)(view) if protected else view)
-    for _ in range(2):
-        assert alice.post(key="k").status_code == 500
-    assert answered == [[201, 201], [201, 201]]
-    assert recorded() == {"tests.one", "tests.two"}
-    assert effects() == 2
 
 
 @threads
