@@ -1,5 +1,6 @@
 """Steps: phases whose results outlive the attempt that ran them."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
@@ -136,6 +137,7 @@ def test_a_step_with_a_wrong_name_or_result_is_refused_and_the_handler_goes_on(a
         declaring(Any),
         declaring(Sized, []),
         declaring("KnownToATypeCheckerOnly"),
+        declaring(OrderedDict | None),
         partial(declaring(object)),
     ],
 )
@@ -153,14 +155,14 @@ def test_calls_are_named_alike_by_each_attempt_and_those_of_a_step_by_themselves
     def calls():
         here = [mail(), mail()]
         step("first", lambda: here.append(mail()))
-        step("second", lambda: step("inner", lambda: here.append(mail())))
+        step("second", lambda: step("inner", lambda: here.append(mail())) or here.append(mail()))
         names.append([*here, mail()])
         if require_claim().attempt == 1:
             fail()
 
     assert [attempt(calls), attempt(calls)] == [500, 201]
     assert names == [
-        ["mail", "mail#2", "first/mail", "second/inner/mail", "mail#3"],
+        ["mail", "mail#2", "first/mail", "second/inner/mail", "second/mail", "mail#3"],
         ["mail", "mail#2", "mail#3"],  # the steps are skipped, and shift nothing
     ]
 

@@ -92,6 +92,15 @@ def test_an_operation_may_have_a_profile_of_its_own(alice, serve, settings):
         assert member in alice.post(f"/{url}").json()
 
 
+MISTAKES = {f"idempotency_{name}" for name in ("key_missing", "key_invalid", "payload_invalid", "account_required")}
+
+
+def category(profile, status, code):
+    if profile == "stripe":
+        return "api_error" if status >= 500 else "invalid_request_error" if code in MISTAKES else "idempotency_error"
+    return {500: "processing_error", 503: "service_unavailable"}.get(status, "invalid_request")
+
+
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_profile_answers_every_error(name, settings, rf):
     settings.IDEMPOTENCY = {"PROFILE": name}
@@ -105,6 +114,8 @@ def test_a_profile_answers_every_error(name, settings, rf):
         assert f'"{answer.code}"' in response.content.decode()
         if name == "ietf":  # the documented statuses of the errors themselves
             assert (answer.status, answer.code) == (error.status_code, code)
+        else:
+            assert answer.type == category(name, answer.status, code)
 
 
 def test_an_error_of_the_project_keeps_its_status_and_code(settings, rf):

@@ -51,6 +51,7 @@ def test_a_renewal_that_no_caller_waits_for_is_not_made(owned, renewing, monkeyp
             renewer.renew(owned)
     with pytest.raises(UnavailableError):
         renewer.renew(owned)
+    assert renewer._thread.daemon  # so that it does not keep a process from ending
     goes_on.set()
     end(renewer)
     assert len(made) == 1
@@ -74,7 +75,7 @@ def test_without_a_thread_nothing_is_renewed_until_one_can_be_had(owned, renewin
         patch.setattr(renewal, "LONGEST_WAIT", 0.01)
         with pytest.raises(UnavailableError):
             renewer.renew(owned)
-    assert "Leases can't be renewed" in caplog.text
+    assert [(entry.name, entry.message) for entry in caplog.records] == [("idempotency", "Leases can't be renewed")]
     assert renewer.renew(owned)
     end(renewer)
 
@@ -96,6 +97,12 @@ def test_the_first_beat_comes_in_the_first_third_of_the_lease(owned, monkeypatch
     monkeypatch.setattr(renewer, "_schedule", lambda task: None)
     task = renewer.add(owned, cap=60)
     assert owned.held_until - task.due == pytest.approx(owned.policy.lease.total_seconds() * 2 / 3)
+    waits = []
+    monkeypatch.setattr(renewal, "time", SimpleNamespace(monotonic=lambda: task.due - 0.5))
+    monkeypatch.setattr(renewer._changed, "wait", lambda seconds: waits.append(seconds) or renewer._tasks.clear())
+    renewer._tasks.append(task)
+    assert renewer._next() is None  # not before the task is due
+    assert waits == [pytest.approx(0.5)]
 
 
 def test_a_beat_that_was_stopped_is_not_scheduled_again(owned):

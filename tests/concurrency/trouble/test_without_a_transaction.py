@@ -4,13 +4,17 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 from django.db.models import F
 from django.http import HttpResponse
 
-from idempotency import Completed, require_claim
+from idempotency import REEXECUTE, Completed, Operation, require_claim
+from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.protocol import ownership
+from idempotency.protocol.claim import Claim
+from idempotency.protocol.execution import Running, running
+from idempotency.store import Fence, store_for
 from tests.concurrency.failures import IN_PROGRESS, UNAVAILABLE, cut_connection, fail, problem, unreachable
 from tests.concurrency.racing import Gate, held
 from tests.concurrency.traces import effects, end_lease, end_retention, is_replay, record, state
@@ -202,3 +206,34 @@ def test_a_server_that_does_not_come_back_leaves_the_claim_to_recovery_after_bou
     assert problem(post("/park/")) == UNAVAILABLE
     assert len(tries) == ownership.MAX_TRIES
     assert state() == ("in_progress", ["one"])
+
+
+def owned(in_transaction):
+    operation = Operation("tests.owned", transaction=in_transaction, recovery=REEXECUTE)
+    return ownership.Ownership(
+        operation.policy, Fence(Scope("a", operation.name, "k"), 1, 1, "v1:0"), store_for("default")
+    )
+
+
+@pytest.mark.parametrize(
+    ("in_transaction", "dies", "tries"), [(True, True, 1), (False, False, 1), (False, True, ownership.MAX_TRIES)]
+)
+def test_only_what_a_new_connection_may_cure_is_tried_again(post, monkeypatch, in_transaction, dies, tries):
+    monkeypatch.setattr(ownership, "FIRST_PAUSE", 0)
+    connection.ensure_connection()
+    made = []
+
+    def change():
+        made.append(1)
+        if dies:
+            connection.close()
+        raise DatabaseError
+
+    with pytest.raises(DatabaseError):
+        ownership.fenced_change(owned(in_transaction), change)
+    assert len(made) == tries
+
+
+def test_a_run_is_no_part_of_a_transaction_of_its_caller(post):
+    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), running(Running(Claim(owned(True)))):
+        pass
