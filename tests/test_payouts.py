@@ -122,14 +122,6 @@ def test_a_process_that_was_killed_after_it_paid_has_paid_once(asked, killed_aft
 
 
 @pytest.mark.scenario_3
-def test_a_parked_payout_is_not_made_again(asked, killed_after_paying):
-    killed_after_paying(PARKED)
-    for _ in range(3):
-        assert problem(asked.pay(PARKED)) == UNKNOWN
-    assert asked.counts()[0] == 1
-
-
-@pytest.mark.scenario_3
 @pytest.mark.parametrize(
     ("fault", "path"),
     [
