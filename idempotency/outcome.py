@@ -94,19 +94,22 @@ def outcome_of(response: HttpResponseBase, policy: Policy, reference: str | None
         no ``rebuild``, or ``redact`` fails.
     """
     headers = _recorded_headers(response, policy)
+    whole = response if isinstance(response, HttpResponse) and not getattr(response, "streaming", False) else None
     if reference is not None:
         if policy.rebuild is None:
             raise UnrecordableResponseError(
                 f"{policy.operation} has set a reference in its claim but declares no rebuild= to read it."
             )
-        if not _is_body_kept_beside_reference(response, policy):
+        # A duplicate that attaches to a job has to learn what has become of the job since.
+        keeps_body = policy.body_ttl is not None and not isinstance(policy.in_progress, Attach)
+        if not keeps_body or whole is None or len(whole.content) > policy.max_body:
             return Outcome(response.status_code, headers, reference=reference, body_ttl=policy.body_ttl)
-    if not isinstance(response, HttpResponse) or getattr(response, "streaming", False):
+    if whole is None:
         raise UnrecordableResponseError(
             f"{policy.operation} returned a streaming response, which can't be recorded. Return the whole "
             f"content, or set current_claim().reference and declare rebuild= to answer replays from it."
         )
-    content = _redacted(response.content, response.status_code, headers, policy)
+    content = _redacted(whole.content, whole.status_code, headers, policy)
     if len(content) > policy.max_body:
         raise UnrecordableResponseError(
             f"{policy.operation} returned {len(content)} bytes, but max_body is {policy.max_body}. "
@@ -119,15 +122,6 @@ def outcome_of(response: HttpResponseBase, policy: Policy, reference: str | None
         reference=reference,
         body_ttl=policy.body_ttl,
     )
-
-
-def _is_body_kept_beside_reference(response: HttpResponseBase, policy: Policy) -> bool:
-    # A duplicate that attaches to a job has to learn what has become of the job since.
-    if policy.body_ttl is None or isinstance(policy.in_progress, Attach):
-        return False
-    if not isinstance(response, HttpResponse) or getattr(response, "streaming", False):
-        return False
-    return len(response.content) <= policy.max_body
 
 
 def outcome_of_result(result: Any, policy: Policy) -> Outcome:
