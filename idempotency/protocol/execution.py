@@ -153,7 +153,7 @@ def _raise_unless_rolled_back(error: Exception, phase: Phase, ended_itself: bool
     store, of_database = owned.store, isinstance(error, (DatabaseError, InterfaceError))
     if ended_itself:
         # It is not known what the operation has committed, so it must not run again automatically.
-        _end(owned, ownership.park, recorded_reason(error), signals.parked)
+        end(owned, ownership.park, recorded_reason(error), signals.parked)
         raise _ended_itself(owned) from error
     if phase is Phase.COMMITTING and not store.commit_was_refused(error):
         # The COMMIT may have succeeded, so a release could let the operation run twice. The retry reads the record.
@@ -248,12 +248,13 @@ def release_or_park(owned: Ownership, reason: str | None = None) -> None:
     undone = policy.transaction and not owned.has_effects_elsewhere
     if undone or policy.recovery is Recovery.REEXECUTE:
         declined = owned.declined and reason is None  # without a reason, the answer is what ended the attempt
-        _end(owned, ownership.release, reason, signals.unrecorded if declined else signals.released)
+        end(owned, ownership.release, reason, signals.unrecorded if declined else signals.released)
     elif policy.recovery is Recovery.PARK:
-        _end(owned, ownership.park, reason, signals.parked)
+        end(owned, ownership.park, reason, signals.parked)
 
 
-def _end(owned: Ownership, change: Callable[[Ownership, str | None], bool], reason: str | None, signal: Signal) -> None:
+def end(owned: Ownership, change: Callable[[Ownership, str | None], bool], reason: str | None, signal: Signal) -> None:
+    """Release or park the claim, and announce it. Never raises, because the lease ends by itself."""
     try:
         ended = change(owned, reason)
     except (DatabaseError, InterfaceError, IdempotencyError):

@@ -6,12 +6,11 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, Final, TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from celery import current_task
 from celery.local import Proxy
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, InterfaceError
 
 from ... import signals
 from ...exceptions import (
@@ -33,14 +32,11 @@ from ...protocol import ownership
 from ...protocol.acquisition import ClaimRequest, acquire_or_wait
 from ...protocol.claim import Claim
 from ...protocol.claim_block import result_of
-from ...protocol.execution import Running, running
-from ...protocol.ownership import Ownership
+from ...protocol.execution import Running, end, running
 from .deliveries import Delivery
 from .policy import ATTRIBUTE, TaskPolicy, policy_of
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-logger: Final = logging.getLogger("idempotency")
 
 #: High enough for workers that are replaced a few times in a row while they process a message. If five workers died
 #: with the message, it is probably the cause.
@@ -154,8 +150,10 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         try:
             delivery.dead_letter(reason, attempt=owned.attempt)
         finally:
-            # If the process dies before the release, the lease runs out and recovery settles the claim.
-            _give_back(owned, reason)
+            # Nothing has run under the claim, so its release is safe for every declared recovery. The record keeps the
+            # reason, so that the message is not taken for one that Redis has lost. If the process dies before the
+            # release, the lease runs out and recovery settles the claim.
+            end(owned, ownership.release, reason, signals.released)
     request.idempotency_attempt = owned.attempt  # a dead letter carries this number
     delivery.log(logging.INFO, f"runs as attempt {owned.attempt}")
     attempt = Running(Claim(owned))
@@ -169,17 +167,3 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         # Another attempt has taken over, or it is not known whether this one committed. The next delivery finds out.
         delivery.wait(error, ended=1)
     return result_of(outcome)  # read back from JSON, so that every delivery returns the same
-
-
-def _give_back(owned: Ownership, reason: str) -> None:
-    """Release a claim under which nothing has run. This is safe for every declared recovery.
-
-    The record keeps the reason, so that the message is not taken for one that Redis has lost.
-    """
-    try:
-        released = ownership.release(owned, reason)
-    except (DatabaseError, InterfaceError):
-        logger.warning("Operation %r: a claim could not be released", owned.scope.operation, exc_info=True)
-        return
-    if released:
-        signals.send(signals.released, owned.policy.operation, owned.scope, owned.attempt)
