@@ -1,15 +1,16 @@
-"""No header, JSON text or form confuses the parsers. ``python -m tests.unit.test_guided`` lets coverage guide the input.
+"""No header, JSON text or form confuses the parsers.
 
-That needs ``pip install atheris``. Its arguments are libFuzzer's: ``-runs=1000000 -seed=1``.
+``python -m tests.unit.test_guided`` lets coverage guide the input, by ``pip install atheris``. Its arguments are those
+of libFuzzer: ``-runs=1000000 -seed=1``.
 """
 
 import json
 import sys
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from urllib.parse import parse_qsl
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from idempotency.exceptions import KeyInvalidError, PayloadInvalidError
