@@ -61,8 +61,13 @@ RUNS: dict[str, tuple[str, str, str, str]] = {
         "no error that the unprotected view, client or task doesn't give",
         "random requests, answers, messages, forms and settings",
         "inputs",
-        "python -m pytest tests/http tests/contrib -k fuzz --count 100000`, "
-        "`python -m tests.unit.test_guided -runs=1000000",
+        "python -m pytest tests/http tests/contrib -k fuzz --count 100000",
+    ),
+    "guided": (
+        "keys, JSON and forms mean what others read in them",
+        "bytes that coverage guides, to the parsers",
+        "inputs",
+        "python -m tests.unit.test_guided -runs=1000000",
     ),
     "mutation": ("a test sees a fault in the code", "mutants", "mutants", "python -m tools.mutation --all"),
 }
