@@ -114,6 +114,7 @@ def declaring(returns, result=None):
     ("name", "call", "error", "said"),
     [
         *((name, lambda: None, ValueError, "name") for name in ("", "x" * 256, "a\nb", 7)),
+        ("number", lambda: float("nan"), TypeError, "must return JSON"),
         ("object", lambda: object(), TypeError, r"'object'.*must return JSON"),
         ("declared", declaring(bytes, "refused"), TypeError, "'declared'.*bytes.*not run"),
         ("declared", declaring(datetime | None, "refused"), TypeError, "'declared'.*datetime.*not run"),

@@ -69,6 +69,7 @@ def test_a_record_stays_in_the_database_that_its_operation_or_its_account_leads_
     assert kept("default") == [("near", Status.COMPLETED)]
     assert key_status(invoices.policy, Scope("near", invoices.name, "k")).status == "completed"
     assert key_status(invoices.policy, Scope("near", invoices.name, "another")).status == "unknown"
+    assert key_status(invoices.policy, Scope("far", "tests.routing.charges", "k")).status == "completed"
 
 
 def test_a_claim_elsewhere_is_settled_by_the_sweep_of_its_database_and_resolved_there():

@@ -13,6 +13,7 @@ from idempotency import PARK, REEXECUTE, Operation, Reconcile, idempotent
 from idempotency.contrib.rest_framework import KeyStatusView as KeyStatusAPIView
 from idempotency.http.key_status import KeyStatusView
 from idempotency.models import IdempotencyRecord
+from idempotency.protocol import acquisition
 from testproject.authentication import token_required
 from tests.factories import RecordFactory
 from tests.http.callers import effects, problem_code, store_refusing
@@ -139,3 +140,5 @@ def test_the_wait_is_as_of_a_duplicate(alice, operation):
     RecordFactory(account_id=str(alice.user.pk), operation=operation.name, idempotency_key="k")
     asked, retried = alice.get(URL, key="k"), alice.post(key="k")
     assert (retried.status_code, asked["Retry-After"]) == (409, retried["Retry-After"])
+    lease = operation.policy.lease.total_seconds()
+    assert [acquisition.retry_after(lease - age, operation.policy) for age in (0, 3)] == [1, 3]

@@ -49,8 +49,9 @@ def test_a_renewal_that_no_caller_waits_for_is_not_made(owned, renewing, monkeyp
     while not made:  # until the thread is at it, each is given up before it began
         with pytest.raises(UnavailableError):
             renewer.renew(owned)
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError) as refused:
         renewer.renew(owned)
+    assert refused.value.retry_after == 1
     assert renewer._thread.daemon  # so that it does not keep a process from ending
     goes_on.set()
     end(renewer)

@@ -76,6 +76,13 @@ def test_a_commit_that_never_arrived_releases_nothing_and_runs_after_the_lease(p
 
 
 @pytest.mark.postgres
+def test_an_error_that_each_retry_would_meet_is_permanent():
+    store, permanent = store_for("default"), {"42P01", "0A000", "22P02", "23502"}
+    others = {"23505", "40001", "08006"}
+    assert {each for each in permanent | others if store.is_permanent(server_error(each))} == permanent
+
+
+@pytest.mark.postgres
 def test_a_commit_that_the_server_refused_is_released_at_once(post):
     def refuse(commit):
         connection.connection.rollback()
@@ -86,6 +93,7 @@ def test_a_commit_that_the_server_refused_is_released_at_once(post):
 
     assert (problem(answer), answer["Retry-After"]) == (UNAVAILABLE, "1")
     assert state() == ("recoverable", [])
+    assert "OperationalError" in record().error
     assert post().status_code == 201
     assert effects() == ["one"]
 
