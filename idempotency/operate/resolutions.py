@@ -30,7 +30,7 @@ from ..lifecycle import Recovery, Status
 from ..models import IdempotencyRecord
 from ..operation import Policy, registry
 from ..outcome import Outcome, outcome_of, outcome_of_result
-from ..store import from_now, records_database, store_for
+from ..store import Fence, from_now, records_database, store_for
 
 logger: Final = logging.getLogger("idempotency.audit")
 
@@ -157,22 +157,14 @@ def _resolve(
             f"{_describe(record)} is {_state(record)}. This decision is not possible in that state."
         )
     using = records_database(operation=record.operation, account_id=record.account_id)
-    seen = IdempotencyRecord.objects.using(using).filter(
-        free,
-        account_id=record.account_id,
-        operation=record.operation,
-        idempotency_key=record.idempotency_key,
-        pk=record.pk,
-        attempt=record.attempt,
-        request_hash=record.request_hash,
-        status=record.status,
-    )
+    store = store_for(using)
+    seen = store.matching(Fence.of(record), status=record.status).filter(free)
     # This may run inside a transaction of the caller, such as the admin's under ATOMIC_REQUESTS. A claim may not,
     # because other requests have to see it at once.
     with transaction.atomic(using=using):
         # If another transaction has locked the row, it is settling the record now, or it is frozen while doing so. In
         # both cases the decision is refused at once, so that the person doesn't wait for the lock.
-        changeable = store_for(using).select_unlocked(seen.values_list("pk", flat=True))
+        changeable = store.select_unlocked(seen.values_list("pk", flat=True))
         if seen.filter(pk__in=changeable).update(status=status, lease_expires_at=None, **changes) != 1:
             raise _refusal(record, using, must_be_free=bool(free))
         # The entry does not name the account, because it stays when the account's records are erased.

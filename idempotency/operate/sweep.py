@@ -150,8 +150,7 @@ def settle_as(status: Status, rows: list[IdempotencyRecord], using: str) -> list
 
 
 def _reconcile(using: str, operation: Operation, row: IdempotencyRecord, result: RecoveryResult) -> None:
-    observed = Fence(row.scope, row.pk, row.attempt, row.request_hash)
-    claim = acquisition.take_over_abandoned(operation.policy, observed, store_for(using))
+    claim = acquisition.take_over_abandoned(operation.policy, Fence.of(row), store_for(using))
     if claim is None:
         return  # another sweep or a retry was faster
     try:

@@ -32,6 +32,11 @@ class Fence:
     attempt: int
     request_hash: str = field(repr=False)
 
+    @classmethod
+    def of(cls, record: IdempotencyRecord) -> Fence:
+        """The fence of a record as it was read."""
+        return cls(record.scope, record.pk, record.attempt, record.request_hash)
+
 
 @dataclass(frozen=True)
 class Row:

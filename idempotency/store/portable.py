@@ -101,7 +101,7 @@ class Store(Upkeep):
         """Own the record if it is as it was observed, and recoverable or abandoned."""
         claimable = Q(status=Status.RECOVERABLE) | Q(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
         return self._change_one(
-            self._matching(observed).filter(claimable),
+            self.matching(observed).filter(claimable),
             status=Status.IN_PROGRESS,
             attempt=F("attempt") + 1,
             lease_expires_at=from_now(lease),
@@ -113,7 +113,7 @@ class Store(Upkeep):
         running."""
         live = Q(status=Status.IN_PROGRESS, lease_expires_at__gt=Now())
         return self._change_one(
-            self._matching(observed).filter(~live, expires_at__lte=Now()),
+            self.matching(observed).filter(~live, expires_at__lte=Now()),
             status=Status.IN_PROGRESS,
             attempt=F("attempt") + 1,
             request_hash=request_hash,
@@ -125,7 +125,7 @@ class Store(Upkeep):
 
     def park_abandoned(self, observed: Fence) -> bool:
         """Park the record if it is as it was observed, and in progress with its lease over."""
-        abandoned = self._matching(observed, status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
+        abandoned = self.matching(observed, status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
         return self._change_one(abandoned, status=Status.PARKED, lease_expires_at=None)
 
     def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta, commit: bool = False) -> bool:
@@ -141,7 +141,7 @@ class Store(Upkeep):
         if outcome.body_ttl is not None:
             response["body_expires_at"] = from_now(outcome.body_ttl)
         return self._change_one(
-            self._matching(fence, status=Status.IN_PROGRESS),
+            self.matching(fence, status=Status.IN_PROGRESS),
             status=Status.COMPLETED,
             completed_at=Now(),
             lease_expires_at=None,
@@ -152,7 +152,7 @@ class Store(Upkeep):
     def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
         """Let the claim's lease end ``duration`` from now."""
         return self._change_one(
-            self._matching(fence, status=Status.IN_PROGRESS),
+            self.matching(fence, status=Status.IN_PROGRESS),
             lease_expires_at=from_now(duration),
             expires_at=Greatest("expires_at", from_now(ttl)),
         )
@@ -171,7 +171,7 @@ class Store(Upkeep):
     def _end(self, fence: Fence, status: Status, error: str | None) -> bool:
         known: dict[str, Any] = {} if error is None else {"error": error}
         return self._change_one(
-            self._matching(fence, status=Status.IN_PROGRESS), status=status, lease_expires_at=None, **known
+            self.matching(fence, status=Status.IN_PROGRESS), status=status, lease_expires_at=None, **known
         )
 
     # Transactions
@@ -308,7 +308,8 @@ class Store(Upkeep):
         # not matched rows (MySQL) returns the same number.
         return rows.update(**changes) == 1
 
-    def _matching(self, fence: Fence, **state: Any) -> QuerySet[IdempotencyRecord]:
+    def matching(self, fence: Fence, **state: Any) -> QuerySet[IdempotencyRecord]:
+        """The record that the fence names, if it is still that attempt's."""
         return IdempotencyRecord.objects.using(self.using).filter(
             account_id=fence.scope.account_id,
             operation=fence.scope.operation,

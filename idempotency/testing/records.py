@@ -38,7 +38,7 @@ def in_progress(record: IdempotencyRecord | str) -> IdempotencyRecord:
         current = expired(current)  # because only a record past its retention can be claimed in any state
         with _own_transaction():
             store_for(records_database()).start_over(
-                _fence(current), current.request_hash, lease=operation.policy.lease, ttl=operation.policy.ttl
+                Fence.of(current), current.request_hash, lease=operation.policy.lease, ttl=operation.policy.ttl
             )
     return _set_lease(current, operation, operation.policy.lease)
 
@@ -64,7 +64,7 @@ def completed(record: IdempotencyRecord | str, response: HttpResponse) -> Idempo
     operation = _operation_of(current)
     with _own_transaction():
         store_for(records_database()).complete(
-            _fence(current), outcome_of(response, operation.policy), ttl=operation.policy.ttl
+            Fence.of(current), outcome_of(response, operation.policy), ttl=operation.policy.ttl
         )
     return _find(current)
 
@@ -110,12 +110,8 @@ def _operation_of(record: IdempotencyRecord) -> Operation:
 def _set_lease(record: IdempotencyRecord, operation: Operation, duration: timedelta) -> IdempotencyRecord:
     now = _find(record)
     with _own_transaction():
-        store_for(records_database()).set_lease(_fence(now), duration, ttl=operation.policy.ttl)
+        store_for(records_database()).set_lease(Fence.of(now), duration, ttl=operation.policy.ttl)
     return _find(now)
-
-
-def _fence(record: IdempotencyRecord) -> Fence:
-    return Fence(record.scope, record.pk, record.attempt, record.request_hash)
 
 
 def _own_transaction() -> AbstractContextManager[None]:
