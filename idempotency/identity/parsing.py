@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from itertools import accumulate
+from operator import itemgetter
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -194,6 +195,10 @@ def depth_of(text: str, limit: int) -> int:
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
 
 
+#: The value of a parameter, with its "=".
+_VALUE = re.compile("=[^&]*")
+
+
 def sorted_pairs(query: str, without: Collection[bytes] = ()) -> list[str]:
     """The parameters of a query string or a form, sorted by name. Parameters of one name keep their order.
 
@@ -208,18 +213,23 @@ def sorted_pairs(query: str, without: Collection[bytes] = ()) -> list[str]:
     if limit is not None and query.count("&") + 1 > limit:
         raise TooManyFieldsSent("The number of GET/POST parameters exceeded settings.DATA_UPLOAD_MAX_NUMBER_FIELDS.")
     # Sort by the decoded name, because "a" and "%61" are the same name, and the order of their values counts.
-    named = [(_decoded_name(parameter), parameter) for parameter in query.split("&")]
-    return [parameter for name, parameter in sorted(named, key=lambda pair: pair[0]) if name not in without]
+    named = sorted(zip(_decoded_names(query), query.split("&"), strict=True), key=itemgetter(0))
+    return [parameter for name, parameter in named if name not in without]
 
 
-def _decoded_name(parameter: str) -> bytes:
+def _decoded_names(query: str) -> list[bytes]:
+    # All at once, because a function for each of a thousand parameters takes longer than the rest of the request.
+    names = _VALUE.sub("", query).replace("+", " ")
+    return list(map(_unquoted, names.split("&"))) if "%26" in names else _unquoted(names).split(b"&")
+
+
+def _unquoted(text: str) -> bytes:
     # Compare bytes, because only the handler knows the character set of a form. WSGI decodes the query string as
     # Latin-1, ASGI as UTF-8.
-    name = parameter.partition("=")[0].replace("+", " ")
     try:
-        return unquote_to_bytes(name.encode("latin-1"))
+        return unquote_to_bytes(text.encode("latin-1"))
     except UnicodeEncodeError:
-        return unquote_to_bytes(name.encode("utf-8", "surrogatepass"))
+        return unquote_to_bytes(text.encode("utf-8", "surrogatepass"))
 
 
 def form_pairs(body: bytes) -> list[str]:
