@@ -48,8 +48,7 @@ from mutmut.mutation.mutators import mutation_operators
 from mutmut.mutation.pragma_handling import IgnoredCode
 
 from tests.results import note
-from tools.mutants import LIST as SHORT_LIST
-from tools.mutants import copies, read_list, write
+from tools.mutants import copies, write
 
 LIST = Path(__file__).with_suffix(".toml")
 ROOMS = ("idempotency/protocol", "idempotency/store", "idempotency/http")
@@ -249,9 +248,6 @@ class Zygote:
             if isinstance(each, FunctionType):
                 code = each.__code__
                 self.functions[code.co_filename, code.co_firstlineno, code.co_qualname].append(each)
-        if self.options.listed:
-            self.result = try_listed(self, self.options)
-            return True
         if not self.options.seen.exists():
             print("the lines of the tests:", self.fork(list(self.items), None, 7200), flush=True)
         self.lines, self.seconds, failed = json.loads(self.options.seen.read_text())
@@ -370,28 +366,6 @@ class Zygote:
         return f"{len(tests)} tests"
 
 
-def try_listed(zygote: Zygote, options: argparse.Namespace) -> int:
-    """The faults of ``mutants.toml``, with the tests that are named there."""
-    survived = 0
-    listed = [each for each in read_list(SHORT_LIST.read_text()) if each.database == options.database]
-    tests = {
-        each.name: [
-            item for item in zygote.items for test in each.tests if f"{item}::".startswith((f"{test}[", f"{test}::"))
-        ]
-        for each in listed
-    }
-    for each in listed:
-        old, new = Path(each.file).read_text(), each.apply(Path.cwd())
-        while killer := zygote.killer(Mutant(each.file, 0, 0, old, new), tests[each.name]):
-            if killer not in zygote.items or not zygote.fork([killer], [], 300):
-                break
-            tests[each.name].remove(killer)  # it fails without the mutant, too
-        print(f"{each.name}: {killer or 'SURVIVED'}", flush=True)
-        survived += killer not in zygote.items
-    print(f"{len(listed)} listed mutants, {survived} survived")
-    return 1 if survived or not listed else 0
-
-
 def try_mutants(zygote: Zygote, options: argparse.Namespace) -> int:
     for each in planted():
         killer = zygote.killer(each, zygote.tests_of(each))
@@ -403,17 +377,17 @@ def try_mutants(zygote: Zygote, options: argparse.Namespace) -> int:
         (file, number)
         for file in files
         if file.endswith(".py") and not file.endswith(LEFT_OUT)
+        if options.database == "postgres" or "/postgresql/" not in file
         for number in range(len(mutations(file)[1]))
     ]
     chosen = [tuple(one.split("#")) for one in options.only] or there
     if not options.only:  # in a random order, so that what was tried before a stop is a sample of all
         size = len(there) if options.all else min(options.sample, len(there))
         chosen = random.Random(options.seed).sample(there, size)
-    killed = survived = count = 0
+    tally: dict[str, Counter[str]] = defaultdict(Counter)
     end = time.monotonic() + 60 * options.minutes
     for count, (file, number) in enumerate(chosen, 1):
         if time.monotonic() > end:
-            count -= 1
             break
         each = make(file, int(number))
         excuse = each.excuse
@@ -423,25 +397,29 @@ def try_mutants(zygote: Zygote, options: argparse.Namespace) -> int:
             print(*each.diff, sep="\n", flush=True)
         if killer in zygote.items:
             zygote.kills[file][killer] += 1
-        if not excuse and killer != NO_DIFFERENCE:
-            killed, survived = killed + bool(killer), survived + (not killer)
-    tried = killed + survived
-    share, half = killed / (tried or 1), 1.96 * math.sqrt(killed * survived / (tried or 1) ** 3)
-    print(
-        f"seed {options.seed}: {count} of {len(there)} mutants, {tried} of them not listed: {killed} killed, "
-        f"{survived} survived, {100 * share:.1f} % ± {100 * half:.1f}"
-    )
-    if not options.only:
-        seen = {"mutants": tried, "fired": killed, "of": len(there), "seed": options.seed}
-        note("mutation", database=options.database, kind=" ".join(options.paths), **seen)
-    return 1 if survived or not tried else 0
+        tally[file.rpartition("/")[0]][
+            "explained" if excuse or killer == NO_DIFFERENCE else "killed" if killer else "survived"
+        ] += 1
+    for folder, found in sorted(tally.items()):
+        tried, of = found.total(), sum(file.rpartition("/")[0] == folder for file, _ in there)
+        score = 100 * found["killed"] / ((tried - found["explained"]) or 1)
+        figures = {"mutants": tried, **{name: found[name] for name in ("killed", "explained", "survived")}}
+        print(f"{folder}: of {of} mutants, {figures}: killed / (mutants - explained) = {score:.1f} %")
+        if not options.only:
+            limit = "" if math.isinf(options.minutes) else f" --minutes {options.minutes:g}"
+            how = f"--sample {options.sample} --seed {options.seed}"
+            command = f"python -m tools.mutation {' '.join(options.paths)} {'--all' if options.all else how}{limit}"
+            command += f" --database {options.database} --seconds {options.seconds:g}"
+            note(
+                "mutation", database=options.database, kind=folder, of=of, seed=options.seed, command=command, **figures
+            )
+    return 1 if not tally or any(found["survived"] for found in tally.values()) else 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.mutation", description=__doc__)
     parser.add_argument("paths", nargs="*", default=ROOMS, help="files or folders")
     parser.add_argument("--sample", type=int, default=300)
-    parser.add_argument("--listed", action="store_true", help="try those of mutants.toml instead, with their tests")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no mutant after so long")
     parser.add_argument("--only", action="append", default=[], metavar="FILE#NUMBER")
@@ -466,8 +444,6 @@ def main() -> int:
             return subprocess.run(command, cwd=copy, env=environment, check=False).returncode
     zygote = Zygote(options)
     tests = [*TESTS, *(f"--ignore={path}" for path in SLOW)]
-    if options.listed:
-        tests = sorted({test for each in read_list(SHORT_LIST.read_text()) for test in each.tests})
     pytest.main(["-q", "-s", *PYTEST, f"--database={options.database}", *tests], plugins=[zygote])
     return zygote.result
 

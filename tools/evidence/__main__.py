@@ -69,7 +69,6 @@ RUNS: dict[str, tuple[str, str, str, str]] = {
         "inputs",
         "python -m tests.unit.test_guided -runs=1000000",
     ),
-    "mutation": ("a test sees a fault in the code", "mutants", "mutants", "python -m tools.mutation --all"),
 }
 #: What tells two runs of one kind apart.
 APART = (
@@ -127,6 +126,25 @@ def conformance() -> str:
     return markdown(["package (records in)", "version", *ours["cells"], "run on"], rows)
 
 
+def mutants() -> str:
+    """What was tried, and how many of them no test has seen.
+
+    :raises ValueError: a run is void.
+    """
+    rows = []
+    for line in latest(RESULTS.read_text(encoding="utf-8"), "mutation"):
+        if not line["killed"]:
+            raise ValueError(f"a void run: {line}")
+        tried = f"{line['mutants']:,} of {line['of']:,}"
+        score = f"{100 * line['killed'] / (line['mutants'] - line['explained']):.1f} %"
+        counts = [line[name] for name in ("killed", "explained", "survived")]
+        rows.append(
+            [f"`{line['kind']}`", line["database"], tried, *counts, score, f"`{line['command']}`", line["date"]]
+        )
+    heads = ["folder", "database", "mutants", "killed", "explained", "survived", "score", "command", "run on"]
+    return markdown(heads, rows)
+
+
 def redundant() -> str:
     from tests.model.test_model import REDUNDANT
 
@@ -134,7 +152,7 @@ def redundant() -> str:
 
 
 def page(text: str) -> str:
-    for name, make in {"runs": runs, "redundant": redundant, "conformance": conformance}.items():
+    for name, make in {"runs": runs, "mutants": mutants, "redundant": redundant, "conformance": conformance}.items():
         block = f"<!-- {name} -->\n{make()}\n<!-- end -->"
         text, count = re.subn(rf"<!-- {name} -->.*?<!-- end -->", lambda _, made=block: made, text, flags=re.DOTALL)
         if count != 1:
