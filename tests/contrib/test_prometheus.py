@@ -113,12 +113,12 @@ def test_what_this_process_counted_is_told_even_if_the_tables_can_not_be_read(re
 
 @pytest.mark.postgres
 def test_a_scrape_does_not_wait_for_a_migration_that_has_locked_the_table(registry, monkeypatch):
-    monkeypatch.setattr(gauges, "TIME_LIMIT", 0.05)
     migrating = connection.copy()
     try:
-        with migrating.cursor() as cursor:
+        with migrating.cursor() as cursor, monkeypatch.context() as patch:
             cursor.execute(f"BEGIN; LOCK TABLE {IdempotencyRecord._meta.db_table} IN ACCESS EXCLUSIVE MODE")
-        assert scrape(registry)[AVAILABLE] == 0
+            patch.setattr(gauges, "TIME_LIMIT", 0.05)
+            assert scrape(registry)[AVAILABLE] == 0
     finally:
         migrating.close()
     assert scrape(registry)[AVAILABLE] == 1
