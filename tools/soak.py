@@ -25,6 +25,7 @@ from tools.reports import markdown, say
 #: How long after a pause everything must be at rest.
 LIMIT = 120.0  # seconds
 #: What is larger at the last checkpoint than ever in the first half, by this factor and this many bytes, has a leak.
+#: Two checkpoints are too few to tell.
 GROWTH, SLACK = 1.25, 4_000_000
 
 #: Where the effects of a kind are counted, besides the provider's ledger.
@@ -130,7 +131,7 @@ class Judge:
         return [
             f"{name} grew: {sizes}"
             for name, sizes in self.sizes.items()
-            if sizes[-1] > max(sizes[: (len(sizes) + 1) // 2]) * GROWTH + (2 if name == "connections" else SLACK)
+            if sizes[-1] > max(sizes[: max(2, len(sizes) // 2)]) * GROWTH + (2 if name == "connections" else SLACK)
         ]
 
 
