@@ -126,7 +126,7 @@ class DecisionAdmin(ReadOnlyAdmin):
         """The operation or topic, and the account."""
 
     @admin.display(description=_("last error"))
-    def last_error(self, row: Any) -> Any:
+    def last_error(self, row: Any) -> str:
         return show_text(row.error)
 
     @admin.display(description=_("age"))
@@ -159,9 +159,9 @@ class DecisionAdmin(ReadOnlyAdmin):
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
         return lookup in self.allowed_lookups
 
-    def get_queryset(self, request: HttpRequest) -> Any:
-        rows = super().get_queryset(request).using(self.database())
-        return rows.annotate(database_time=Now()).defer(*self.hidden_columns)
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: QuerySet[Any] = super().get_queryset(request).using(self.database()).annotate(database_time=Now())
+        return rows.defer(*self.hidden_columns)
 
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any

@@ -180,4 +180,4 @@ class Operation:
                 pause = min(float(wait), LONGEST_PAUSE) if wait.isdecimal() else PAUSE
             if time.monotonic() + pause > deadline:
                 return answer
-            time.sleep(pause)  # as the server has asked its clients to, by Retry-After
+            time.sleep(pause)  # before a retry: what Retry-After asks for, and a short one after a broken connection

@@ -218,7 +218,7 @@ def sorted_pairs(query: str, without: Collection[bytes] = ()) -> list[str]:
 
 
 def _decoded_names(query: str) -> list[bytes]:
-    # All at once, because a function for each of a thousand parameters takes longer than the rest of the request.
+    # All at once: ten calls for each of a thousand parameters would be more than the rest of the request makes.
     names = _VALUE.sub("", query).replace("+", " ")
     return list(map(_unquoted, names.split("&"))) if "%26" in names else _unquoted(names).split(b"&")
 

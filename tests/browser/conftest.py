@@ -18,8 +18,8 @@ def chromium(tmp_path_factory):
     programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
     missing = [name for name, path in programs.items() if path is None]
     if missing:
-        # `tox -e browser` has looked before, so that it can't be left out there.
-        pytest.skip(f"{' and '.join(missing)} not found: tests/servers.sh install chromium gets them")
+        remedy = "tests/servers.sh install chromium gets them"
+        pytest.skip(f"{missing} not found: {remedy}")  # not in `tox -e browser`, which looks before and fails
     options = webdriver.ChromeOptions()
     options.binary_location = programs["chromium"]
     profile = tmp_path_factory.mktemp("chromium")

@@ -102,8 +102,8 @@ FIRES = {
 def promtool(*arguments, cwd):
     program = shutil.which("promtool")
     if program is None:
-        # A newcomer's machine has no promtool. `.ci/run` installs it before the suite, so there this can't be left out.
-        pytest.skip("there is no promtool; tests/servers.sh install promtool, as root, gets it")
+        remedy = "tests/servers.sh install promtool, as root, gets it"
+        pytest.skip(f"there is no promtool; {remedy}")  # on a newcomer's machine; `.ci/run` installs it
     done = subprocess.run([program, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -19,7 +19,7 @@ def pgbouncer():
     try:
         find_program("pgbouncer", "pgbouncer")
     except ProgramMissingError as error:
-        pytest.skip(str(error))  # `tox -e faults` has looked before, so that it can't be left out there
+        pytest.skip(str(error))  # not in `tox -e faults`, which looks before and fails
 
 
 @pytest.fixture(scope="session")

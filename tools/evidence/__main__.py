@@ -1,7 +1,8 @@
 """``python -m tools.evidence``: write the tables of docs/explanation/evidence.md that are made of results.
 
 The results are lines of ``tools/evidence/results.jsonl``. Each run of a test or tool of the method adds its own with
-``RESULTS=tools/evidence``. The latest line of a run counts. A run of no cases, or with a violation, is refused.
+``RESULTS=tools/evidence``. The latest line of a run counts, and each one of a run that draws other cases every time. A
+run of no cases, or with a violation, is refused.
 ``--check`` writes nothing, and exits with 1 if the page is not as the results have it.
 """
 
@@ -70,7 +71,9 @@ RUNS: dict[str, tuple[str, str, str, str]] = {
         "python -m tests.unit.test_guided -runs=1000000",
     ),
 }
-#: What tells two runs of one kind apart.
+#: The kinds of runs that try other cases each time, so that all of them count.
+DRAWN = {"walks", "fuzz"}
+#: What tells two runs of another kind apart.
 APART = (
     *("what", "database", "level", "job", "declaration", "before", "options", "handler"),
     *("kind", "pgbouncer", "seeds", "package", "store"),
@@ -79,6 +82,8 @@ APART = (
 
 def latest(text: str, kind: str) -> list[dict[str, Any]]:
     lines = [line for line in map(json.loads, text.splitlines()) if line["what"].partition(":")[0] == kind]
+    if kind in DRAWN:
+        return lines
     return list({tuple(str(line.get(name)) for name in APART): line for line in lines}.values())
 
 
