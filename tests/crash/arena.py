@@ -81,23 +81,29 @@ class Observer(Database):
         return [row[0] for row in rows]
 
     def wait_until_gone(self, operation):
-        """Wait until the sessions of an operation's workers are gone, as they are soon after a worker was killed.
-
-        A pooler keeps a session that has no transaction open, for another client.
-        """
+        """Wait until the sessions of an operation's workers are gone, as they are soon after a worker was killed."""
+        if self.vendor != "postgres":  # MariaDB's sessions don't say whose they are
+            return
         name = operation[:63]
-        if self.vendor == "postgres":  # MariaDB's sessions don't say whose they are
-            sessions = "SELECT 1 FROM pg_stat_activity WHERE application_name = %s"
-            if pooler := self.pooler:
-                sessions += " AND state <> 'idle'"
-                wait_until(
-                    lambda: name not in [client["application_name"] for client in pooler.show("clients")],
-                    "the pooler notices that a process was killed",
-                )
-            wait_until(lambda: not self.query(sessions, name), "the sessions of a killed process end")
+        if pooler := self.pooler:
+            wait_until(
+                lambda: name not in [client["application_name"] for client in pooler.show("clients")],
+                "the pooler notices that a process was killed",
+            )
+        wait_until(lambda: not self._working(name), "the sessions of a killed process end")
 
-    def end_session(self, session):
-        """End a session.
+    def _working(self, name):
+        """The sessions that may still act for a worker. A pooler keeps one that is idle for another client. One that it
+        has left works on with what it was sent."""
+        kept = [server["remote_pid"] for server in self.pooler.show("servers")] if self.pooler else []
+        return self.query(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND NOT (state = 'idle' AND pid = ANY(%s))",
+            name,
+            kept,
+        )
+
+    def end_session(self, session, operation):
+        """End a session of an operation's worker.
 
         :param session: its process on the server; behind a pooler the port of a client that was cut off.
         """
@@ -106,6 +112,7 @@ class Observer(Database):
                 lambda: session not in [client["port"] for client in pooler.show("clients")],
                 "the pooler notices that a client was cut off",
             )
+            wait_until(lambda: not self._working(operation[:63]), "the server is done with what the client has sent")
             return
         end, find = END_SESSION[self.vendor]
         self.query(end, session)

@@ -93,7 +93,7 @@ class Run(Processes):
         event = victim.expect("reached")
         self.verdict.fired = True
         if cell.fault == "drop":
-            self.observer.end_session(event["session"])
+            self.observer.end_session(event["session"], self.operation)
             victim.go()
         if cell.point == "downstream.sent":
             # The call is on its way. What a provider promises is to answer for it within the lease.
