@@ -90,16 +90,14 @@ class Observer(Database):
                 lambda: name not in [client["application_name"] for client in pooler.show("clients")],
                 "the pooler notices that a process was killed",
             )
-        wait_until(lambda: not self._working(name), "the sessions of a killed process end")
+        wait_until(lambda: not self._sessions(name), "the sessions of a killed process end")
 
-    def _working(self, name):
-        """The sessions that may still act for a worker. A pooler keeps one that is idle for another client. One that it
-        has left works on with what it was sent."""
+    def _sessions(self, name):
+        """The sessions of a worker, without those that the pooler keeps: for another client, or because the worker has
+        a second connection. One that it has left works on with what it was sent."""
         kept = [server["remote_pid"] for server in self.pooler.show("servers")] if self.pooler else []
         return self.query(
-            "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND NOT (state = 'idle' AND pid = ANY(%s))",
-            name,
-            kept,
+            "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND pid <> ALL(%s::int[])", name, kept
         )
 
     def end_session(self, session, operation):
@@ -112,7 +110,7 @@ class Observer(Database):
                 lambda: session not in [client["port"] for client in pooler.show("clients")],
                 "the pooler notices that a client was cut off",
             )
-            wait_until(lambda: not self._working(operation[:63]), "the server is done with what the client has sent")
+            wait_until(lambda: not self._sessions(operation[:63]), "the server is done with what the client has sent")
             return
         end, find = END_SESSION[self.vendor]
         self.query(end, session)

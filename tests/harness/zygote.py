@@ -74,7 +74,10 @@ class Fork:
 
     def go(self):
         """Let it go on, if it waits at a place or for its end."""
-        self.channel.tell(event="go")
+        try:
+            self.channel.tell(event="go")
+        except BrokenPipeError as error:
+            raise ImpossibleError("a process that should go on is gone") from error
 
     def wait_until_stopped(self):
         stat = Path(f"/proc/{self.pid}/stat")
