@@ -4,11 +4,11 @@ import threading
 from unittest.mock import Mock
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.test import TestCase
 
 from idempotency import claim, require_claim
-from idempotency.exceptions import LeaseLostError, OuterTransactionError, UnavailableError
+from idempotency.exceptions import LeaseLostError, UnavailableError
 from idempotency.models import IdempotencyRecord
 from idempotency.store import store_for
 from tests.concurrency.failures import failing_database
@@ -20,9 +20,6 @@ from tests.providers import eventually
 
 def lease_left():
     return store_for("default").read(record().scope).lease_left
-
-
-# Renewed by hand
 
 
 @pytest.mark.parametrize("path", ["/inside/", "/again/"])
@@ -73,9 +70,6 @@ def test_a_renewal_that_can_not_reach_the_store_says_so(post):
 
     handler.before = renew
     assert post("/again/").status_code == 201
-
-
-# The heartbeat
 
 
 def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post, renewals):
@@ -171,9 +165,6 @@ def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(po
     assert effects() == ["one"]
 
 
-# What a frozen worker can hold
-
-
 @pytest.mark.failure_2
 @pytest.mark.postgres
 def test_a_transaction_left_idle_is_ended_by_the_database(post):
@@ -199,13 +190,3 @@ class InATestCase(TestCase):
             IdempotencyRecord.objects.update(attempt=1)
             run.result = 1
         assert record().status == "completed"
-
-
-@pytest.mark.django_db(transaction=True)
-def test_an_open_transaction_around_a_claim_block_is_refused():
-    with (
-        pytest.raises(OuterTransactionError, match="non_atomic_requests"),
-        transaction.atomic(),
-        claim("race.inside", account_id="1", key="k"),
-    ):
-        raise AssertionError("ran")

@@ -29,9 +29,6 @@ def abandoned_one(cut_off):
     cut_off("/reconciled/")
 
 
-# At a retry
-
-
 @pytest.mark.scenario_3
 def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post, abandoned_one):
     seen = []
@@ -145,18 +142,6 @@ def test_a_finding_that_can_not_be_recorded_is_asked_for_again(post, abandoned_o
     end_lease()
     handler.find_out = found_completed
     assert post("/reconciled/").status_code == 201
-
-
-def test_a_claim_that_was_renewed_since_the_sweep_saw_it_is_left_alone(abandoned_one):
-    def renew(*args):
-        IdempotencyRecord.objects.update(lease_expires_at="2100-01-01T00:00Z")
-
-    with just_before(acquisition, "take_over_abandoned", renew):
-        assert recover_once().touched == 0
-    assert record().attempt == 1
-
-
-# Declarations
 
 
 def test_a_reconciler_is_declared_with_a_function_and_a_bound():

@@ -85,11 +85,11 @@ def test_what_was_taken_over_since_the_batch_was_selected_is_left_alone(monkeypa
     """A database that can't skip locked rows locks none. What another process does to them then, this one does."""
     taken_over = {"attempt": 2, "lease_expires_at": from_now(HOUR)}
     monkeypatch.setitem(fault_point, "sweep.selected", lambda: IdempotencyRecord.objects.update(**taken_over) and None)
-    abandon(2)
-    abandon(2, parks)
+    for operation in (again, parks, asks):
+        abandon(2, operation)
     with receiving(signals.recovered) as recovered, receiving(signals.parked) as parked:
-        assert recover_once().settled == 0
-    assert states() == {"in_progress": 4}
+        assert recover_once().touched == 0
+    assert states() == {"in_progress": 6}
     assert recovered == parked == []
 
 
