@@ -16,20 +16,13 @@ from idempotency.models import IdempotencyRecord
 from idempotency.operation import Operation
 from testproject.models import Transfer
 from tests.concurrency.traces import effects
-from tests.operations import forgetting_operations
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(autouse=True)
-def _own_operations():
-    with forgetting_operations("function."):
-        yield
-
-
 def send(account, **more):
     arguments = {"account_id": account, "key": "k", "payload": {"to": "bob"}} | more
-    with claim("function.send", **arguments) as run:
+    with claim("tests.function.send", **arguments) as run:
         if not run.replayed:
             transfer = Transfer.objects.create(account_id=int(account), amount=1, label="one")
             run.result = {"id": transfer.pk, "attempt": run.claim.attempt}
@@ -45,7 +38,7 @@ def test_a_block_runs_once_and_keeps_its_result(account):
 
 
 def spoilt(account, spoil):
-    with claim("function.send", account_id=account, key="k", payload={"to": "bob"}) as run:
+    with claim("tests.function.send", account_id=account, key="k", payload={"to": "bob"}) as run:
         Transfer.objects.create(account_id=int(account), amount=1, label="undone")
         spoil(run)
 
@@ -92,7 +85,7 @@ def test_a_damaged_result_is_unreadable_and_never_run_again(account):
 
 def test_a_block_without_a_result_replays_none(account):
     for replayed in (False, True, True):
-        with claim("function.send", account_id=account, key="k") as run:
+        with claim("tests.function.send", account_id=account, key="k") as run:
             assert run.replayed is replayed
         assert run.result is None
         if replayed:
@@ -100,7 +93,7 @@ def test_a_block_without_a_result_replays_none(account):
 
 
 def test_an_inner_block_has_a_claim_of_its_own(account):
-    outer_operation = Operation("function.park", transaction=False, recovery=PARK)
+    outer_operation = Operation("tests.function.park", transaction=False, recovery=PARK)
     with claim(outer_operation, account_id=account, key="outer") as outer:
         assert current_claim() is outer.claim
         send(account, key="inner")
@@ -108,7 +101,5 @@ def test_an_inner_block_has_a_claim_of_its_own(account):
         with transaction.atomic():
             outer.result = 1
     assert current_claim() is None
-    assert {row.idempotency_key: row.status for row in IdempotencyRecord.objects.all()} == {
-        "outer": "completed",
-        "inner": "completed",
-    }
+    states = set(IdempotencyRecord.objects.values_list("idempotency_key", "status"))
+    assert states == {("outer", "completed"), ("inner", "completed")}

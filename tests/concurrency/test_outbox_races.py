@@ -1,4 +1,7 @@
-"""Relays at once; publishers that commit out of order. On real connections."""
+"""Relays at once; publishers that commit out of order. On real connections.
+
+Relays that are killed and frozen are in ``tests/delivery``, and without a process in ``tests/database/test_relay.py``.
+"""
 
 import itertools
 import json
@@ -7,33 +10,23 @@ from functools import partial
 import pytest
 from django.db import transaction
 
-from idempotency import Operation, claim
+from idempotency import claim
 from idempotency.exceptions import LeaseLostError
-from idempotency.lifecycle import Recovery
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_batches, relay_once
 from tests.concurrency.racing import Gate, elsewhere, held, race
+from tests.database.publishing import outside, send
 from tests.outbox import SENDER, broker, make_messages, statuses
 from tests.records import HOUR, from_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-retried = Operation("tests.outbox_races.retried", transaction=False, recovery=Recovery.REEXECUTE)
-
 
 @pytest.fixture(autouse=True)
 def _empty_broker():
     broker.reset()
-
-
-def publish_one(payload, **options):
-    with transaction.atomic():
-        return publish("orders.placed", payload, sender=SENDER, **options)
-
-
-# Publishers
 
 
 @pytest.mark.failure_55
@@ -48,7 +41,7 @@ def test_a_lower_id_that_commits_after_a_higher_one_was_sent_is_sent():
         return message.pk
 
     with held(publish_slowly, gate) as slow:
-        higher = publish_one("first committed").pk
+        higher = send(payload="first committed").pk
         assert relay_once().sent == 1
         assert broker.payloads == ["first committed"]
     assert slow.result() < higher
@@ -62,7 +55,7 @@ def test_two_attempts_that_publish_at_once_publish_one_message():
     first_gate, second_gate = Gate(), Gate()
 
     def publish_frozen_inside():
-        with claim(retried, account_id="alice", key="k"), transaction.atomic():
+        with claim(outside, account_id="alice", key="k"), transaction.atomic():
             publish("orders.placed", {"id": 1}, sender=SENDER)
             first_gate.pass_through()
 
@@ -71,9 +64,9 @@ def test_two_attempts_that_publish_at_once_publish_one_message():
             publish_frozen_inside()
 
     def publish_at_last():
-        with claim(retried, account_id="alice", key="k"):
+        with claim(outside, account_id="alice", key="k"):
             second_gate.pass_through()
-            return publish_one({"id": 1}).message_id
+            return send(payload={"id": 1}).message_id
 
     with held(overtaken, first_gate):
         IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
@@ -83,9 +76,6 @@ def test_two_attempts_that_publish_at_once_publish_one_message():
             published = second.result(60)
     assert OutboxMessage.objects.get().message_id == published
     assert relay_once().sent == 1
-
-
-# Relays at once
 
 
 def relay(batch_size=100):
@@ -103,9 +93,6 @@ def test_relays_at_once_send_each_message_once_and_keep_the_order_of_each_key():
     for key in ("a", "b", "c"):
         assert [one for one in broker.payloads if one[0] == key] == [[key, number] for number in range(20)]
     assert sorted(broker.payloads)[:60] == sorted(["", number] for number in [*range(20)] * 3)
-
-
-# Real relays that are killed and frozen are in ``tests/delivery``, and in ``tests/database/relay`` without a process.
 
 
 @pytest.mark.except_sqlite

@@ -66,9 +66,6 @@ def test_leases_are_renewed_again_once_a_silent_server_answers(silent, since, mo
         run.result = 1
 
 
-# Where every connection of the pool is taken by the handlers themselves
-
-
 @pytest.fixture
 def full_pool():
     """Threads wait in vain for as long as a handler has the session."""

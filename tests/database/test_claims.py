@@ -26,6 +26,7 @@ from idempotency.protocol.execution import release_or_park
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
 from idempotency.store import store_for
+from tests.concurrency.traces import session_settings
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire
 from tests.database.statements import fill, most_rows_read
 from tests.records import HOUR, MINUTE, database_now, expire, from_now, make_records
@@ -137,9 +138,7 @@ def test_an_error_in_a_transaction_is_not_taken_for_an_open_one():
 
 def bounds():
     names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout", "synchronous_commit")
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {', '.join(f'current_setting({name!r})' for name in names)}")
-        return list(cursor.fetchone())
+    return session_settings(*names)
 
 
 @pytest.mark.postgres

@@ -76,13 +76,6 @@ def test_a_commit_that_never_arrived_releases_nothing_and_runs_after_the_lease(p
 
 
 @pytest.mark.postgres
-def test_an_error_that_each_retry_would_meet_is_permanent():
-    store, permanent = store_for("default"), {"42P01", "0A000", "22P02", "23502"}
-    others = {"23505", "40001", "08006"}
-    assert {each for each in permanent | others if store.is_permanent(server_error(each))} == permanent
-
-
-@pytest.mark.postgres
 def test_a_commit_that_the_server_refused_is_released_at_once(post):
     def refuse(commit):
         connection.connection.rollback()
@@ -159,20 +152,19 @@ def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(pos
 @pytest.mark.postgres
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    ("sqlstates", "refused"),
+    ("question", "yes", "no"),
     [
-        (["23503", "P0001", "57014", "53100", "40001", "25P02"], True),
-        (["08006", "57P01", "57P02", "58030", "XX000", ""], False),  # a lost connection, or a server that stops
+        (
+            "commit_was_refused",
+            ["23503", "P0001", "57014", "53100", "40001", "25P02"],
+            ["08006", "57P01", "57P02", "58030", "XX000", ""],  # a lost connection, or a server that stops
+        ),
+        ("is_permanent", ["42P01", "0A000", "22P02", "23502"], ["23505", "40001", "08006"]),  # each retry would meet it
     ],
 )
-def test_what_the_server_itself_answers_to_commit_is_a_refusal(sqlstates, refused):
-    store = store_for("default")
-    assert {sqlstate: store.commit_was_refused(server_error(sqlstate)) for sqlstate in sqlstates} == dict.fromkeys(
-        sqlstates, refused
-    )
-
-
-# A handler that commits, rolls back or exits by itself, and connections on which a claim could not commit
+def test_the_sqlstates_of_postgresql_have_their_meanings(question, yes, no):
+    asked = getattr(store_for("default"), question)
+    assert [sqlstate for sqlstate in yes + no if asked(server_error(sqlstate))] == yes
 
 
 BROKEN = (500, "idempotency_transaction_broken")
@@ -191,24 +183,21 @@ def commit_in_the_driver(request):
     connection.connection.commit()
 
 
-def commit_in_the_driver_and_fail(request):
-    commit_in_the_driver(request)
-    fail()
+def and_fail(ends):
+    def run(request):
+        ends(request)
+        fail()
+
+    return run
 
 
-def close_in_the_driver_and_fail(request):
+def close_in_the_driver(request):
     connection.connection.close()
-    fail()
 
 
 def commit_and_write(request):
     execute("COMMIT")(request)
     Transfer.objects.create(account_id=int(request.headers["X-Account"]), amount=1, label="after")
-
-
-def commit_and_fail(request):
-    execute("COMMIT")(request)
-    fail()
 
 
 def fail_and_chain(request):
@@ -231,10 +220,10 @@ REPLACING = [
         pytest.param(execute("COMMIT"), ["one"], id="commit"),
         pytest.param(execute("ROLLBACK"), [], id="rollback"),
         pytest.param(commit_in_the_driver, ["one"], marks=pytest.mark.except_mariadb),
-        pytest.param(commit_in_the_driver_and_fail, ["one"], marks=pytest.mark.except_mariadb),
+        pytest.param(and_fail(commit_in_the_driver), ["one"], marks=pytest.mark.except_mariadb),
         # SQLite opens no other transaction for what is written after the COMMIT.
         (commit_and_write, ["after", "one"] if connection.vendor == "sqlite" else ["one"]),
-        (commit_and_fail, ["one"]),
+        (and_fail(execute("COMMIT")), ["one"]),
         *(pytest.param(execute(sql), left, marks=pytest.mark.postgres, id=sql) for sql, left in REPLACING),
         pytest.param(execute("COMMIT; SELECT 1 / 0"), ["one"], marks=pytest.mark.postgres, id="commit and an error"),
         pytest.param(fail_and_chain, [], marks=pytest.mark.postgres),
@@ -257,7 +246,7 @@ def test_a_handler_that_ends_or_replaces_its_transaction_is_noticed_and_never_ru
 @pytest.mark.parametrize(
     "undo",
     [
-        close_in_the_driver_and_fail,
+        and_fail(close_in_the_driver),
         pytest.param(
             execute("INSERT OR ROLLBACK INTO auth_user (id, username) VALUES (1, 'x')"), marks=pytest.mark.sqlite
         ),

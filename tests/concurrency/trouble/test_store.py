@@ -27,8 +27,6 @@ from tests.concurrency.urls import handler
 from tests.database.statements import execute
 from tests.operations import receiving
 
-# A connection that breaks
-
 
 @pytest.mark.failure_13
 @pytest.mark.postgres
@@ -75,9 +73,6 @@ def test_a_claim_that_can_not_be_released_is_left_to_its_lease(post, caplog):
     handler.before = lambda request: None
     assert post().json()["attempt"] == 2
     assert effects() == ["one"]
-
-
-# A store that can't be written
 
 
 @contextmanager

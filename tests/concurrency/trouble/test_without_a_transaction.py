@@ -69,24 +69,6 @@ def test_a_failure_after_the_connection_died_is_parked_all_the_same(post):
     assert record().status == "parked"
 
 
-@pytest.fixture
-def unconfirmed_commit(monkeypatch):
-    """The next COMMIT is carried out, and the connection breaks before it is confirmed."""
-
-    def arm():
-        commit = connection._commit
-
-        def commit_and_break():
-            del connection._commit
-            commit()
-            monkeypatch.setattr(connection, "is_usable", lambda: False)
-            unreachable()
-
-        connection._commit = commit_and_break
-
-    return arm
-
-
 @pytest.mark.failure_74
 def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_again(post, monkeypatch):
     complete = ownership.complete
@@ -107,9 +89,20 @@ def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_agai
 
 
 @pytest.mark.failure_74
-def test_a_step_whose_commit_was_carried_out_and_not_confirmed_is_kept_once(post, unconfirmed_commit, monkeypatch):
+def test_a_step_whose_commit_was_carried_out_and_not_confirmed_is_kept_once(post, monkeypatch):
+    commit = connection._commit
+
+    def commit_and_break():
+        del connection._commit
+        commit()
+        monkeypatch.setattr(connection, "is_usable", lambda: False)
+        unreachable()
+
+    def pay():
+        connection._commit = commit_and_break
+
     monkeypatch.setattr(ownership, "FIRST_PAUSE", 0)
-    handler.after = lambda request: require_claim().step("pay", unconfirmed_commit)
+    handler.after = lambda request: require_claim().step("pay", pay)
     assert post("/park/").status_code == 201
     assert IdempotencyStep.objects.count() == 1
 
