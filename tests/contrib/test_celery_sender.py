@@ -106,9 +106,6 @@ def test_a_process_keeps_its_connections_and_a_forked_one_leaves_them_alone(inbo
     assert found[0] is not found[2]
 
 
-# The nudge
-
-
 def test_a_commit_asks_a_worker_to_relay_and_a_rollback_does_not(inbox):
     with transaction.atomic():
         publish(send.name, ["a"])
@@ -135,9 +132,6 @@ def test_a_broker_that_is_gone_costs_the_first_commit_a_warning_and_the_next_one
     monkeypatch.setattr(fresh_sender, "_quiet_until", 0.0)  # the while is over
     fresh_sender.nudge()
     assert len([line for line in caplog.records if line.levelno == logging.WARNING]) == 2
-
-
-# From the producer's transaction to the consumer's
 
 
 def test_a_message_goes_from_the_commit_through_the_relay_to_its_one_effect(inbox):

@@ -13,8 +13,6 @@ from idempotency.identity.keys import KeyStatus
 from tests.contrib.senders import SENDERS
 from tests.contrib.servers import answer, cut, cut_in_the_middle, hang, problem, serving
 
-# The key
-
 
 def test_a_request_is_given_a_key_of_its_time_and_74_random_bits(sender, server):
     before = time.time_ns() // 1_000_000
@@ -55,8 +53,6 @@ def test_the_methods_are_configurable(sender, server):
     assert first == retry
     assert (first is None, other) == (False, None)
 
-
-# What is retried
 
 RETRIED = {
     "cut before the answer": cut,
@@ -116,9 +112,6 @@ def test_the_statuses_are_configurable(sender, server):
     assert len(server.requests) == 2
 
 
-# When
-
-
 def test_waits_are_drawn_from_a_range_that_doubles_up_to_a_bound(sender, server):
     sender.policy = RetryPolicy(attempts=40, total=10_000, first_wait=1.0, longest_wait=4.0)
     server.script = [cut] * 39
@@ -171,9 +164,6 @@ def test_a_shorter_timeout_of_the_callers_own_is_kept(sender, server):
     server.script = [answer(503)]
     sender.send(server.url)
     assert sender.allowed == [sender.timeout] * 2
-
-
-# Giving up
 
 
 @pytest.mark.parametrize(("kind", "error"), [(kind, error) for kind in SENDERS for error in SENDERS[kind].hopeless])
@@ -248,9 +238,6 @@ def test_a_body_that_can_be_read_only_once_is_sent_again(sender, server):
 def test_a_bound_that_bounds_nothing_is_refused(bounds):
     with pytest.raises(ValueError, match=f"RetryPolicy.{next(iter(bounds))} must be above 0"):
         RetryPolicy(**bounds)
-
-
-# A client that resumes asks first
 
 
 DONE = (

@@ -31,8 +31,6 @@ from tests.factories import ChargeFactory, TokenFactory, UserFactory
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
-# From outside
-
 CHARGE = json.dumps({"amount": 1000, "currency": "usd"}).encode()
 
 
@@ -56,9 +54,6 @@ def test_a_lost_answer_is_fetched_again_and_the_charge_made_once(charge, server,
     assert (got.status, got.headers["Idempotency-Replayed"]) == (201, "true")
     assert json.loads(got.body)["id"] == Charge.objects.get().pk
     assert IdempotencyRecord.objects.get().idempotency_key == got.key
-
-
-# From within a protected operation
 
 
 class CutOffError(Exception):

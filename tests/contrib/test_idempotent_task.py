@@ -21,9 +21,6 @@ from tests.records import HOUR, purge_body_of
 pytestmark = [pytest.mark.django_db(transaction=True)]
 
 
-# One effect
-
-
 @pytest.mark.scenario_7
 def test_a_message_that_is_delivered_twice_has_one_effect_and_one_result(inbox):
     inbox.publish(send, "a")
@@ -76,9 +73,6 @@ def test_a_parameter_that_is_added_with_a_default_leaves_old_messages_what_they_
     assert policy_of(act).arguments((act, "a"), {}, bound=True) == {"label": "a"}
     with pytest.raises(TypeError, match="missing a required argument"):
         arguments((), {}, bound=False)
-
-
-# A duplicate while the first is under way
 
 
 def test_a_duplicate_waits_while_the_first_is_under_way_and_then_gets_its_result(inbox):
@@ -168,9 +162,6 @@ def test_a_message_that_cannot_be_published_again_goes_back_to_its_queue(inbox, 
     assert isinstance(delivered.result, Reject)
     [message] = inbox.messages()
     assert (message["id"], message["retries"], "idempotency_waited" in message) == (message_id, 0, False)
-
-
-# What is refused
 
 
 @pytest.mark.failure_57

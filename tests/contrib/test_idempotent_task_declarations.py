@@ -143,9 +143,6 @@ def test_the_policy_of_a_task_is_typed_keywords():
     assert parameter.annotation == "Unpack[Arguments]"
 
 
-# What is refused
-
-
 NAME = "tests.declared"
 
 

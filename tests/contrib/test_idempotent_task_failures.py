@@ -25,9 +25,6 @@ from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, FailureError
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
-# Runs that are cut off
-
-
 @pytest.mark.failure_53
 def test_a_run_that_was_cut_off_is_delivered_again_and_has_one_effect(inbox):
     acting("a", dies, succeed)
@@ -97,9 +94,6 @@ def test_the_tasks_own_retries_lead_to_one_effect_and_are_not_taken_for_runs_tha
     inbox.publish(auto, "a", task_id=message_id, headers={KEY: "key"})
     assert inbox.deliver() == Delivered("acknowledged", "done")
     assert effects() == {"a": 1}
-
-
-# Failures, and Celery's own ways out
 
 
 @pytest.mark.failure_58
@@ -176,9 +170,6 @@ def test_what_a_task_ignores_or_rejects_is_rolled_back_and_not_dead_lettered(inb
     assert (effects(), record().status, inbox.messages(DEAD)) == ({}, "recoverable", [])
 
 
-# Dead letters are redriven
-
-
 def test_dead_letters_are_redriven_the_oldest_first_and_as_many_as_asked_for(inbox):
     acting("a", fail)
     headers = {KEY: "key", "of": "the project"}
@@ -209,9 +200,6 @@ def test_a_broker_that_cannot_be_reached_brings_nothing_back(monkeypatch):
     monkeypatch.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{free_port()}/0")
     with pytest.raises(BrokerUnavailableError):
         redrive(DEAD)
-
-
-# Identity carried on
 
 
 def test_a_task_that_is_published_in_an_operation_inherits_a_derived_key(inbox):
@@ -263,9 +251,6 @@ def test_a_chain_goes_on_once_when_one_of_its_messages_is_delivered_twice(inbox)
     inbox.twice()
     inbox.drain()
     assert effects() == {"a": 1, "b": 1}
-
-
-# Calls that are no deliveries
 
 
 def test_a_direct_call_is_a_plain_call(inbox):

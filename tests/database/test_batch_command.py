@@ -91,9 +91,6 @@ def run(command, apples=0, **options):
     return run_command(command, **options)
 
 
-# Reports
-
-
 def test_it_takes_batches_until_nothing_is_due_and_reports_once(eat):
     assert run(eat, 5) == (0, ["Eaten 5."], [])
     assert eat.batches == 3
@@ -130,9 +127,6 @@ def test_without_rich_a_terminal_sees_lines(eat, monkeypatch):
     assert terminal.getvalue() == ""
 
 
-# Exit codes
-
-
 def test_a_run_stops_after_its_last_batch_and_tells_that_work_may_be_left(eat):
     assert run(eat, 5, max_batches=2) == (3, ["Eaten 4.", "Stopped by --max-batches 2. More is due."], [])
     assert run(eat, 4, max_batches=1, verbosity=0) == (3, [], [])
@@ -145,8 +139,6 @@ def test_what_was_not_right_has_an_exit_code_of_its_own_and_is_never_silenced(ea
     assert run(eat, 1, verbosity=0) == (7, [], ["Worm a.", "Worm b."])
     assert run(eat, 5, max_batches=1)[0] == 3, "what is left comes first"
 
-
-# Arguments, and a database that refuses
 
 #: What every command is called with, and what a refusal of the database means for its work.
 CALLS = {
@@ -226,9 +218,6 @@ def test_the_purge_has_no_watch():
         call_command("purge_idempotency", "--watch")
 
 
-# Signals
-
-
 def raise_in(batch, signum):
     return lambda number: signal.raise_signal(signum) if number == batch else None
 
@@ -278,9 +267,6 @@ def test_a_handler_from_outside_of_python_is_put_back_as_the_default(monkeypatch
 
 def test_it_runs_in_a_thread_where_no_signal_can_be_handled(eat):
     assert elsewhere(lambda: run(eat, 3)) == (0, ["Eaten 3."], [])
-
-
-# Again and again
 
 
 def test_it_watches_until_it_is_told_to_stop(eat, monkeypatch):

@@ -136,8 +136,6 @@ def test_each_batch_is_a_transaction_of_its_own(work):
     assert elsewhere(lambda: sum(batch.touched for batch in work.batches(batch_size=5))) == 3
 
 
-# What both purges of records have in common
-
 every_purge = pytest.mark.parametrize("work", [PURGE, PURGE_BODIES], ids=["purge", "bodies"])
 
 
@@ -277,9 +275,6 @@ def test_where_others_hold_the_first_rows_the_next_ones_are_locked():
     rows = IdempotencyRecord.objects.order_by("pk")
     locked = store_for("default").lock_found(rows, 2, ["pk"], lambda found: [pk for (pk,) in found if pk != first])
     assert locked == others[:2]
-
-
-# Results
 
 
 EARLY, LATE = (datetime(2000, 1, day, tzinfo=UTC) for day in (1, 2))

@@ -150,9 +150,6 @@ def test_the_audit_tells_of_the_erasure_and_does_not_name_the_account(caplog, ad
     assert "alice" not in entry.object_repr + entry.change_message
 
 
-# The command
-
-
 def command(account_id="alice", **options):
     return run_command("erase_idempotency", account_id, **options)[:2]
 

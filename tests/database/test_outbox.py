@@ -23,9 +23,6 @@ from tests.records import from_now
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-# If and only if the transaction commits
-
-
 def test_a_message_is_there_when_its_transaction_has_committed():
     message = send(payload={"id": 1}, headers={"tenant": "a"}, ordering_key="order 1")
     assert OutboxMessage.objects.values().get() == {
@@ -120,8 +117,6 @@ def test_a_delayed_message_is_kept_back():
     assert relay_once().sent == 1
 
 
-# What it refuses
-
 TOO_DEEP = functools.reduce(lambda inner, _: [inner], range(100_000), [])
 
 
@@ -153,9 +148,6 @@ def test_what_can_not_be_sent_is_refused_before_anything_is_written(options, err
         with pytest.raises(error, match=said):
             publish(**{"topic": "orders.placed", "sender": SENDER, **options})
         assert not statements.captured_queries
-
-
-# Under a claim
 
 
 def test_under_a_claim_its_identity_is_derived_from_it():
@@ -240,9 +232,6 @@ def test_another_message_in_the_place_of_one_is_refused_and_the_transaction_live
     run(outside, lambda: send(payload={"id": 1}), cut_off=True)
     run(outside, other)
     assert [message.payload for message in OutboxMessage.objects.order_by("pk")] == ['{"id": 1}', '"next"']
-
-
-# The nudge
 
 
 def test_the_sender_is_nudged_once_a_transaction_and_after_its_commit():

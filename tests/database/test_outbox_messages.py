@@ -25,9 +25,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 DAY = timedelta(days=1)
 
 
-# The backlog
-
-
 @pytest.mark.parametrize("waiting", [0, 1], ids=["empty", "not due yet"])
 def test_without_a_due_message_there_is_no_delay(waiting):
     make_messages(3, MessageStatus.SENT, sent=-HOUR)
@@ -63,9 +60,6 @@ def test_the_backlog_is_read_from_the_index_of_what_is_not_sent():
     for plan in plans:
         assert "idempotency_outbox_unsent" in plan
         assert "Seq Scan" not in plan
-
-
-# Requeueing
 
 
 def test_a_dead_message_is_requeued_as_if_it_were_new(caplog):
@@ -121,9 +115,6 @@ def test_requeueing_names_who_decides(by):
     with pytest.raises(TypeError, match="by="):
         requeue(OutboxMessage.objects.get(), by=by)
     assert statuses() == [("dead", 0)]
-
-
-# The purge
 
 
 def test_what_was_sent_longer_ago_than_the_retention_goes_and_nothing_else():

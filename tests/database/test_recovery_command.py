@@ -45,9 +45,6 @@ def states():
 recover = partial(run_command, "recover_idempotency")
 
 
-# What it does
-
-
 def test_it_settles_what_is_abandoned_and_says_so(monkeypatch):
     monkeypatch.setitem(FINDINGS, "unknown", Unknown())
     abandon(3)
@@ -126,9 +123,6 @@ def test_a_dry_run_counts_and_settles_nothing(monkeypatch):
     monkeypatch.setattr(recover_idempotency, "MAX_LISTED", 5)
     assert recover(dry_run=True)[1][0] == "At least 5 claims abandoned."
     assert states() == {"in_progress": 5}
-
-
-# What it costs
 
 
 @pytest.mark.postgres

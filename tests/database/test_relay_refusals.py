@@ -90,9 +90,6 @@ def test_a_broker_that_can_not_be_reached_is_asked_once_a_run_and_holds_up_no_ot
     assert total.unavailable.keys() == {SENDER}
 
 
-# What a relay tells of its work: signals, log lines
-
-
 def test_a_signal_tells_how_many_were_sent():
     make_messages(3)
     broker.refuse(1, error=ConnectionError())
@@ -136,9 +133,6 @@ def test_the_log_says_where_a_sender_failed_and_not_what_it_quotes(kind, caplog)
     assert f"{kind.__name__}\n" in record.getMessage()
     assert "in refuse" in record.getMessage()
     assert "declined" in message(pk).error
-
-
-# The command's report, and its exit codes
 
 
 run = partial(run_command, "relay_outbox")

@@ -52,9 +52,6 @@ def state(seen):
     return now.status, now.attempt
 
 
-# What each decides
-
-
 @pytest.mark.scenario_28
 @pytest.mark.parametrize(
     ("found", "status", "content_type", "content"),
@@ -166,8 +163,6 @@ def test_an_owner_that_is_about_to_commit_is_left_to_commit():
     assert state(seen) == ("completed", 1)
 
 
-# What is refused
-
 DECISIONS = {
     "mark_not_executed": lambda seen: mark_not_executed(seen, by="ops"),
     "record_outcome": lambda seen: record_outcome(seen, {"id": 1}, by="ops"),
@@ -233,9 +228,6 @@ def test_of_two_who_decide_at_once_one_wins():
         return False
 
     assert sum(race([partial(decide, decision) for decision in DECISIONS.values()] * 3)) == 1
-
-
-# What is left behind
 
 
 @pytest.fixture(autouse=True)

@@ -138,9 +138,6 @@ def test_a_change_sets_its_bound_before_it_waits_for_the_record(store, monkeypat
         assert store.timed_out_waiting(refused.value), name
 
 
-# Which store a database gets
-
-
 @pytest.fixture
 def unknown(monkeypatch):
     """A connection to the same database under a name that this process has not asked yet."""

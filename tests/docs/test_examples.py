@@ -210,9 +210,6 @@ def test_the_envelope_replaces_the_problem(run_page):
     assert json.loads(response.content)["error"]["code"] == "idempotency_key_invalid"
 
 
-# The pages about clients, whose table is that of the code
-
-
 def test_the_clients_send_one_key_until_they_know(run_page, server, waits):
     page = run_page("how-to/write-a-client.md")
     page["shop"].base_url = page["shop_async"].base_url = server.url
@@ -268,9 +265,6 @@ def test_the_table_of_the_policy_is_that_of_the_code():
     for name, cell in rows:
         value, words = getattr(default, name), cell.replace("`", "").split(", ")
         assert {*words} == ({*map(str, value)} if isinstance(value, frozenset) else {str(value)}), name
-
-
-# Other frameworks
 
 
 FRAMEWORKS = "how-to/use-another-framework.md"

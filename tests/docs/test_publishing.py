@@ -107,9 +107,6 @@ def test_every_argument_of_publish_is_listed():
     assert [code(row[0]) for row in table(section(PUBLISHING, "`publish`"))] == [*publish.__annotations__][:-1]
 
 
-# Consuming
-
-
 CONSUMING = "how-to/consume-a-message.md"
 
 

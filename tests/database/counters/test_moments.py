@@ -149,9 +149,6 @@ def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(view, left
     assert [record for record in caplog.records if record.name != "asyncio"] == []  # which reports what is slow
 
 
-# Workers
-
-
 @pytest.mark.parametrize(
     ("due", "is_eager", "writes"),
     [(False, False, False), (True, False, True), (True, True, False)],

@@ -133,9 +133,6 @@ def test_the_few_that_are_not_completed_are_found_by_their_index(status):
     assert "idempotency_record_unfinished" in plan
 
 
-# What has happened
-
-
 def happen():
     for event, times in ((signals.claimed, 3), (signals.taken_over, 1), (signals.replayed, 12), (signals.parked, 2)):
         count(times, event)
@@ -158,9 +155,6 @@ def test_every_event_that_is_counted_has_a_name_here():
     assert set(stats.EVENTS.values()) == set(signals.EVENTS)
     recent = {name for name, number in numbers().items() if number.kind is Precision.RECENT}
     assert set(stats.EVENTS) | {"replay_rate", "since_purge"} == recent
-
-
-# The command
 
 
 def run(**options):

@@ -26,9 +26,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 ALIAS = "default"
 
 
-# Writing
-
-
 def test_what_was_counted_is_added_to_what_is_there():
     count(3)
     count(2, signals.replayed)
@@ -75,9 +72,6 @@ def test_no_count_is_lost_between_many_that_write_the_same_counters_at_once(monk
 
 def test_a_counter_says_what_it_counts():
     assert str(IdempotencyCounter(operation="charges.create", event="claimed", total=3)) == "charges.create claimed: 3"
-
-
-# Not writing
 
 
 @contextmanager
