@@ -51,6 +51,12 @@ def make_records(count=1, status=Status.COMPLETED, *, expires=-HOUR, lease=None,
     return [record.pk for record in records]
 
 
+def abandon(count=1, operation="charges.create", **fields):
+    """Insert claims whose lease ended an hour ago."""
+    name = operation if isinstance(operation, str) else operation.name
+    return make_records(count, Status.IN_PROGRESS, **{"expires": HOUR, "lease": -HOUR, "operation": name} | fields)
+
+
 def make_bodies(count=1, *, due=HOUR, **fields):
     """Completed records whose responses have been due for a while, and which stay."""
     return make_records(count, expires=HOUR, body_expires_at=database_now() - due, **fields)

@@ -22,7 +22,7 @@ from tests.factories import UserFactory
 from tests.harness.servers import skip_without_redis
 from tests.http.callers import Caller
 from tests.providers import eventually
-from tests.records import HOUR, make_records
+from tests.records import abandon
 
 # The sample adds nothing that depends on the database.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -160,7 +160,7 @@ def test_a_worker_runs_exports_for_all_duplicates_and_recovers_what_it_knows_wit
                 worker.log_tail(100)
             )
             for operation in SWEPT:
-                make_records(2, Status.IN_PROGRESS, lease=-HOUR, expires=HOUR, operation=operation)
+                abandon(2, operation)
             with app.connection_for_write(redis.url) as connection:  # by its name, as a schedule does
                 app.send_task("idempotency.contrib.celery.tasks.recover_expired_leases", connection=connection)
             swept = IdempotencyRecord.objects.filter(operation__in=SWEPT).values_list("operation", "status")

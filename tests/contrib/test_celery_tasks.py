@@ -6,29 +6,23 @@ from datetime import timedelta
 import pytest
 from celery import current_app
 
-from idempotency import Operation
 from idempotency.contrib.celery import tasks
 from idempotency.contrib.celery.policy import import_tasks
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox.models import MessageStatus
 from tests.database import processes
+from tests.database.claiming import again
 from tests.outbox import broker, make_messages
-from tests.records import HOUR, MINUTE, database_now, make_records
+from tests.records import HOUR, MINUTE, abandon, make_bodies, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-again = Operation("tests.tasks.reexecute")
-
-
-def abandon(count=1, operation=again.name, **fields):
-    return make_records(count, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation=operation, **fields)
 
 
 #: What each task is asked to do, and what it returns when it is done and when it has to stop after two batches.
 RUNS = {
     "recover": (
-        lambda: (abandon(7), abandon(2, "tests.tasks.unknown")),
+        lambda: (abandon(7, again), abandon(2, "tests.tasks.unknown")),
         tasks.recover_expired_leases,
         {"recoverable": 7, "completed": 0, "parked": 0, "postponed": 0}
         | {"unknown_operations": {"tests.tasks.unknown": 2}, "exhausted": True},
@@ -47,7 +41,7 @@ RUNS = {
         {"messages": 6},
     ),
     "purge of responses": (
-        lambda: make_records(7, expires=HOUR, body_expires_at=database_now() - HOUR),
+        lambda: make_bodies(7),
         tasks.purge_expired_records,
         {"deleted": 0, "bodies": 7, "messages": 0, "exhausted": True},
         {"bodies": 6},
@@ -125,7 +119,7 @@ def run(script, *arguments, **env):
 
 @pytest.mark.once
 def test_the_sweep_of_the_command_line_settles_the_claims_of_tasks():
-    make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation="receipts.send")
+    abandon(1, "receipts.send")
     assert run(COMMAND, "1")[0] == ["1 claim abandoned.", "  receipts.send: 1 (reexecute)", "0"]
     assert run(COMMAND, "0") == (["0"], "")
     assert IdempotencyRecord.objects.get().status == Status.RECOVERABLE
@@ -144,8 +138,8 @@ def test_a_worker_does_not_import_its_tasks_again(monkeypatch):
 
 @pytest.mark.once
 def test_tasks_that_can_not_be_imported_are_reported_and_leave_the_rest():
-    make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation="tests.elsewhere")
-    make_records(1, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation="charges.create")
+    abandon(1, "tests.elsewhere")
+    abandon(1, "charges.create")
     printed, said = run('current_app.conf.imports = ["tests.no_such_module"]' + COMMAND, "0")
     assert printed == ["4"]
     assert "No module named 'tests.no_such_module'" in said

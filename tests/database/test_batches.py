@@ -11,7 +11,6 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 from django.db.models import F
 
-from idempotency import Operation
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operate import batches
@@ -26,13 +25,12 @@ from idempotency.protocol.faults import fault_point
 from idempotency.store import Store, store_for
 from idempotency.store.postgresql import PostgreSQLStore
 from tests.concurrency.racing import elsewhere, race
+from tests.database.claiming import plain
 from tests.database.statements import before_statement, execute, explaining, fill, fill_outbox
 from tests.outbox import make_messages
-from tests.records import HOUR, from_now, make_bodies, make_records, remaining
+from tests.records import HOUR, abandon, from_now, make_bodies, make_records, remaining
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-again = Operation("tests.batches")
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ RELAY = Work(
     rows=OutboxMessage.objects,
 )
 SWEEP = Work(
-    lambda count: make_records(count, Status.IN_PROGRESS, expires=HOUR, lease=-HOUR, operation=again.name),
+    lambda count: abandon(count, plain),
     recover_batches,
     left=pks(IdempotencyRecord.objects.in_progress()),
 )
@@ -153,7 +151,7 @@ def test_a_batch_takes_the_oldest(work):
 @every_kind_that_skips
 def test_batches_of_several_at_once_share_the_work(work):
     kept = make_records(20, expires=HOUR)
-    kept += make_records(20, Status.IN_PROGRESS, lease=-HOUR, expires=HOUR, operation="tests.batches.unknown")
+    kept += abandon(20, "tests.batches.unknown")
     work.make_due(150)
     # A database that locks no rows while it looks lets one find what another one has taken, and end.
     shares = race([lambda: sum(batch.touched for batch in work.batches(batch_size=7))] * 4)

@@ -7,7 +7,7 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.utils.connection import ConnectionDoesNotExist
 
-from idempotency import PARK, REEXECUTE, Completed, Operation, Reconcile, claim, require_claim
+from idempotency import PARK, Operation, claim, require_claim
 from idempotency.contrib.dashboard.counters import counters
 from idempotency.exceptions import InProgressError, LeaseLostError, UnavailableError
 from idempotency.identity.fingerprint import Payload
@@ -27,22 +27,13 @@ from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
 from idempotency.store import store_for
 from tests.concurrency.traces import session_settings
-from tests.database.claiming import OUTCOME, PAYLOAD, acquire
+from tests.database.claiming import OUTCOME, PAYLOAD, TTL, acquire, again, asks, parks, plain
 from tests.database.statements import fill, most_rows_read
 from tests.records import HOUR, MINUTE, database_now, expire, from_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-TTL = timedelta(days=2)
-
-plain = Operation("tests.claims.plain", ttl=TTL)
-again = Operation("tests.claims.again", ttl=TTL, transaction=False, recovery=REEXECUTE)
-parks = Operation("tests.claims.parks", ttl=TTL, transaction=False, recovery=PARK)
-rolls_back = Operation("tests.claims.rolls_back", ttl=TTL, recovery=PARK)
-asks = Operation(
-    "tests.claims.asks", ttl=TTL, transaction=False, recovery=Reconcile(lambda record: Completed({"found": True}))
-)
-
+rolls_back = Operation("tests.claims.rolls_back", recovery=PARK)
 
 # The writer's connection, and its database
 

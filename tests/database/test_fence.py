@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 from django.db import transaction
 
-from idempotency import Operation
 from idempotency.exceptions import LeaseLostError
 from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
@@ -17,14 +16,12 @@ from idempotency.models import IdempotencyRecord
 from idempotency.protocol import ownership
 from idempotency.protocol.renewal import renew
 from idempotency.store import store_for
-from tests.database.claiming import OUTCOME, acquire
+from tests.database.claiming import OUTCOME, acquire, plain
 from tests.records import HOUR, from_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DAY = 24 * HOUR
-
-plain = Operation("tests.fence.plain")
 
 #: In what the claim differs that has the id and the attempt of the lost one.
 OTHERS = {

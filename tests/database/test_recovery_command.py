@@ -11,31 +11,18 @@ from idempotency.lifecycle import Status
 from idempotency.management.commands import recover_idempotency
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.sweep import abandoned, recover_once
-from idempotency.options.values import PARK
 from idempotency.protocol.faults import fault_point
 from tests.commands import run_command
+from tests.database.claiming import FINDINGS, again, asks, parks
 from tests.database.statements import fill, most_rows_read
 from tests.operations import receiving
-from tests.records import HOUR, MINUTE, database_now, from_now, make_records
+from tests.records import HOUR, MINUTE, abandon, database_now, from_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-again = Operation("tests.recover.reexecute")
-parks = Operation("tests.recover.park", transaction=False, recovery=PARK)
 patient = Operation(
     "tests.recover.patient", transaction=False, recovery=Reconcile(lambda record: Unknown(), max_attempts=100)
 )
-FINDINGS = {}
-asks = Operation(
-    "tests.recover.reconcile",
-    transaction=False,
-    recovery=Reconcile(lambda record: FINDINGS.get(record.idempotency_key, Completed({"id": 1}))),
-)
-
-
-def abandon(count=1, operation=again, **fields):
-    name = operation if isinstance(operation, str) else operation.name
-    return make_records(count, Status.IN_PROGRESS, **{"expires": HOUR, "lease": -HOUR, "operation": name} | fields)
 
 
 def states():
@@ -47,7 +34,7 @@ recover = partial(run_command, "recover_idempotency")
 
 def test_it_settles_what_is_abandoned_and_says_so(monkeypatch):
     monkeypatch.setitem(FINDINGS, "unknown", Unknown())
-    abandon(3)
+    abandon(3, again)
     abandon(2, parks)
     abandon(1, asks)
     abandon(1, asks, idempotency_key="unknown", attempt=6)  # asked again in two minutes
@@ -59,7 +46,7 @@ def test_it_settles_what_is_abandoned_and_says_so(monkeypatch):
 
 
 def test_the_longest_abandoned_comes_first():
-    (late,) = abandon(lease=-MINUTE)
+    (late,) = abandon(1, again, lease=-MINUTE)
     abandon(1, parks, lease=-9 * HOUR)  # of another declaration, and in the same batch
     assert recover_once(batch_size=1).settled == 1
     assert abandoned().get().pk == late
@@ -97,7 +84,7 @@ def test_the_pause_before_a_reconciler_is_asked_again_has_a_bound():
 
 
 def test_claims_of_unknown_operations_stay_and_are_reported():
-    abandon(1)
+    abandon(1, again)
     abandon(2, "tests.recover.elsewhere")
     code, lines, errors = recover()
     assert (code, lines) == (4, ["Settled 1 claim: 1 recoverable, 0 completed, 0 parked."])
@@ -108,16 +95,16 @@ def test_claims_of_unknown_operations_stay_and_are_reported():
 
 
 def test_a_dry_run_counts_and_settles_nothing(monkeypatch):
-    abandon(2)
+    abandon(2, again)
     abandon(1, parks)
     abandon(1, asks)
     abandon(1, "tests.recover.elsewhere")
     expected = [
         "5 claims abandoned.",
+        "  tests.again: 2 (reexecute)",
+        "  tests.asks: 1 (reconcile)",
+        "  tests.parks: 1 (park)",
         "  tests.recover.elsewhere: 1 (left alone, not declared here)",
-        "  tests.recover.park: 1 (park)",
-        "  tests.recover.reconcile: 1 (reconcile)",
-        "  tests.recover.reexecute: 2 (reexecute)",
     ]
     assert recover(dry_run=True) == (0, expected, [])
     monkeypatch.setattr(recover_idempotency, "MAX_LISTED", 5)
@@ -131,7 +118,7 @@ def test_a_sweep_reads_what_is_abandoned_and_nothing_else():
     fill(20_000)
     old = IdempotencyRecord.objects.filter(idempotency_key__in=["bulk-1", "bulk-10000", "bulk-19999"])
     old.update(status=Status.IN_PROGRESS, operation=again.name, attempt=2, lease_expires_at=from_now(-MINUTE))
-    abandon(10)
+    abandon(10, again)
     make_records(30, Status.IN_PROGRESS, lease=HOUR)
     make_records(30, Status.PARKED)
     found = []

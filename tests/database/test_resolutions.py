@@ -14,26 +14,20 @@ from django.db import transaction
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template.response import SimpleTemplateResponse
 
-from idempotency import Operation, Reconcile
+from idempotency import Operation
 from idempotency.exceptions import LeaseLostError, UnrecordableResponseError
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operate import resolutions
 from idempotency.operate.resolutions import ResolutionRefusedError, mark_not_executed, record_outcome, release
-from idempotency.options.values import PARK, REEXECUTE, Unknown
 from idempotency.outcome import Outcome, response_of
 from idempotency.protocol import ownership
 from idempotency.protocol.renewal import renew
 from tests.concurrency.racing import elsewhere, race
-from tests.database.claiming import OUTCOME, PAYLOAD, acquire
+from tests.database.claiming import OUTCOME, PAYLOAD, acquire, again, asks, parks, plain
 from tests.records import HOUR, from_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-in_transaction = Operation("tests.resolutions.transaction")
-parks = Operation("tests.resolutions.park", transaction=False, recovery=PARK)
-asks = Operation("tests.resolutions.reconcile", transaction=False, recovery=Reconcile(lambda record: Unknown()))
-again = Operation("tests.resolutions.reexecute", transaction=False, recovery=REEXECUTE)
 
 #: Headers that no operation here records.
 UNRECORDED = {"X-Secret": "s", "Set-Cookie": "session=s"}
@@ -111,10 +105,10 @@ def test_no_outcome_is_recorded_for_an_operation_that_is_not_known():
     assert state(seen) == ("recoverable", 1)
 
 
-@pytest.mark.parametrize("operation", [in_transaction, parks, asks, again, "tests.resolutions.removed"], ids=str)
+@pytest.mark.parametrize("operation", [plain, parks, asks, again, "tests.resolutions.removed"], ids=str)
 def test_a_claim_is_released_under_the_next_attempt_once_it_is_abandoned(operation):
     seen = record(operation, Status.IN_PROGRESS, lease=HOUR)
-    if operation not in (in_transaction, again):  # nothing would stop the late effect of a live one
+    if operation not in (plain, again):  # nothing would stop the late effect of a live one
         with pytest.raises(ResolutionRefusedError, match="may be alive"):
             release(seen, by="ops", force=True)
         assert state(seen) == ("in_progress", 1)
@@ -131,7 +125,7 @@ def assert_powerless(owner):
     assert [change(owner) for change in (ownership.release, ownership.park, renew)] == [False] * 3
 
 
-@pytest.mark.parametrize("operation", [in_transaction, again])
+@pytest.mark.parametrize("operation", [plain, again])
 def test_a_live_claim_is_released_by_force_where_running_again_is_safe(operation):
     """P1, P6: its owner has lost its lease, whatever it tries."""
     owner = acquire(operation)
@@ -150,7 +144,7 @@ def test_a_live_claim_is_released_by_force_where_running_again_is_safe(operation
 
 @pytest.mark.postgres  # SQLite has one writer at a time: the person waits for the owner's commit
 def test_an_owner_that_is_about_to_commit_is_left_to_commit():
-    owner = acquire(in_transaction)
+    owner = acquire(plain)
     seen = IdempotencyRecord.objects.get()
 
     def try_to_release():
@@ -249,7 +243,7 @@ def test_a_decision_leaves_an_audit_entry(decision, audited):
     assert entry.get_change_message().endswith(": asked the bank\nforged line")
     (line,) = audited()
     assert "by 'olga', reason: 'asked the bank\\nforged line'" in line
-    assert f"Record {seen.pk} (operation 'tests.resolutions.park', key a-rather…" in line
+    assert f"Record {seen.pk} (operation 'tests.parks', key a-rather…" in line
     assert "parked, attempt 1 to " in line
     assert "a-rather-long-key" not in line
     assert "secret" not in line + entry.change_message

@@ -11,7 +11,6 @@ from django.core.management import CommandError
 from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
-from idempotency import REEXECUTE, Operation
 from idempotency.lifecycle import Status
 from idempotency.management import running
 from idempotency.models import IdempotencyRecord, IdempotencyStep
@@ -27,12 +26,12 @@ from idempotency.store import store_for
 from tests.aliases import at_level
 from tests.commands import run_command
 from tests.concurrency.racing import PATIENCE, elsewhere, is_waited_for, race
-from tests.database.claiming import OUTCOME, PAYLOAD, acquire
+from tests.database.claiming import OUTCOME, PAYLOAD, acquire, again, plain
 from tests.database.statements import before_statement, execute
 from tests.operations import receiving
 from tests.outbox import broker, make_messages, statuses
 from tests.providers import eventually
-from tests.records import HOUR, expire, make_bodies, make_records, remaining
+from tests.records import HOUR, abandon, expire, make_bodies, make_records, remaining
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -263,10 +262,6 @@ def test_a_lock_of_the_whole_table_is_waited_for():
         assert batch.result(PATIENCE).deleted == 3
 
 
-swept = Operation("tests.purge.swept", recovery=REEXECUTE)
-claimed_meanwhile = Operation("tests.purge.claimed")
-
-
 @pytest.mark.scenario_27
 @pytest.mark.failure_16
 @pytest.mark.failure_30
@@ -284,13 +279,11 @@ def test_purges_sweeps_relays_and_claims_at_once_end_and_no_claim_is_lost(level)
     for account in "abcdefghij":  # on a cluster they are in several shards
         make_records(30, account_id=account)
         live += make_records(2, Status.IN_PROGRESS, lease=HOUR, account_id=account)
-        abandoned += make_records(
-            6, Status.IN_PROGRESS, lease=-HOUR, expires=HOUR, operation=swept.name, account_id=account
-        )
+        abandoned += abandon(6, again, account_id=account)
     make_messages(60)
     keys = [f"again-{number}" for number in range(40)]
     for key in keys[::2]:  # their retention is over, all the same to their claimants
-        make_records(1, operation=claimed_meanwhile.name, idempotency_key=key, request_hash=PAYLOAD.request_hash)
+        make_records(1, operation=plain.name, idempotency_key=key, request_hash=PAYLOAD.request_hash)
 
     def again_and_again(take):
         """Until nothing is due. The database may refuse a batch because of the others."""
@@ -305,7 +298,7 @@ def test_purges_sweeps_relays_and_claims_at_once_end_and_no_claim_is_lost(level)
 
     def claim_all(keys):
         for number, key in enumerate(keys):
-            owned = acquire(claimed_meanwhile, key)
+            owned = acquire(plain, key)
             assert isinstance(owned, Ownership), f"{key} was answered from a record past retention"
             if number % 4 < 2:
                 ownership.record(owned, OUTCOME)

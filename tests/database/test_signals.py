@@ -19,21 +19,18 @@ from idempotency.operate import resolutions
 from idempotency.operate.purge import purge_once
 from idempotency.operate.sweep import recover_once
 from idempotency.operation import registry
-from idempotency.options.values import PARK
 from idempotency.outcome import Outcome
 from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
 from idempotency.protocol.claim import Claim
 from idempotency.protocol.execution import Running, release_or_park, running
 from tests.concurrency.traces import end_lease
-from tests.database.claiming import OUTCOME, PAYLOAD
+from tests.database.claiming import OUTCOME, PAYLOAD, parks, plain
 from tests.records import HOUR, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SIGNALS = {name: value for name, value in vars(signals).items() if isinstance(value, Signal) and name != "Signal"}
 
-plain = Operation("tests.signals.plain")
-parks = Operation("tests.signals.park", transaction=False, recovery=PARK)
 FINDING = []
 asks = Operation(
     "tests.signals.reconcile", transaction=False, recovery=Reconcile(lambda record: FINDING[0], max_attempts=2)

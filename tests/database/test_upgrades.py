@@ -1,11 +1,8 @@
 """This release beside a newer one: its code on tables that a later migration has extended, and beside newer records."""
 
-from datetime import timedelta
-
 import pytest
 from django.db import transaction
 
-from idempotency import PARK, Operation
 from idempotency.contrib.dashboard.counters import counters
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.models import IdempotencyRecord, IdempotencyStep
@@ -19,9 +16,8 @@ from idempotency.outbox.relay import relay_once
 from idempotency.protocol import ownership
 from idempotency.protocol.claim import Claim
 from tests.commands import run_command
-from tests.database.claiming import OUTCOME, acquire
+from tests.database.claiming import OUTCOME, acquire, parks
 from tests.database.statements import execute
-from tests.operations import forgetting_operations
 from tests.outbox import SENDER, broker
 from tests.records import HOUR, from_now, make_records, remaining
 
@@ -42,48 +38,42 @@ def newer_tables():
         execute(f"ALTER TABLE {table} DROP COLUMN later_count")
 
 
-@pytest.fixture
-def operation():
-    with forgetting_operations("upgrades."):
-        yield Operation("upgrades.run", transaction=False, recovery=PARK, ttl=timedelta(hours=2))
-
-
-def test_the_life_of_a_record_goes_on_while_a_newer_release_migrates(newer_tables, operation):
-    first = acquire(operation)
+def test_the_life_of_a_record_goes_on_while_a_newer_release_migrates(newer_tables):
+    first = acquire(parks)
     Claim(first).step("pay", lambda: 71)
     assert ownership.release(first, "refused")
-    second = acquire(operation)
+    second = acquire(parks)
     assert Claim(second).step("pay", lambda: 72) == 71
     ownership.record(second, OUTCOME)
-    assert acquire(operation) == OUTCOME
+    assert acquire(parks) == OUTCOME
 
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
-    third = acquire(operation)
+    third = acquire(parks)
     assert third.attempt == 3
     IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
     assert recover_once().parked == 1
     mark_not_executed(IdempotencyRecord.objects.get(), by="ops", reason="asked")
-    fourth = acquire(operation)
+    fourth = acquire(parks)
     ownership.record(fourth, OUTCOME)
-    assert acquire(operation) == OUTCOME
+    assert acquire(parks) == OUTCOME
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
     assert purge_once().deleted == 1
 
 
-def test_messages_and_counts_are_written_to_newer_tables(newer_tables, operation):
+def test_messages_and_counts_are_written_to_newer_tables(newer_tables):
     IdempotencyCounter.objects.all().delete()
     counters.reset()
-    acquire(operation)
+    acquire(parks)
     counters.flush()
-    assert IdempotencyCounter.objects.get(hour=0, operation=operation.name).total == 1
+    assert IdempotencyCounter.objects.get(hour=0, operation=parks.name).total == 1
     with transaction.atomic():
         publish("upgrades.done", {"id": 1}, sender=SENDER)
     assert relay_once().sent == 1
     assert broker.payloads == [{"id": 1}]
 
 
-def test_upkeep_leaves_a_record_alone_whose_status_only_a_newer_release_knows(operation):
-    _, newer = make_records(2, operation=operation.name)
+def test_upkeep_leaves_a_record_alone_whose_status_only_a_newer_release_knows():
+    _, newer = make_records(2, operation=parks.name)
     IdempotencyRecord.objects.filter(pk=newer).update(status="sealed", lease_expires_at=from_now(-HOUR))
     assert recover_once().settled == 0
     assert run_command("purge_idempotency", "--dry-run")[1] == ["Would purge 1 record from database 'default'."]
