@@ -1,24 +1,14 @@
 """What is a key, and what is derived of one. What a client may send stands in ``tests/http/test_protocol.py``."""
 
 import re
-import time
-from uuid import RFC_4122, UUID
+from uuid import UUID
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from idempotency.exceptions import KeyInvalidError
-from idempotency.identity.keys import (
-    HEADER,
-    MAX_LENGTH,
-    META_NAME,
-    new_key,
-    parse_header,
-    shorten,
-    time_of,
-    validate_key,
-)
+from idempotency.identity.keys import HEADER, MAX_LENGTH, META_NAME, parse_header, shorten, time_of, validate_key
 from idempotency.identity.scope import Scope
 
 VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
@@ -36,7 +26,7 @@ def test_the_meta_name_is_what_django_makes_of_the_header():
 
 
 @pytest.mark.parametrize(
-    "value", [None, 1, b"abc", ["abc"], "", "x" * 256, "a b", "a\n", "\x00", "\ud800", "é"], ids=ascii
+    "value", [None, 1, b"abc", ["abc"], "", "x" * 256, "a b", "a\n", "\x00", "\ud800", "é", "\u0660", '"é"'], ids=ascii
 )
 def test_what_is_not_visible_ascii_is_no_key_at_either_entry(value):
     for entry in (parse_header, validate_key):
@@ -47,15 +37,6 @@ def test_what_is_not_visible_ascii_is_no_key_at_either_entry(value):
 @given(visible_keys)
 def test_every_visible_key_is_taken_quoted_or_by_the_function_entry(key):
     assert parse_header(quoted(key)) == validate_key(key) == key
-
-
-@given(st.text())
-def test_any_text_is_a_key_or_refused(value):
-    try:
-        key = parse_header(value)
-    except KeyInvalidError:
-        return
-    assert validate_key(key) == key
 
 
 @given(st.lists(visible_keys.filter(lambda key: key[0] != '"'), min_size=2, max_size=3), st.sampled_from([",", ", "]))
@@ -148,15 +129,6 @@ def test_another_key_begins_a_trace_of_its_own(key):
 
 
 # Which keys carry their time, and how it is read
-
-
-def test_a_new_key_is_a_uuid_of_version_7_that_carries_its_time():
-    before = int(time.time() * 1000) / 1000
-    keys = [new_key() for _ in range(100)]
-    assert {(UUID(key).version, UUID(key).variant) for key in keys} == {(7, RFC_4122)}
-    assert all(before <= (time_of(key) or 0) <= time.time() for key in keys)
-    assert len(set(keys)) == 100
-    assert parse_header(keys[0]) == keys[0]
 
 
 @pytest.mark.parametrize(

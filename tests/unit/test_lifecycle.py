@@ -50,7 +50,3 @@ def test_every_cell_keeps_the_promises(status, lease_over, retention_over, same_
     # A parked record stays parked until a person decides about it, or its retention ends.
     if status is Status.PARKED:
         assert decision in {Decision.REPORT_PARKED, Decision.REFUSE_REUSED}
-
-
-def test_a_status_is_written_as_its_value():
-    assert f"{Status.IN_PROGRESS!s}" == "in_progress"
