@@ -27,6 +27,23 @@ def _ensure_connection(connection):
 
 
 @contextmanager
+def added(monkeypatch, alias, settings):
+    """In the block, ``DATABASES`` has this entry, too."""
+    connections.settings[alias] = settings
+    # Django lets a test connect to the databases that it has set up for it, of which this is none.
+    monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", _ensure_connection)
+    try:
+        yield
+    finally:
+        # When a thread ends, it closes only its connections to aliases that are still there.
+        renewer = f"idempotency-renewer-{alias}"
+        assert eventually(lambda: renewer not in {thread.name for thread in threading.enumerate()})
+        connections[alias].close()
+        del connections[alias]
+        del connections.settings[alias]
+
+
+@contextmanager
 def another_alias(monkeypatch, alias, url):
     """Reach the tests' database as ``alias`` at the place of ``url``, whose database and options don't count."""
     parts = urlsplit(url)
@@ -36,19 +53,8 @@ def another_alias(monkeypatch, alias, url):
     # Without what the project does about a silent server, so that what the package does is seen.
     settings["CONN_HEALTH_CHECKS"] = False
     settings["OPTIONS"] = {name: value for name, value in settings["OPTIONS"].items() if name != "connect_timeout"}
-    connections.settings[alias] = settings
-    # Django lets a test connect to the databases that it has set up for it, of which this is none.
-    monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", _ensure_connection)
-    try:
-        with override_settings(DATABASE_ROUTERS=[_Router()]):
-            yield
-    finally:
-        # When a thread ends, it closes only its connections to aliases that are still there.
-        renewer = f"idempotency-renewer-{alias}"
-        assert eventually(lambda: renewer not in {thread.name for thread in threading.enumerate()})
-        connections[alias].close()
-        del connections[alias]
-        del connections.settings[alias]
+    with added(monkeypatch, alias, settings), override_settings(DATABASE_ROUTERS=[_Router()]):
+        yield
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from idempotency.identity.keys import KeyStatus
 from testproject.celery import app
 from tests.contrib import consumers
 from tests.contrib.deliveries import Inbox, acting
+from tests.contrib.senders import session_with
 from tests.results import note
 
 pytestmark = pytest.mark.once
@@ -108,10 +109,7 @@ class IdempotentPlayed(with_requests.IdempotentAdapter, Played): ...
 def by_requests(script, *, protected):
     adapter = IdempotentPlayed(policy=POLICY, sleep=sleep) if protected else Played()
     adapter.play = itertools.cycle(script)
-    session = requests.Session()
-    session.trust_env = False
-    session.mount("http://", adapter)
-    return session
+    return session_with(adapter)
 
 
 def outcome(act, *arguments, **options):

@@ -13,7 +13,6 @@ from idempotency.operate.purge import purge_once
 from idempotency.outbox import publish
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from testproject.celery import app
-from tests.operations import forgetting_operations
 from tests.records import HOUR, MINUTE, from_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,15 +36,15 @@ def consumed(to: str) -> str:
 @pytest.fixture
 def _short_retention():
     """A task that forgets a message sooner than the broker may deliver it again. System checks warn about it."""
-    with forgetting_operations(SHORT):
-        # Not shared: every app that another test makes would get it too, once for each of these tests.
-        @app.task(name=SHORT, shared=False, acks_late=True, reject_on_worker_lost=True)
-        @idempotent_task(SHORT, ttl=HOUR)
-        def short(to: str) -> str:
-            return to
 
-        yield
-        app.tasks.unregister(SHORT)
+    # Not shared: every app that another test makes would get it too, once for each of these tests.
+    @app.task(name=SHORT, shared=False, acks_late=True, reject_on_worker_lost=True)
+    @idempotent_task(SHORT, ttl=HOUR)
+    def short(to: str) -> str:
+        return to
+
+    yield
+    app.tasks.unregister(SHORT)
 
 
 def sent(topic=TASK, *, ago=HOUR, waited=MINUTE, **options):

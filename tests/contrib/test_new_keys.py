@@ -7,7 +7,6 @@ from django.core.cache import cache
 
 from idempotency import claim, signals
 from idempotency.contrib.new_keys import new_key_for_same_payload, report_new_keys
-from tests.operations import forgetting_operations
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
@@ -22,8 +21,7 @@ def reported():
     cache.clear()
     new_key_for_same_payload.connect(note)
     report_new_keys(timedelta(minutes=5))
-    with forgetting_operations():
-        yield told
+    yield told
     signals.claimed.disconnect(dispatch_uid="idempotency.contrib.new_keys")
     new_key_for_same_payload.disconnect(note)
 

@@ -14,6 +14,7 @@ from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.resolutions import mark_not_executed
 from idempotency.operate.sweep import recover_once
 from idempotency.protocol.key_status import key_status
+from tests.aliases import added
 from tests.records import MINUTE, from_now
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
@@ -37,20 +38,10 @@ class Router:
 def _elsewhere(transactional_db, tmp_path, monkeypatch):
     file = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "elsewhere.sqlite3")}
     options = {"OPTIONS": {"transaction_mode": "IMMEDIATE"}}
-    connections.settings[ELSEWHERE] = connections.settings["default"] | file | options
-    # Django lets a test connect to the databases that it has set up for it, of which this is none.
-    monkeypatch.setattr(connections[ELSEWHERE], "ensure_connection", _connect)
-    call_command("migrate", "idempotency", database=ELSEWHERE, verbosity=0)
-    with override_settings(DATABASE_ROUTERS=[Router()]):
-        yield
-    connections[ELSEWHERE].close()
-    del connections[ELSEWHERE]
-    del connections.settings[ELSEWHERE]
-
-
-def _connect():
-    if connections[ELSEWHERE].connection is None:
-        connections[ELSEWHERE].connect()
+    with added(monkeypatch, ELSEWHERE, connections.settings["default"] | file | options):
+        call_command("migrate", "idempotency", database=ELSEWHERE, verbosity=0)
+        with override_settings(DATABASE_ROUTERS=[Router()]):
+            yield
 
 
 def kept(using):

@@ -14,6 +14,7 @@ from rest_framework.views import exception_handler
 from idempotency import PARK, REEXECUTE, Reconcile, Unknown, idempotent
 from idempotency.protocol import ownership
 from testproject.models import Transfer
+from tests.aliases import added
 from tests.http.callers import assert_refused, effects, problem_code, records
 from tests.http.serving import drf_view
 
@@ -34,21 +35,15 @@ def _other(transactional_db, tmp_path, monkeypatch):
         "OPTIONS": {},
         "ATOMIC_REQUESTS": True,
     }
-    connections.settings["other"] = settings
-    # Django lets a test connect to the databases that it has set up for it, of which this is none.
-    other = connections["other"]
-    monkeypatch.setattr(other, "ensure_connection", lambda: other.connection is None and other.connect())
-    with other.cursor() as cursor:
-        cursor.execute("CREATE TABLE parent (id integer PRIMARY KEY)")
-        # Checked at COMMIT, as Django's own foreign keys are.
-        cursor.execute(
-            "CREATE TABLE note (id integer PRIMARY KEY, text text, "
-            "parent_id integer REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)"
-        )
-    yield
-    other.close()
-    del connections["other"]
-    del connections.settings["other"]
+    with added(monkeypatch, "other", settings):
+        with connections["other"].cursor() as cursor:
+            cursor.execute("CREATE TABLE parent (id integer PRIMARY KEY)")
+            # Checked at COMMIT, as Django's own foreign keys are.
+            cursor.execute(
+                "CREATE TABLE note (id integer PRIMARY KEY, text text, "
+                "parent_id integer REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)"
+            )
+        yield
 
 
 def write(text, parent=None):
