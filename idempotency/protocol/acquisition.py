@@ -9,7 +9,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from django.db import DatabaseError, IntegrityError, InterfaceError, router, transaction
+from django.db import DatabaseError, IntegrityError, InterfaceError, router
 from django.dispatch import Signal
 from django.utils.functional import cached_property
 
@@ -119,7 +119,7 @@ def acquire_or_wait(request: ClaimRequest) -> Ownership | Outcome:
             pause, has_waited = min(pause * 2, SLOWEST_POLL), True
 
 
-def acquire(request: ClaimRequest, *, expect_record: bool = False) -> Ownership | Outcome:
+def acquire(request: ClaimRequest, *, expect_record: bool) -> Ownership | Outcome:
     """Own the scope, or learn its outcome.
 
     :param expect_record: read the record before a claim is tried, because there is probably one.
@@ -248,11 +248,9 @@ def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
         raise request.refusal
     policy, store, request_hash = request.policy, request.store, request.payload.request_hash
     with store.own_transaction(policy.operation):
-        # Delete the steps of the earlier request. If another attempt wins the claim, the deletion is rolled back.
-        steps.forget(row.fence, store.using)
         won = store.start_over(row.fence, request_hash, lease=policy.lease, ttl=policy.ttl)
-        if not won:
-            transaction.set_rollback(True, using=store.using)
+        if won:
+            steps.forget(row.fence, store.using)  # those of the earlier request
     next_attempt = replace(row.fence, attempt=row.fence.attempt + 1, request_hash=request_hash)
     return _owned(policy, next_attempt, store, signals.claimed) if won else None
 

@@ -40,10 +40,9 @@ def key_status(policy: Policy, scope: Scope) -> KeyStatus:
     if found is None:
         return KeyStatus()
     now, lease_expires_at = found["now"], found["lease_expires_at"]
-    lease_left = 0.0 if lease_expires_at is None else (lease_expires_at - now).total_seconds()
     decision = decide(
         status_of(found["status"]),
-        lease_over=lease_left <= 0,
+        lease_over=lease_expires_at is None or lease_expires_at <= now,
         retention_over=found["expires_at"] <= now,
         same_payload=True,
         recovery=policy.recovery,
@@ -52,7 +51,7 @@ def key_status(policy: Policy, scope: Scope) -> KeyStatus:
         return KeyStatus()
     status = KeyStatus(_STATUS_OF[decision], created_at=found["created_at"], expires_at=found["expires_at"])
     if decision is Decision.WAIT:
-        return replace(status, retry_after=acquisition.retry_after(lease_left, policy))
+        return replace(status, retry_after=acquisition.retry_after((lease_expires_at - now).total_seconds(), policy))
     if decision is Decision.REPLAY:
         return replace(status, response_status=found["response_status"], completed_at=found["completed_at"])
     return status

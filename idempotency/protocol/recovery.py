@@ -49,7 +49,6 @@ def reconcile(owned: Ownership) -> Outcome | None:
         # asked since and run the operation. So prove ownership again. The operation then also has a whole lease.
         if not renew(owned):
             raise InProgressError(retry_after=1)
-        owned.abandoned = False
         return None
     if isinstance(finding, Completed):
         outcome = _outcome_found(finding, owned)

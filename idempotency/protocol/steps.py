@@ -72,7 +72,7 @@ def _refuse_wrong_use(owned: Ownership, log: StepLog, name: str, call: Callable[
     if name in log.ended:
         raise ValueError(
             f"Operation {operation!r} has run a step named {name!r} in this attempt already, so this one would be "
-            f"skipped. It was not run. Give each step a name of its own, such as {name + '-2'!r}."
+            f"skipped. It was not run. Give each step a name of its own, such as '{name}-2'."
         )
     if (declared := _undeclarable(call)) is not None:
         raise TypeError(

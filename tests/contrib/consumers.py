@@ -87,7 +87,8 @@ def end_leases():
 def hold(task, message_id, **arguments):
     """Let another worker have claimed a message, and be at it still."""
     operation = policy_of(task).operation
-    acquire(ClaimRequest(operation.policy, Scope("celery", operation.name, message_id), Payload(arguments)))
+    request = ClaimRequest(operation.policy, Scope("celery", operation.name, message_id), Payload(arguments))
+    acquire(request, expect_record=False)
 
 
 def gone():
