@@ -54,6 +54,7 @@ LIST = Path(__file__).with_suffix(".toml")
 ROOMS = ("idempotency/protocol", "idempotency/store", "idempotency/http")
 LEFT_OUT = ("citus.py", "mysql.py")
 TESTS = ("tests/unit", "tests/http", "tests/database", "tests/concurrency")
+MODULES = "tests/unit/test_public_names.py"  # looks at what each module has
 SLOW = ("tests/database/test_stateful.py", "tests/http/test_fuzz.py", "tests/database/counters")
 IMPORTS, NO_DIFFERENCE, LATE = "import", "no difference", "the time limit"
 PYTEST = ("-p", "no:randomly", "-p", "no:cacheprovider")
@@ -267,14 +268,19 @@ class Zygote:
             for node in ast.walk(ast.parse(mutant.old))
             if isinstance(node, ast.stmt) and node.lineno <= mutant.line <= (node.end_lineno or 0)
         ]
-        for span in [[mutant.line], *sorted(spans, key=len), map(int, lines)]:
+        near = tests_near(mutant.file)
+        for span in [[mutant.line], *sorted(spans, key=len)]:
             if found := {test for line in span for test in lines.get(str(line), []) if test in self.items}:
                 break
+        else:  # only an import executes it
+            near = (*near, MODULES)
+            found = {test for tests in lines.values() for test in tests if test in self.items}
+            found |= {test for test in self.items if test.startswith(MODULES)}
         rank, seconds, by_file, chosen = {}, 0.0, Counter[str](), []
         for test in sorted(found, key=self.seconds.__getitem__):  # the fastest of each file, then their second ones
             by_file[file := test.partition("::")[0]] += 1
             rank[test] = by_file[file]
-        near, seen_by = tests_near(mutant.file), self.kills[mutant.file]
+        seen_by = self.kills[mutant.file]
         for test in sorted(rank, key=lambda test: (test not in seen_by, not test.startswith(near), rank[test])):
             if (seconds := seconds + self.seconds[test]) > self.options.seconds:
                 break

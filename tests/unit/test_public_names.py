@@ -1,11 +1,14 @@
 """The names that ``idempotency`` offers."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import idempotency
+from idempotency.protocol import faults
 
 
 def in_a_new_process(code):
@@ -35,3 +38,10 @@ def test_every_module_logs_under_a_name_that_a_project_configures():
     modules = [module for name, module in sys.modules.items() if name.startswith("idempotency.")]
     names = {module.logger.name for module in modules if hasattr(module, "logger")}
     assert {"idempotency"} <= names <= {"idempotency", "idempotency.audit", "idempotency.events"}
+
+
+def test_every_fault_point_is_one_that_the_code_passes_and_does_nothing():
+    code = "".join(path.read_text() for path in Path(idempotency.__file__).parent.rglob("*.py"))
+    assert set(re.findall(r'fault_point\["([\w.]+)"\]', code)) == set(faults.PLACES)
+    faults.disarm()
+    assert [place for place in faults.PLACES if faults.fault_point[place]() is not None] == []
