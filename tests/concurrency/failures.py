@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import pytest
 from django.db import OperationalError, connection
 
+from idempotency.store import store_for
 from tests.concurrency.racing import elsewhere
 
 
@@ -24,6 +25,15 @@ def server_error(sqlstate):
     cause.sqlstate = sqlstate or None
     error = OperationalError("said by the server")
     error.__cause__ = cause
+    return error
+
+
+def error_of(monkeypatch, meaning, sqlstate):
+    """What PostgreSQL says with this SQLSTATE. Elsewhere, an error that the store's method ``meaning`` is true of."""
+    if connection.vendor == "postgresql":
+        return server_error(sqlstate)
+    error = OperationalError("said by the server")
+    monkeypatch.setattr(type(store_for("default")), meaning, lambda store, each: each is error)
     return error
 
 

@@ -1,5 +1,7 @@
 """What becomes of a claim whose process disappeared, by declaration: inline at a retry, and by the sweep."""
 
+from datetime import timedelta
+
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
@@ -17,6 +19,7 @@ from tests.concurrency.racing import PATIENCE, Gate, held
 from tests.concurrency.traces import effects, end_lease, is_replay, record, state
 from tests.concurrency.urls import handler
 from tests.operations import redeclare
+from tests.records import make_records
 
 
 def found_completed(row):
@@ -27,6 +30,7 @@ def found_completed(row):
 def abandoned_one(cut_off):
     """A process was killed in an operation that declares a reconciler, and its lease is over."""
     cut_off("/reconciled/")
+    make_records(account_id=record().account_id)  # the account has another record, too
 
 
 @pytest.mark.scenario_3
@@ -47,12 +51,13 @@ def test_what_was_not_executed_runs_under_the_reconcilers_own_attempt(post, aban
     assert (handler.attempts, effects()) == ([2], ["one"])
 
 
-def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post, abandoned_one):
+def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post, abandoned_one, settings):
     asked = []
     handler.find_out = lambda row: asked.append(row.attempt) or Unknown()
-    for attempt in (2, 3):
+    for attempt, longest, told in ((2, 30, "4"), (3, 0.5, "1")):
+        settings.IDEMPOTENCY = {"MAX_RETRY_AFTER": timedelta(seconds=longest)}
         answer = post("/reconciled/")
-        assert (problem(answer), answer["Retry-After"]) == (IN_PROGRESS, str(2**attempt))
+        assert (problem(answer), answer["Retry-After"]) == (IN_PROGRESS, told)
         assert post("/reconciled/").status_code == 409  # and the reconciler is not asked before that
         assert asked == list(range(2, attempt + 1))
         end_lease()
@@ -99,15 +104,19 @@ def test_only_one_reconciler_works_on_a_record(post, abandoned_one):
 
 
 @pytest.mark.parametrize("by", ["a retry", "the sweep"])
-@pytest.mark.parametrize("finding", [Completed(HttpResponse("stale")), NotExecuted()])
+@pytest.mark.parametrize(
+    ("finding", "attempt"),
+    [(Completed(HttpResponse("stale")), 2), (NotExecuted(), 2), (Unknown(), 4)],  # the last that the operation allows
+)
 def test_what_a_reconciler_found_while_another_took_over_is_not_recorded_and_lets_nothing_run(
-    post, abandoned_one, finding, by
+    post, abandoned_one, finding, attempt, by
 ):
     """It slept past its lease. The other one asked as well, and found that nothing had been executed."""
+    IdempotencyRecord.objects.update(attempt=attempt - 1)
     winner = []
 
     def overtaken(row):
-        if row.attempt > 2:
+        if row.attempt > attempt:
             return NotExecuted()
         end_lease()
         winner.append(post("/reconciled/"))
@@ -119,7 +128,7 @@ def test_what_a_reconciler_found_while_another_took_over_is_not_recorded_and_let
         assert (answer.status_code, answer["Retry-After"]) == (409, "1")
     else:
         assert recover_once().settled == 0
-    assert (winner[0].status_code, handler.attempts, effects()) == (201, [3], ["one"])
+    assert (winner[0].status_code, handler.attempts, effects()) == (201, [attempt + 1], ["one"])
     assert is_replay(post("/reconciled/"), winner[0])
 
 

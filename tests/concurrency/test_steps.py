@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -16,7 +16,7 @@ from idempotency.exceptions import LeaseLostError
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.protocol import acquisition, steps
 from tests.concurrency.failures import fail, unreachable
-from tests.concurrency.traces import effects, end_retention
+from tests.concurrency.traces import effects, end_retention, record
 from tests.concurrency.urls import handler
 
 
@@ -49,7 +49,8 @@ def test_a_step_that_finished_is_not_run_again(attempt):
     assert [attempt(phases), attempt(phases)] == [500, 201]
     assert calls == ["first", "cut off", "second"]
     assert effects() == ["one"]
-    assert sorted(IdempotencyStep.objects.values_list("name", flat=True)) == ["first", "second"]
+    stored = IdempotencyStep.objects.order_by("name").values_list("name", "result")
+    assert list(stored) == [("first", '{"id": [1, 2]}'), ("second", "null")]
 
 
 def test_a_step_that_was_cut_off_gets_the_same_derived_key_again(attempt):
@@ -57,7 +58,9 @@ def test_a_step_that_was_cut_off_gets_the_same_derived_key_again(attempt):
 
     def call():
         claim = require_claim()
-        derived.append((claim.attempt, claim.derive_key("provider.charge"), claim.derive_text("other", 16)))
+        texts = [claim.derive_text("other"), claim.derive_text("other", 16)]
+        assert [len(text) for text in texts] == [32, 16]
+        derived.append((claim.attempt, claim.derive_key("provider.charge"), *texts))
         if len(derived) == 1:
             fail()
 
@@ -118,6 +121,7 @@ def declaring(returns, result=None):
         ("object", lambda: object(), TypeError, r"'object'.*must return JSON"),
         ("declared", declaring(bytes, "refused"), TypeError, "'declared'.*bytes.*not run"),
         ("declared", declaring(datetime | None, "refused"), TypeError, "'declared'.*datetime.*not run"),
+        ("declared", declaring(set[int], "refused"), TypeError, "'declared'.*set.*not run"),
     ],
 )
 def test_a_step_with_a_wrong_name_or_result_is_refused_and_the_handler_goes_on(attempt, name, call, error, said):
@@ -136,6 +140,7 @@ def test_a_step_with_a_wrong_name_or_result_is_refused_and_the_handler_goes_on(a
         declaring(Mapping[str, int], {}),
         declaring(object),
         declaring(Any),
+        declaring(Literal["done"], "done"),
         declaring(Sized, []),
         declaring("KnownToATypeCheckerOnly"),
         declaring(OrderedDict | None),
@@ -174,15 +179,18 @@ def test_a_step_whose_store_is_out_of_reach_stops_the_work(attempt, reached, mon
     monkeypatch.setattr(steps, "prove_ownership", lambda owned: next(proofs)(owned))
     assert attempt(lambda: step("x", lambda: 1)) == 503
     assert effects() == []
+    assert record().error.startswith("UnavailableError: ")
 
 
 def test_the_steps_of_an_old_request_are_not_those_of_a_new_one_with_its_key(post, attempt):
     results = []
     attempt(lambda: results.append(step("x", lambda: len(results))))
+    post("/again/", key="another", label="another")
     end_retention()
     post("/again/", label="two")
-    assert results == [0, 1]
-    assert effects() == ["one", "two"]
+    assert results == [0, 1, 2]
+    assert effects() == ["another", "one", "two"]
+    assert sorted(IdempotencyStep.objects.values_list("result", flat=True)) == ["1", "2"]  # that of the other key stays
 
 
 def test_a_new_request_that_lost_its_claim_leaves_the_steps_alone(post, attempt, monkeypatch):

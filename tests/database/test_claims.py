@@ -1,16 +1,18 @@
 """Claims and their records: what a statement on one reads and leaves, for how long it is kept, and why it failed."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.db import connection, transaction
 from django.test import override_settings
 from django.utils.connection import ConnectionDoesNotExist
 
-from idempotency import PARK, Operation, claim, require_claim
+from idempotency import PARK, Operation, Wait, claim, require_claim
 from idempotency.contrib.dashboard.counters import counters
 from idempotency.exceptions import InProgressError, LeaseLostError, UnavailableError
 from idempotency.identity.fingerprint import Payload
+from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.purge import purge_once
@@ -26,6 +28,7 @@ from idempotency.protocol.execution import release_or_park
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
 from idempotency.store import store_for
+from tests.concurrency.failures import just_before
 from tests.concurrency.traces import session_settings
 from tests.database.claiming import OUTCOME, PAYLOAD, TTL, acquire, again, asks, parks, plain
 from tests.database.statements import fill, most_rows_read
@@ -45,6 +48,41 @@ def test_a_claim_that_loses_leaves_the_connection_as_it_was():
         acquire(plain)
     with transaction.atomic():
         assert IdempotencyRecord.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "pauses"), [({}, []), ({"in_progress": Wait(1)}, [0.02, 0.04, 0.08, 0.16, 0.25, 0.25, 0.2])]
+)
+def test_a_duplicate_looks_again_for_as_long_as_its_operation_declares(monkeypatch, policy, pauses):
+    operation = Operation("tests.claims.waits", **policy)
+    acquire(operation)
+    slept, expecting = [], []
+    monkeypatch.setattr(acquisition, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
+    with (
+        just_before(acquisition, "acquire", lambda request, expect_record: expecting.append(expect_record)),
+        pytest.raises(InProgressError),
+    ):
+        acquire_or_wait(ClaimRequest(operation.policy, Scope("1", operation.name, "k"), PAYLOAD))
+    assert slept == pytest.approx(pauses)
+    assert expecting == [False] + [True] * len(pauses)  # only the first look may insert
+
+
+@pytest.mark.parametrize(
+    ("operation", "waits", "commits"),
+    [(plain, False, True), (rolls_back, True, True), (again, True, False), (parks, True, False)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_store_is_told_what_it_may_lose_and_when_it_may_commit(operation, waits, commits):
+    """A lost claim does no harm if the effects are in a later transaction of the same database, and run again."""
+    told = {}
+    store = store_for("default")
+    with (
+        just_before(store, "insert_claim", lambda *args, **options: told.update(options)),
+        just_before(store, "complete", lambda *args, **options: told.update(options)),
+        claim(operation, account_id="1", key="k"),
+    ):
+        pass
+    assert (told["wait_for_disk"], told["commit"]) == (waits, commits)
 
 
 class LaggingReplica:

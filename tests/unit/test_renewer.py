@@ -44,7 +44,7 @@ def test_a_renewal_that_no_caller_waits_for_is_not_made(owned, renewing, monkeyp
         return goes_on.wait(timeout=30)
 
     renewing(slow)
-    monkeypatch.setattr(renewal, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(renewal, "LONGEST_WAIT", renewal.LONGEST_WAIT / 1000)
     renewer = Renewer("default")
     while not made:  # until the thread is at it, each is given up before it began
         with pytest.raises(UnavailableError):
@@ -93,17 +93,31 @@ def test_a_renewal_that_comes_after_the_end_of_its_attempt_says_nothing_of_it(ow
     assert not owned.lost
 
 
-def test_the_first_beat_comes_in_the_first_third_of_the_lease(owned, monkeypatch):
+def test_each_beat_comes_after_a_third_of_the_lease(owned, renewing, monkeypatch):
+    renewing(lambda renewed: True)
     renewer = Renewer("default")
     monkeypatch.setattr(renewer, "_schedule", lambda task: None)
-    task = renewer.add(owned, cap=60)
-    assert owned.held_until - task.due == pytest.approx(owned.policy.lease.total_seconds() * 2 / 3)
+    lease = owned.policy.lease.total_seconds()
+    now = 1000.0
+    monkeypatch.setattr(renewal, "time", SimpleNamespace(monotonic=lambda: now))
+    task = renewer.add(owned, cap=lease)
+    assert (task.due, owned.held_until) == (now + lease / 3, now + lease)
+    now += 30
+    assert (task.work(), owned.held_until) == (now + lease / 3, now + lease)
+    now += lease - 30  # the cap
+    assert task.work() is None
     waits = []
-    monkeypatch.setattr(renewal, "time", SimpleNamespace(monotonic=lambda: task.due - 0.5))
+    now = task.due - 0.5
     monkeypatch.setattr(renewer._changed, "wait", lambda seconds: waits.append(seconds) or renewer._tasks.clear())
     renewer._tasks.append(task)
     assert renewer._next() is None  # not before the task is due
-    assert waits == [pytest.approx(0.5)]
+    assert (waits, renewer._thread) == ([0.5], None)
+
+
+def test_a_heartbeat_that_has_ended_leaves_nothing_to_renew_and_nothing_to_lose(owned):
+    with renewal._beating(owned, 60):
+        assert owned.held_until is not None
+    assert (renewal.renewer_of("default")._tasks, owned.held_until) == ([], None)
 
 
 def test_a_beat_that_was_stopped_is_not_scheduled_again(owned):

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import closing, contextmanager
+from unittest.mock import Mock
 
 import pytest
 from django.db import OperationalError, connection
@@ -13,13 +14,14 @@ from idempotency.protocol.acquisition import MAX_ROUNDS
 from idempotency.protocol.faults import fault_point
 from idempotency.store import store_for
 from tests.concurrency.failures import (
+    IN_PROGRESS,
     UNAVAILABLE,
     UNKNOWN,
     cut_connection,
+    error_of,
     fail,
     failing_database,
     problem,
-    server_error,
     unreachable,
 )
 from tests.concurrency.traces import effects, end_lease, record
@@ -124,8 +126,10 @@ def test_a_store_that_can_not_be_written_is_503_and_no_effect_is_kept(post, trou
         answer = post("/bounded/")
     assert (problem(answer), answer["Retry-After"]) == (UNAVAILABLE, "1")
     assert (handler.attempts, effects()) == ([], [])
-    claimed = trouble is busy_when_the_business_transaction_begins
-    assert [row.status for row in IdempotencyRecord.objects.all()] == ["recoverable"] * claimed
+    left = [("recoverable", "OperationalError: server closed the connection unexpectedly")]
+    assert list(IdempotencyRecord.objects.values_list("status", "error")) == (
+        left if trouble is busy_when_the_business_transaction_begins else []
+    )
     assert post("/bounded/").status_code == 201
     assert effects() == ["one"]
 
@@ -162,28 +166,37 @@ def test_a_store_that_does_not_fit_this_release_is_503_said_once_and_invites_to_
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_said_already(monkeypatch):
-    monkeypatch.setattr(ownership, "_reported", set())
+def _nothing_is_said_already():
+    ownership._reported.clear()
 
 
 @pytest.mark.failure_17
-@pytest.mark.postgres
 @pytest.mark.parametrize(("times", "status"), [(1, 201), (MAX_ROUNDS - 1, 201), (MAX_ROUNDS, 409)])
 def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole_a_bounded_number_of_times(
     post, monkeypatch, times, status
 ):
     rounds = []
+    error = error_of(monkeypatch, "lost_a_race", "40P01")
 
     def deadlock():
         rounds.append(1)
         if len(rounds) <= times:
-            raise server_error("40P01")
+            raise error
 
     monkeypatch.setitem(fault_point, "claim.before", deadlock)
     answer = post()
     assert (answer.status_code, answer.get("Retry-After")) == (status, None if status == 201 else "1")
     assert len(rounds) == min(times + 1, MAX_ROUNDS)
     assert effects() == (["one"] if status == 201 else [])
+
+
+@pytest.mark.failure_15
+def test_a_claim_that_waited_in_vain_for_a_lock_is_in_progress(post, monkeypatch):
+    monkeypatch.setitem(
+        fault_point, "claim.before", Mock(side_effect=error_of(monkeypatch, "timed_out_waiting", "55P03"))
+    )
+    answer = post()
+    assert (problem(answer), answer["Retry-After"]) == (IN_PROGRESS, "1")
 
 
 def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_announced_again(

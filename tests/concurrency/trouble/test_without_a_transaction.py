@@ -1,6 +1,7 @@
 """A failure outside of a transaction is recovered as declared."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -161,7 +162,7 @@ def test_a_change_that_the_server_refused_for_the_sake_of_another_is_made_again(
             cursor.execute(FORGET)
     assert first.status_code == 201
     assert is_replay(post("/again/"), first)
-    assert (effects(), handler.attempts) == (["one"], [1])
+    assert (effects(), handler.attempts, IdempotencyStep.objects.count()) == (["one"], [1], 1)
 
 
 @pytest.mark.failure_74
@@ -209,21 +210,31 @@ def owned(in_transaction):
 
 
 @pytest.mark.parametrize(
-    ("in_transaction", "dies", "tries"), [(True, True, 1), (False, False, 1), (False, True, ownership.MAX_TRIES)]
+    ("in_transaction", "in_test_case", "dies", "tries"),
+    [
+        (True, False, True, 1),
+        (False, True, True, 1),
+        (False, False, False, 1),
+        (False, False, True, ownership.MAX_TRIES),
+    ],
 )
-def test_only_what_a_new_connection_may_cure_is_tried_again(post, monkeypatch, in_transaction, dies, tries):
+def test_only_what_a_new_connection_may_cure_is_tried_again(
+    post, monkeypatch, in_transaction, in_test_case, dies, tries
+):
     monkeypatch.setattr(ownership, "FIRST_PAUSE", 0)
+    attempt = replace(owned(in_transaction), shares_connection=in_test_case)
     connection.ensure_connection()
     made = []
 
     def change():
         made.append(1)
-        if dies:
+        if dies:  # and Django connects again by itself
             connection.close()
+            connection.ensure_connection()
         raise DatabaseError
 
     with pytest.raises(DatabaseError):
-        ownership.fenced_change(owned(in_transaction), change)
+        ownership.fenced_change(attempt, change)
     assert len(made) == tries
 
 
