@@ -10,15 +10,14 @@ the project has given a pattern no name, its text is used, without its last slas
 from __future__ import annotations
 
 import hashlib
-import re
+import shutil
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import date
 from decimal import Decimal
 from io import BytesIO
-from tempfile import SpooledTemporaryFile
+from tempfile import TemporaryFile
 from typing import Any
 from uuid import UUID
 
@@ -34,9 +33,6 @@ from django.utils.datastructures import MultiValueDict
 from ..identity.fingerprint import DigestedUpload
 from ..identity.parsing import form_pairs, parse_json
 from ..outcome import is_json
-
-#: How much of a body is copied at a time.
-CHUNK = 64 * 1024
 
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
@@ -132,9 +128,9 @@ def form_values(http: HttpRequest, name: str) -> list[Any]:
     """The values of a field of the form, if it was sent by POST or a middleware has parsed it; otherwise none."""
     if http.content_type == MULTIPART and has_parts(http):
         return parts(http).getlist(name)
-    if http.content_type == FORM and (http.method == "POST" or hasattr(http, "_post")):
+    if http.method == "POST" or hasattr(http, "_post"):
         keep_readable(http)
-        return http.POST.getlist(name)
+        return http.POST.getlist(name)  # Django finds no fields in a body of another type
     return []
 
 
@@ -143,7 +139,7 @@ def _read_parts(http: HttpRequest) -> tuple[Any, Any]:
     copy = None if hasattr(http, "_body") else _Copy(http)
     stream: Any = BytesIO(http.body) if copy is None else copy
     try:
-        parsed = MultiPartParser(http.META, stream, [_DigestHandler(http)], http.encoding).parse()
+        parsed = MultiPartParser(http.META, stream, [_DigestHandler()], http.encoding).parse()
     except (MultiPartParserError, SuspiciousOperation):
         # As in Django: the error page reads the form, which must not be parsed again for it.
         http._mark_post_parse_error()  # type: ignore[attr-defined]
@@ -168,7 +164,6 @@ class _DigestHandler(FileUploadHandler):
             self.digest.hexdigest(),
             name=self.file_name,
             content_type=self.content_type,
-            size=file_size,
             charset=self.charset,
         )
 
@@ -178,20 +173,20 @@ class _Copy:
 
     def __init__(self, http: HttpRequest) -> None:
         self._http = http
-        self._copy = SpooledTemporaryFile(max_size=CHUNK)  # noqa: SIM115 - closed when the request is forgotten
+        self._copy = TemporaryFile()  # noqa: SIM115 - closed when the request is forgotten
         weakref.finalize(http, self._copy.close)
 
-    def read(self, size: int = CHUNK) -> bytes:
+    def read(self, size: int) -> bytes:
         data = self._http.read(size)
         self._copy.write(data)
         return data
 
     def hand_back(self) -> None:
         """Let the request be read from its beginning again."""
-        deque(iter(self.read, b""), maxlen=0)  # also copy what follows the last boundary
+        shutil.copyfileobj(self._http, self._copy)  # also what follows the last boundary
         self._copy.seek(0)
         # Django has no public function for this. Its own read() and body use these two attributes.
-        self._http._stream = self._copy  # type: ignore[assignment]
+        self._http._stream = self._copy
         self._http._read_started = False  # type: ignore[attr-defined]
 
 
@@ -216,10 +211,6 @@ def route_of(
     return {PLACE: place} | {name: _comparable(value) for name, value in arguments.items()}
 
 
-#: The memory address in the default text of an object.
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
 def _comparable(value: object) -> object:
     """A route argument in a form that can be fingerprinted. A converter may return anything, even a model instance.
 
@@ -230,7 +221,7 @@ def _comparable(value: object) -> object:
     if isinstance(value, (str, int, UUID, date, Decimal)):
         return value
     text = str(value)
-    if _ADDRESS.search(text):
+    if " at 0x" in text:  # the default text of an object
         raise TypeError(
             f"A route argument of type {type(value).__qualname__} has only its address in memory as a text, "
             f"so a retry would look like another request. Give the type a __str__ that is different for each value."

@@ -3,19 +3,23 @@
 import json
 from hashlib import sha256
 from io import BytesIO
+from unittest.mock import Mock
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.files.uploadhandler import FileUploadHandler, TemporaryFileUploadHandler
-from django.http import JsonResponse
+from django.http import HttpRequest, JsonResponse
+from django.http.multipartparser import MultiPartParser as DjangoParser
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.parsers import MultiPartParser
 
 from idempotency import idempotent
+from idempotency.http import payload
+from idempotency.http.key_sources import FromForm
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import FORM, assert_refused, multipart
 from tests.http.serving import Framework, parse_as_post
-from tests.http.views import work
+from tests.http.views import plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_39, pytest.mark.once]
 
@@ -27,7 +31,7 @@ sizes = pytest.mark.parametrize("size", [SMALL, LARGE], ids=["small", "large"])
 
 
 def upload(size, boundary="one", last=b"a"):
-    file = SimpleUploadedFile("upload.bin", b"a" * (size - 1) + last)
+    file = SimpleUploadedFile("upload.txt", b"a" * (size - 1) + last, "text/plain; charset=latin-1")
     return multipart({"amount": "1", "file": file}, boundary)
 
 
@@ -61,7 +65,8 @@ def with_twin(alice, **sent):
         *[("drf", "body"), ("drf", "data"), ("drf", "body data"), ("drf", "FILES")],
     ],
 )
-def test_a_handler_reads_its_request(alice, serve, sent, name, reads):
+def test_a_handler_reads_its_request(alice, serve, sent, name, reads, settings):
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = min(len(sent["data"]), LARGE)  # what is not large just fits
     Framework(name, serve).serve_twins(lambda request: {part: READS[part](request) for part in reads.split()})
     protected, twin = with_twin(alice, **sent)
     assert (protected.status_code, protected.content) == (twin.status_code, twin.content)
@@ -152,6 +157,20 @@ def test_an_upload_is_fingerprinted_and_its_handler_chooses_how_it_is_stored(ali
 
 
 @sizes
+def test_an_upload_is_parsed_once_and_in_pieces_and_only_a_large_one_takes_room_on_disk(
+    alice, serve, size, monkeypatch
+):
+    parser, disk, limits = Mock(wraps=DjangoParser), Mock(wraps=payload.TemporaryFile), []
+    monkeypatch.setattr(payload, "MultiPartParser", parser)
+    monkeypatch.setattr(payload, "TemporaryFile", disk)
+    monkeypatch.setattr(HttpRequest, "read", lambda self, *limit: limits.append(limit) or self._stream.read(*limit))
+    serve(idempotent("tests.upload", key=FromForm("amount"))(plain_answer))
+    assert alice.post(**upload(size)).status_code == 201
+    assert (parser.call_count, disk.call_count) == (1, size == LARGE)
+    assert size == SMALL or max(limit for (limit,) in limits) < SMALL * 1000
+
+
+@sizes
 def test_a_form_that_was_parsed_before_is_the_same_form(alice, serve, size):
     """As the check of a CSRF token does it, in a middleware or not, which must not decide what the payload is."""
     protected = idempotent("tests.parsed")(lambda request: JsonResponse({"size": len(request.FILES["file"].read())}))
@@ -196,8 +215,12 @@ def test_a_form_that_was_parsed_early(alice, serve, name, method, size):
     assert_refused(alice, "idempotency_key_reused", method=method, key="k", **upload(size, last=b"b"))
 
 
-@pytest.mark.parametrize("reads_body", [False, True], ids=["a stream", "a body in memory"])
-def test_a_form_without_fields_that_a_middleware_has_parsed(alice, serve, reads_body):
+reads_body = pytest.mark.parametrize("reads_body", [False, True], ids=["a stream", "a body in memory"])
+
+
+@reads_body
+@pytest.mark.parametrize("fields", [{}, {"a": "b"}], ids=["no fields", "fields"])
+def test_a_form_without_files_that_a_middleware_has_parsed(alice, serve, reads_body, fields):
     protected = idempotent("tests.parsed")(lambda request: JsonResponse({"fields": len(request.POST)}))
 
     def parsing(request):
@@ -207,16 +230,19 @@ def test_a_form_without_fields_that_a_middleware_has_parsed(alice, serve, reads_
         return protected(request)
 
     serve(parsing)
-    first = alice.request("PATCH", key="k", **multipart({}))
-    assert json.loads(first.content) == {"fields": 0}
-    assert alice.request("PATCH", key="k", **multipart({})).content == first.content
+    first = alice.request("PATCH", key="k", **multipart(fields))
+    assert json.loads(first.content) == {"fields": len(fields)}
+    boundary = "one" if reads_body and not fields else "two"  # one without fields looks like one that is not parsed
+    assert alice.request("PATCH", key="k", **multipart(fields, boundary)).content == first.content
 
 
-def test_a_form_that_was_asked_for_and_is_not_parsed_is_compared_by_its_bytes(alice, serve):
+@reads_body
+def test_a_form_that_was_asked_for_and_is_not_parsed_is_compared_by_its_bytes(alice, serve, reads_body):
     """Django answers with an empty form for PATCH, and the handler may read the body."""
     protected = idempotent("tests.bytes")(lambda request: JsonResponse({"length": len(request.body)}))
 
     def asking(request):
+        assert not (reads_body and not request.body)
         assert not request.POST
         return protected(request)
 
