@@ -53,9 +53,9 @@ class AuditedRoute:
     #: The dotted path of the function, or of the class and its handler.
     view: str
     verdict: Verdict
-    operation: Operation | None = None
+    operation: Operation | None
     #: Sentences that explain the verdict.
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[str, ...]
 
     def as_dict(self) -> dict[str, object]:
         """The route as JSON. ``operation``, ``recovery``, ``transaction`` and ``required`` are None if unprotected."""
@@ -120,7 +120,7 @@ def _routes_of(place: Place) -> Iterator[AuditedRoute]:
     if view_class is not None and view_class.dispatch is not View.dispatch and not has_handlers:
         doubt = "The class has no handlers, so its dispatch() may serve any method."
         view = f"{dotted(view_class)}.dispatch"
-        yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, reasons=(doubt,))
+        yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, (doubt,))
     for routed in handlers:
         view = f"{dotted(view_class)}.{routed.name}" if routed.name else dotted([*decorator_stack(routed.handler)][-1])
         if routed.methods:
@@ -130,12 +130,16 @@ def _routes_of(place: Place) -> Iterator[AuditedRoute]:
             methods = () if operation is None else operation.policy.methods
             if not set(settings().defaults.methods) <= set(methods):
                 doubt = "The audit can't see which methods a function serves."
-                yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, reasons=(doubt, *left_out))
+                yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, (doubt, *left_out))
         for method in sorted(set(methods) - SAFE_METHODS):
-            route = AuditedRoute(
-                method, place.route, place.name, view, Verdict.UNPROTECTED, routed.operation_for(method), left_out
-            )
-            yield _judged(route, place, routed, view_class)
+            operation = routed.operation_for(method)
+            if operation is None:
+                is_named = method in settings().defaults.methods
+                verdict = Verdict.UNPROTECTED if is_named else Verdict.IDEMPOTENT
+                reasons = (*left_out, *_overridden(routed, view_class))
+            else:
+                verdict, reasons = _judged(operation, place, routed, view_class)
+            yield AuditedRoute(method, place.route, place.name, view, verdict, operation, reasons)
 
 
 def _served(routed: RoutedHandler, callback: Any, view_class: Any) -> Collection[str]:
@@ -146,11 +150,10 @@ def _served(routed: RoutedHandler, callback: Any, view_class: Any) -> Collection
     return [method for method in routed.methods if allowed is None or method.lower() in allowed]
 
 
-def _judged(route: AuditedRoute, place: Place, routed: RoutedHandler, view_class: Any) -> AuditedRoute:
-    operation = route.operation
-    if operation is None:
-        verdict = Verdict.UNPROTECTED if route.method in settings().defaults.methods else Verdict.IDEMPOTENT
-        return replace(route, verdict=verdict, reasons=(*route.reasons, *_overridden(routed, view_class)))
+def _judged(
+    operation: Operation, place: Place, routed: RoutedHandler, view_class: Any
+) -> tuple[Verdict, tuple[str, ...]]:
+    """The verdict on a handler that an operation protects, and the reasons."""
     mistakes = []
     if is_within_atomic([place.callback, getattr(view_class, "dispatch", None), routed.handler]):
         mistakes.append(
@@ -172,12 +175,12 @@ def _judged(route: AuditedRoute, place: Place, routed: RoutedHandler, view_class
     if isinstance(protection_of(routed.handler), ByRoute):
         notes = ["EVERY_ROUTE protects it if the request brings a key."]
     verdict = Verdict.BROKEN if mistakes else Verdict.DOUBTFUL if doubts else Verdict.PROTECTED
-    return replace(route, verdict=verdict, reasons=(*mistakes, *doubts, *notes))
+    return verdict, (*mistakes, *doubts, *notes)
 
 
 def _overridden(routed: RoutedHandler, view_class: Any) -> Iterator[str]:
     """A sentence on an unprotected method that may call a protected one."""
-    bases = () if view_class is None or not routed.name else view_class.__mro__
+    bases = getattr(view_class, "__mro__", ())
     known = next(filter(None, (protection_of(vars(base).get(routed.name)) for base in bases)), None)
     if known is not None and routed.operation is None:
         yield (
