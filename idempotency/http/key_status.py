@@ -31,7 +31,6 @@ class KeyStatusView(View):
     the URL, because URLs are logged. For a DRF view, use the class of this name in ``contrib.rest_framework``.
     """
 
-    http_method_names: list[str] = ["get", "head", "options"]  # noqa: RUF012 - as Django declares it
     #: The operation, or its name. None takes the name from the argument ``operation`` of the URL.
     operation: str | Operation | None = None
 

@@ -57,7 +57,8 @@ def ask(caller, key="k", url=URL):
 
 
 @pytest.mark.usefixtures("operation")
-def test_the_owner_learns_the_status_of_the_outcome_and_its_times(alice):
+def test_the_owner_learns_the_status_of_the_outcome_and_its_times(alice, settings):
+    settings.TIME_ZONE = "Asia/Tokyo"
     assert ask(alice) == UNKNOWN
     alice.post("/?status=402", key="k")
     told = [ask(alice, '"k"' if url == "/key/" else "k", url) for url in (URL, "/key/", "/same/")]
@@ -65,6 +66,7 @@ def test_the_owner_learns_the_status_of_the_outcome_and_its_times(alice):
     assert (told[0]["status"], told[0]["response_status"]) == ("completed", 402)
     times = {name: datetime.fromisoformat(told[0][name]) for name in ("created_at", "completed_at", "expires_at")}
     assert times == IdempotencyRecord.objects.values(*times).get()
+    assert all(told[0][name].endswith("Z") for name in times)
 
 
 @pytest.mark.parametrize(
@@ -122,14 +124,15 @@ def test_what_can_not_be_asked_is_refused(alice, anonymous, settings):
     assert alice.post(URL, key="k").status_code == 405
     settings.IDEMPOTENCY = {"ACCOUNT": lambda request: None}
     assert problem_code(alice.get(URL, key="k")) == "idempotency_account_required"
-    settings.IDEMPOTENCY = {"ERROR_RESPONSE": lambda request, error: HttpResponse(error.code)}
-    assert alice.get(URL).content == b"idempotency_key_missing"
+    settings.IDEMPOTENCY = {"ERROR_RESPONSE": lambda request, error: HttpResponse(f"{request.path} {error.code}")}
+    assert alice.get(URL).content == f"{URL} idempotency_key_missing".encode()
 
 
 @pytest.mark.usefixtures("operation")
-def test_records_that_can_not_be_read_or_are_of_a_newer_release_are_a_503(alice):
+def test_records_that_can_not_be_read_or_are_of_a_newer_release_are_a_503(alice, caplog):
     with store_refusing("SELECT", OperationalError("gone")):
         assert problem_code(alice.get(URL, key="k")) == "idempotency_unavailable"
+    assert "Operation 'tests.asked' answered 503 (idempotency_unavailable)" in caplog.text
     alice.post(key="k")
     IdempotencyRecord.objects.update(status="sealed")
     answer = alice.get(URL, key="k")
