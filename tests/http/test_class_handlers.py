@@ -5,7 +5,8 @@ import json
 
 import pytest
 from django.db import connection, transaction
-from django.http import HttpRequest
+from django.http import HttpRequest, JsonResponse
+from django.urls import path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
@@ -14,6 +15,7 @@ from rest_framework.views import APIView
 from idempotency import idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.models import IdempotencyRecord
+from testproject.authentication import token_required
 from tests.http.callers import effects, problem_code
 from tests.http.serving import Creating, Declaring, EveryMethod, runs_once
 from tests.http.views import AsyncView, MethodAPIView, Methods, MethodView, drf_answer, plain_answer
@@ -116,7 +118,15 @@ def copied(base):
 
 @pytest.mark.failure_77
 @each_base
-@pytest.mark.parametrize("decorate", [lambda post: post, method_decorator(never_cache)], ids=["copied", "decorated"])
+@pytest.mark.parametrize(
+    "decorate",
+    [
+        lambda post: post,
+        method_decorator(never_cache),
+        lambda post: functools.update_wrapper(Calling(post), post.__wrapped__),
+    ],
+    ids=["copied", "decorated", "object"],
+)
 def test_a_handler_that_only_copies_the_attributes_of_a_protected_one_is_the_unprotected_view(
     alice, serve, atomic, base, decorate
 ):
@@ -153,16 +163,16 @@ def in_body(base):
 
 
 def custom(handler):
-    used_up = None
+    empty = None
 
     def timed(*args):
-        return handler(*args) if args else used_up  # noqa: F821
+        return handler(*args) if args else empty  # noqa: F821
 
     @functools.wraps(handler)
     def call(*args):
         return timed(*args) if args else call()
 
-    del used_up  # leaves an empty cell, as a variable does that is assigned later
+    del empty  # leaves an empty cell before the handler's, as a variable does that is assigned later
     return call
 
 
@@ -210,6 +220,19 @@ def test_a_decorator_that_answers_itself_keeps_its_transaction(alice, serve, ato
     assert runs_once(alice, "POST")
     assert alice.post("/?other=1&crash=1", key="k").status_code == 500
     assert effects() == (1 if atomic else 2)
+
+
+def test_a_handler_gets_the_arguments_of_its_route(alice, settings, atomic):
+    class Echo(View):
+        def get(self, request, *args, **kwargs):
+            return JsonResponse([args, kwargs], safe=False)
+
+        post = idempotent("tests.echo")(get)
+
+    view = token_required(Echo.as_view())
+    settings.ROOT_URLCONF = (re_path("^([0-9]+)/$", view), path("orders/<int:pk>/", view))
+    for url, expected in (("/7/", [["7"], {}]), ("/orders/7/", [[], {"pk": 7}])):
+        assert alice.post(url, key=url).json() == alice.get(url).json() == expected
 
 
 @pytest.mark.usefixtures("atomic_requests")

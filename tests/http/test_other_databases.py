@@ -7,6 +7,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import OperationalError, connections, transaction
 from django.http import Http404, HttpResponse, JsonResponse
+from django.utils.decorators import method_decorator
 from django.views import View
 from rest_framework.exceptions import ValidationError
 from rest_framework.views import exception_handler
@@ -185,7 +186,7 @@ def test_a_transaction_that_would_commit_after_the_outcome_is_refused(alice, ser
     assert alice.post("/exempt/", key="k").status_code == 201
 
 
-@pytest.mark.parametrize("way", ["above", "below", "class"])
+@pytest.mark.parametrize("way", ["above", "below", "class", "dispatch"])
 def test_what_the_project_has_exempted_has_no_transaction(alice, serve, way):
     def handler(request):
         return JsonResponse({"open": open_on_other()}, status=201)
@@ -201,6 +202,7 @@ def test_what_the_project_has_exempted_has_no_transaction(alice, serve, way):
         "above": lambda: exempt(idempotent("tests.above")(handler)),
         "below": lambda: idempotent("tests.below")(exempt(handler)),
         "class": lambda: exempt(Exempt.as_view()),
+        "dispatch": lambda: method_decorator(exempt, name="dispatch")(Exempt).as_view(),
     }[way]()
     serve(view)
     for answer in (alice.post(key="k"), alice.get()):

@@ -77,6 +77,13 @@ class InheritedMethodView(MethodView):
     """The decorator is on the parent's method."""
 
 
+class OverridingMethodView(MethodView):
+    """The decorator is on a method that the handler calls."""
+
+    def post(self, request):
+        return super().post(request)
+
+
 async def async_answer(request):
     return await sync_to_async(plain_answer)(request)
 
@@ -176,6 +183,7 @@ KINDS = {
     "async_function": (token_required(idempotent("kinds.async_function")(async_answer)), "kinds.async_function"),
     "method": (token_required(MethodView.as_view()), "kinds.method"),
     "inherited_method": (token_required(InheritedMethodView.as_view()), "kinds.method"),
+    "overriding_method": (token_required(OverridingMethodView.as_view()), "kinds.method"),
     "async_method": (token_required(AsyncMethodView.as_view()), "kinds.async_method"),
     "class_as_function": (token_required(idempotent("kinds.class")(PlainView.as_view())), "kinds.class"),
     "api_view": (api_view(["GET", "POST"])(idempotent("kinds.api_view")(drf_answer)), "kinds.api_view"),
