@@ -38,9 +38,8 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The names and statuses of one convention, and the text that it follows."""
+    """The names and statuses of one convention."""
 
-    source: str
     #: The header that marks a replay. Its value is ``true``.
     replayed: str
     content_type: str
@@ -121,15 +120,15 @@ _PROBLEMS: Mapping[str, tuple[int, str, str]] = {
 }
 
 PROFILES: Mapping[str, Profile] = {
+    # draft-ietf-httpapi-idempotency-key-header-07; RFC 9457
     IETF: Profile(
-        source="draft-ietf-httpapi-idempotency-key-header-07; RFC 9457",
         replayed="Idempotency-Replayed",
         content_type="application/problem+json",
         body=_rfc_9457,
         answers={code: Answer(status, code) for code, (status, _, _) in _PROBLEMS.items()},
     ),
+    # https://docs.stripe.com/api/idempotent_requests; https://docs.stripe.com/error-codes
     STRIPE: Profile(
-        source="https://docs.stripe.com/api/idempotent_requests; https://docs.stripe.com/error-codes",
         replayed="Idempotent-Replayed",
         content_type=JSON,
         body=_enclosed,
@@ -140,8 +139,8 @@ PROFILES: Mapping[str, Profile] = {
             "idempotency_key_reused": Answer(400, "idempotency_key_reused", "idempotency_error"),
         },
     ),
+    # Agentic Commerce Protocol, rfcs/rfc.agentic_checkout.md, sections 3.1 and 6 (of 15 June 2026)
     ACP: Profile(
-        source="Agentic Commerce Protocol, rfcs/rfc.agentic_checkout.md, sections 3.1 and 6 (of 15 June 2026)",
         replayed="Idempotent-Replayed",
         content_type=JSON,
         body=_flat,

@@ -7,6 +7,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import JsonResponse
 
 from idempotency import ACCEPTED, Attach, Operation, idempotent
+from idempotency.exceptions import InProgressError
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from tests.concurrency.racing import Gate, held
@@ -62,7 +63,8 @@ def test_a_duplicate_is_accepted_if_it_is_declared(alice, framework):
         accepted = alice.post(data=payload, key="k")
         assert (accepted.status_code, accepted["Idempotency-Key"]) == (202, "k")
         assert 1 <= int(accepted["Retry-After"]) <= 30
-        assert (accepted["Idempotency-Status"], accepted.json()["status"]) == ("in-progress", "in_progress")
+        assert accepted["Idempotency-Status"] == "in-progress"
+        assert accepted.json() == {"status": "in_progress", "detail": InProgressError.default_detail}
     assert effects() == 1
 
 

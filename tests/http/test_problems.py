@@ -177,7 +177,7 @@ async def claiming_async(request):
 @pytest.mark.parametrize(
     "view", [claiming, claiming_async, api_view(["POST"])(claiming)], ids=["plain", "async", "drf"]
 )
-def test_the_middleware_answers_what_a_view_raises(alice, serve, transport, view):
+def test_the_middleware_answers_what_a_view_raises(alice, serve, transport, view, settings):
     serve(view)
     first = alice.post("/?key=k", {"a": 1})
     assert alice.post("/?key=k", {"a": 1}).content == first.content
@@ -186,6 +186,8 @@ def test_the_middleware_answers_what_a_view_raises(alice, serve, transport, view
     claim_anew()
     busy = assert_refused(alice, "idempotency_in_progress", "/?key=k", {"a": 1})
     assert int(busy["Retry-After"]) >= 1
+    settings.IDEMPOTENCY = {"ERROR_RESPONSE": other_envelope}
+    assert alice.post("/?key=").json() == {"oops": "idempotency_key_invalid"}
 
 
 @pytest.mark.usefixtures("middleware")
@@ -206,9 +208,11 @@ def test_a_function_makes_the_response_of_an_error(settings, rf, caplog):
     assert problem_code(response_for(exceptions.UnavailableError(retry_after=1), request)) == "idempotency_unavailable"
     error = exceptions.OuterTransactionError("Call it outside of atomic().")
     assert error.reference in json.loads(response_for(error, request).content)["detail"]
-    assert f"reference {error.reference}: Call it outside of atomic()." in caplog.text
-    settings.IDEMPOTENCY = {"ERROR_RESPONSE": lambda request, error: HttpResponse(error.code, status=418)}
-    assert response_for(exceptions.InProgressError(retry_after=3), request).content == b"idempotency_in_progress"
+    said = f"(idempotency_outer_transaction), reference {error.reference}: Call it outside of atomic()."
+    assert caplog.records[-1].getMessage() == f"A claim() block answered 500 {said}"
+    assert {record.name for record in caplog.records} == {"idempotency"}
+    settings.IDEMPOTENCY = {"ERROR_RESPONSE": lambda request, error: HttpResponse(f"{request.method} {error.code}")}
+    assert response_for(exceptions.InProgressError(retry_after=3), request).content == b"POST idempotency_in_progress"
 
 
 INNER = [

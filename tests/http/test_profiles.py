@@ -118,16 +118,17 @@ def test_a_profile_answers_every_error(name, settings, rf):
             assert answer.type == category(name, answer.status, code)
 
 
-def test_an_error_of_the_project_keeps_its_status_and_code(settings, rf):
+@pytest.mark.parametrize(("profile", "category"), [("stripe", "invalid_request_error"), ("acp", "invalid_request")])
+def test_an_error_of_the_project_keeps_its_status_and_code(settings, rf, profile, category):
     class TooManyKeysError(exceptions.RequestError):
         status_code = 429
         code = "shop_too_many_keys"
 
-    settings.IDEMPOTENCY = {"PROFILE": "acp"}
+    settings.IDEMPOTENCY = {"PROFILE": profile}
     response = response_for(TooManyKeysError("Slow down."), rf.post("/"))
     assert response.status_code == 429
-    told = {"type": "invalid_request", "code": "shop_too_many_keys", "message": "Slow down."}
-    assert json.loads(response.content) == told
+    body = json.loads(response.content)
+    assert body.get("error", body) == {"type": category, "code": "shop_too_many_keys", "message": "Slow down."}
 
 
 def test_the_status_of_a_key_needs_a_scope_without_a_path(rf):
@@ -139,7 +140,7 @@ def test_the_status_of_a_key_needs_a_scope_without_a_path(rf):
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        ({"profile": "acp"}, []),
+        ({"profile": "acp", "ttl": timedelta(hours=24)}, []),
         ({"profile": "acp", "ttl": timedelta(hours=23)}, ["idempotency.W020"]),
         ({"profile": "acp", "required": False}, ["idempotency.W021"]),
         ({"profile": "acp", "recordable": lambda status: True}, ["idempotency.W022"]),
@@ -190,6 +191,28 @@ def test_the_500_of_a_crash_has_the_headers_of_every_answer(alice, framework, tr
     crashed = alice.post("/?crash=1", key="k")
     assert crashed.status_code == 500
     assert (crashed[HEADER], crashed["Idempotency-Key"], crashed["Idempotency-Retention"]) == (status, "k", "259200")
+
+
+#: What a client knows of its key after an error. After every other one it is "not-recorded".
+KNOWN = {
+    "idempotency_in_progress": "in-progress",
+    "idempotency_key_reused": "reused",
+    "idempotency_outcome_unknown": "unknown",
+    "idempotency_transaction_broken": "unknown",
+    "idempotency_unavailable": "unknown",
+    "idempotency_body_gone": "recorded",
+    "idempotency_outcome_unreadable": "recorded",
+}
+
+
+@pytest.mark.usefixtures("middleware")
+@pytest.mark.parametrize("code", ERRORS)
+def test_an_error_says_what_is_known_of_the_key(alice, serve, code):
+    @serve
+    def view(request):
+        raise ERRORS[code]
+
+    assert alice.post(key="k")[HEADER] == KNOWN.get(code, "not-recorded")
 
 
 @pytest.mark.usefixtures("middleware")
