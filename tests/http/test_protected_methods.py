@@ -98,11 +98,11 @@ def test_a_protected_handler_that_another_one_calls_is_protected(alice, serve):
         def delete(self, request):
             return self.pay(request)
 
-        put, options = get, delete
+        put, options, trace = get, delete, delete
 
     serve(Delegating.as_view())
     # What serves no method in particular lets safe ones pass.
-    called = [method for method in ("PUT", "GET", "DELETE", "OPTIONS") if runs_once(alice, method)]
+    called = [method for method in ("PUT", "GET", "DELETE", "OPTIONS", "TRACE") if runs_once(alice, method)]
     assert called == ["PUT", "GET", "DELETE"]
 
 
