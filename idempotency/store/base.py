@@ -78,8 +78,8 @@ class Taken:
 class TableSize:
     """The size of the table of records, as far as the database can tell without reading it."""
 
-    in_bytes: int | None = None  # with its indexes
-    records: int | None = None  # an estimate
+    in_bytes: int | None  # with its indexes
+    records: int | None  # an estimate
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,12 @@ class Replication:
     asynchronous_standbys: int
 
 
+@dataclass(eq=False)
 class CommitError(Exception):
-    """A COMMIT that a store has sent itself has failed, or its answer was lost.
+    """A COMMIT that a store has sent itself has failed, or its answer was lost."""
 
-    :param error: what the database or the driver has raised.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
+    error: Exception
+    """What the database or the driver has raised."""
 
 
 class Upkeep:
@@ -112,10 +109,11 @@ class Upkeep:
     there all see one snapshot, and a transaction that writes after another one has written is refused.
     """
 
-    def __init__(self, connection: BaseDatabaseWrapper, *, is_provisional: bool = False) -> None:
+    #: Whether the database could not be asked which store is its own.
+    is_provisional = False
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
-        #: Whether the database could not be asked which store is its own.
-        self.is_provisional = is_provisional
         self.using: str = connection.alias
 
     #: True if the open transaction is a savepoint of the one that TestCase wraps a test in.
@@ -218,7 +216,7 @@ class Upkeep:
 
     def measure(self) -> TableSize:
         """The size of the table of records, if the database need not read the table for that."""
-        return TableSize()
+        return TableSize(None, None)
 
     def tables_outside_of_citus(self) -> list[str]:
         """In a cluster of Citus, the project's tables that it doesn't know: see ``idempotency.W014``."""

@@ -43,7 +43,7 @@ def _open_session(connect: Callable[[Any], Any], driver: Any, parameters: Any) -
             return driver.waiting.wait_selector(_in_time(work), session.fileno(), LOOK_EVERY)
         except TimeoutError as error:
             session.close()
-            raise driver.OperationalError(str(error)) from error
+            raise driver.OperationalError(f"The server has not answered for {LIMIT} seconds.") from error
 
     session.wait = wait
     return session
@@ -60,4 +60,4 @@ def _in_time(work: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
             return end.value
         ready = yield awaited
         if not ready and time.monotonic() >= ends:
-            raise TimeoutError(f"The server has not answered for {LIMIT} seconds.")
+            raise TimeoutError

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.db import Error, IntegrityError, OperationalError, ProgrammingError, connections, transaction
-from django.db.models import DateTimeField, ExpressionWrapper, F, Q, QuerySet, Value
+from django.db.models import F, Q, QuerySet
+from django.db.models.expressions import Combinable
 from django.db.models.functions import Greatest, Now
 
 from ..exceptions import OuterTransactionError
@@ -82,7 +83,7 @@ class Store(Upkeep):
     def read(self, scope: Scope) -> Row | None:
         """The record of the scope, or None if there is none."""
         records = IdempotencyRecord.objects.using(self.using).filter(**vars(scope))
-        record = records.annotate(now=ExpressionWrapper(Now(), DateTimeField())).values().first()
+        record = records.annotate(now=Now()).values().first()
         if record is None:
             return None
         now, lease_expires_at = record["now"], record["lease_expires_at"]
@@ -250,14 +251,14 @@ class Store(Upkeep):
         :returns: False if there is a message with its id already.
         """
         if delay:
-            message.next_try_at = Now() + delay
+            message.next_try_at = from_now(delay)
         try:
             with transaction.atomic(using=self.using):  # a savepoint, so that an error leaves the transaction usable
-                message.save(using=self.using, force_insert=True)
+                message.save(using=self.using)
         except IntegrityError:
             return False
         if delay:
-            message.refresh_from_db(using=self.using, fields=["next_try_at"])
+            message.refresh_from_db(using=self.using)
         return True
 
     def add_counts(self, counts: Mapping[tuple[str, str], int], hour: int) -> None:
@@ -331,7 +332,7 @@ class SQLiteStore(Store):
         return TransactionWatch(self.connection, attrgetter("in_transaction"), error_may_undo=True)
 
     def is_busy(self, error: BaseException) -> bool:
-        return "is locked" in str(error) or super().is_busy(error)
+        return "is locked" in str(error)
 
     def is_permanent(self, error: BaseException) -> bool:
         text = str(error)
@@ -342,9 +343,9 @@ class SQLiteStore(Store):
         return str(error).startswith("UNIQUE constraint failed")
 
 
-def from_now(duration: timedelta) -> ExpressionWrapper[Any]:
+def from_now(duration: timedelta) -> Combinable:
     """The time ``duration`` from now, by the database's clock."""
-    return ExpressionWrapper(Now() + Value(duration), output_field=DateTimeField())
+    return Now() + duration
 
 
 #: The module in this folder that has the store of a vendor, and its name there. Other vendors get the portable store.

@@ -232,11 +232,11 @@ def the_driver_is_told_to_read_only():
 
 @scenario
 def a_wrapper_that_writes_before_each_statement():
-    def wrapper(execute, sql, *rest):
+    def wrapper(execute, sql, params, many, context):
         if sql != INSERT:
-            with connection.cursor() as cursor:
+            with context["connection"].cursor() as cursor:
                 cursor.execute(INSERT)
-        return execute(sql, *rest)
+        return execute(sql, params, many, context)
 
     with connection.execute_wrapper(wrapper):
         divide_by_zero()
@@ -245,8 +245,8 @@ def a_wrapper_that_writes_before_each_statement():
 @scenario
 def rows_of_a_first_statement_one_by_one():
     with connection.cursor() as cursor:
-        cursor.execute("SELECT generate_series(1, 5) AS n")
-        return [cursor.fetchone(), cursor.fetchmany(2), list(cursor), cursor.rowcount, cursor.description[0][0]]
+        rows = cursor.execute("SELECT generate_series(1, 5) AS n")
+        return [rows.fetchone(), rows.fetchmany(2), list(rows), rows.rowcount, rows.description[0][0]]
 
 
 @scenario

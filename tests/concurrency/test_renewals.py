@@ -1,9 +1,12 @@
 """Renewals while the server of one database is silent, and where no connection of a pool is free."""
 
 import os
+import time
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection
@@ -11,6 +14,7 @@ from django.db import connection
 from idempotency import claim, require_claim
 from idempotency.exceptions import UnavailableError
 from idempotency.store import own_connection
+from idempotency.store.own_connection import LIMIT
 from tests.aliases import another_alias, pool_of_one
 from tests.concurrency.racing import PATIENCE, elsewhere
 from tests.concurrency.renewing import OUTSIDE, Work, wait_for_a_renewal
@@ -55,6 +59,8 @@ def test_a_silent_database_takes_no_lease_in_another_one(silent):
 def test_leases_are_renewed_again_once_a_silent_server_answers(silent, since, monkeypatch):
     """What the server had not answered by then it never answers."""
     monkeypatch.setattr(own_connection, "LIMIT", 1)
+    looks = Mock(side_effect=time.monotonic)
+    monkeypatch.setattr(own_connection, "time", SimpleNamespace(monotonic=looks))
     # The heartbeat keeps the renewer and its session.
     with claim("silent.two", account_id="1", key="k", heartbeat=timedelta(minutes=5)) as run:
         held = require_claim()
@@ -64,6 +70,31 @@ def test_leases_are_renewed_again_once_a_silent_server_answers(silent, since, mo
             held.renew()
         held.renew()
         run.result = 1
+    assert looks.call_count < 100  # none in a row without a pause
+
+
+def test_a_statement_is_given_up_when_the_server_has_not_answered_for_the_limit(monkeypatch):
+    clock = Mock(return_value=7)
+    monkeypatch.setattr(own_connection, "time", SimpleNamespace(monotonic=clock))
+
+    def work():
+        return [(yield "to read"), (yield "to write"), (yield "to read again")]
+
+    def resume(waiting, ready, after):
+        clock.return_value = 7 + after
+        return waiting.send(ready)
+
+    waiting = own_connection._in_time(work())
+    assert resume(waiting, None, 0) == "to read"
+    assert resume(waiting, 0, LIMIT - 1) == "to write"
+    assert resume(waiting, "ready", LIMIT + 1) == "to read again"
+    with pytest.raises(StopIteration) as end:
+        resume(waiting, "ready", LIMIT + 2)
+    assert end.value.value == [0, "ready", "ready"]
+    late = own_connection._in_time(work())
+    resume(late, None, 0)
+    with pytest.raises(TimeoutError):
+        resume(late, 0, LIMIT)
 
 
 @pytest.fixture

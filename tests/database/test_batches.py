@@ -146,6 +146,22 @@ def test_a_batch_takes_the_oldest(work):
     assert work.left() > {*newest}
 
 
+@pytest.mark.parametrize("work", [PURGE, PURGE_BODIES, PURGE_MESSAGES], ids=["purge", "bodies", "messages"])
+def test_a_batch_starts_where_the_one_before_it_ended(work):
+    """It would read again the index entries of all rows that were deleted."""
+    work.make_due(3)
+    batches = work.batches(batch_size=2)
+    next(batches)
+    if work is PURGE_MESSAGES:
+        late = {"sent_at": from_now(-200 * HOUR)}
+    else:
+        late = {"expires_at": from_now(-9 * HOUR), "body_expires_at": from_now(-9 * HOUR)}
+    (last,) = work.left()
+    work.rows.filter(pk=last).update(**late)
+    assert [batch.touched for batch in batches] == [0]
+    assert work.left() == {last}
+
+
 @pytest.mark.failure_9
 @pytest.mark.failure_30
 @every_kind_that_skips
@@ -269,10 +285,11 @@ def test_a_purge_of_records_walks_its_index_although_the_planner_knows_nothing_o
 
 
 def test_where_others_hold_the_first_rows_the_next_ones_are_locked():
-    first, *others = sorted(make_records(4, Status.COMPLETED))
+    ids = sorted(make_records(5, Status.COMPLETED))
     rows = IdempotencyRecord.objects.order_by("pk")
-    locked = store_for("default").lock_found(rows, 2, ["pk"], lambda found: [pk for (pk,) in found if pk != first])
-    assert locked == others[:2]
+    free = {ids[1], ids[3], ids[4]}
+    locked = store_for("default").lock_found(rows, 2, ["pk"], lambda found: [pk for (pk,) in found if pk in free])
+    assert locked == [ids[1], ids[3]]
 
 
 EARLY, LATE = (datetime(2000, 1, day, tzinfo=UTC) for day in (1, 2))

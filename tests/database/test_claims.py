@@ -19,6 +19,7 @@ from idempotency.operate.purge import purge_once
 from idempotency.operate.resolutions import record_outcome
 from idempotency.operate.stats import stats
 from idempotency.operate.sweep import recover_once
+from idempotency.outbox import publish
 from idempotency.outbox.backlog import purge_sent_once
 from idempotency.outbox.relay import relay_once
 from idempotency.outcome import MAX_REASON, Outcome, reason_of
@@ -32,6 +33,7 @@ from tests.concurrency.failures import just_before
 from tests.concurrency.traces import session_settings
 from tests.database.claiming import OUTCOME, PAYLOAD, TTL, acquire, again, asks, parks, plain
 from tests.database.statements import fill, most_rows_read
+from tests.outbox import SENDER
 from tests.records import HOUR, MINUTE, database_now, expire, from_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -103,6 +105,8 @@ def test_nothing_about_a_record_is_read_from_a_replica():
         owned = acquire(plain)
         with pytest.raises(InProgressError):
             acquire(plain)
+        with transaction.atomic():
+            publish("orders.placed", 1, sender=SENDER, delay=HOUR)
         renew(owned)
         ownership.record(owned, OUTCOME)
         assert acquire(plain).status == 201
@@ -159,7 +163,6 @@ def test_a_claim_is_refused_in_a_transaction_that_bypassed_django():
     assert isinstance(acquire(parks), Ownership)
 
 
-@pytest.mark.postgres
 def test_an_error_in_a_transaction_is_not_taken_for_an_open_one():
     with pytest.raises(RuntimeError, match="on purpose"), store_for("default").own_transaction("A claim"):
         raise RuntimeError("on purpose")
@@ -204,8 +207,9 @@ def own_again(**state):
         lambda: own_again(lease_expires_at=from_now(-HOUR)),
         lambda: own_again(status=Status.RECOVERABLE, lease_expires_at=None),
         lambda: own_again(lease_expires_at=from_now(-HOUR), expires_at=from_now(-HOUR)),
+        lambda: own_again(status=Status.PARKED, expires_at=from_now(-HOUR)),
     ],
-    ids=["first", "abandoned", "released", "past retention"],
+    ids=["first", "abandoned", "released", "past retention", "parked by hand"],
 )
 def test_an_owner_has_a_whole_lease(own):
     assert isinstance(own(), Ownership)

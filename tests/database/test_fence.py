@@ -98,7 +98,21 @@ def test_an_owner_changes_nothing_after_the_end_of_its_attempt(change):
     assert row() == before
 
 
-@pytest.mark.parametrize("settle", [renew, complete])
+def update(**fields):
+    """Change the record as people do by statements of their own."""
+    return lambda owned: IdempotencyRecord.objects.update(**fields)
+
+
+#: What may happen to a claim between its reading and the change of a request that has read it.
+SETTLED = {
+    "renewed": renew,
+    "completed": complete,
+    "a lease beyond the retention": update(lease_expires_at=from_now(HOUR)),
+    "completed by hand": update(status=Status.COMPLETED, expires_at=from_now(HOUR)),
+}
+
+
+@pytest.mark.parametrize("settle", SETTLED.values(), ids=SETTLED)
 @pytest.mark.parametrize("read", ANSWERS.values(), ids=ANSWERS)
 def test_a_request_changes_no_claim_whose_owner_was_only_late(read, settle):
     owned = acquire(plain)

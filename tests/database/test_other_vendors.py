@@ -3,6 +3,7 @@
 import re
 from contextlib import nullcontext
 from datetime import timedelta
+from itertools import count
 from unittest.mock import Mock
 
 import pytest
@@ -12,17 +13,33 @@ from django.test.utils import CaptureQueriesContext
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
-from idempotency.store import Fence, Store
+from idempotency.store import Fence, Store, retry_lost_races, store_for
 from idempotency.store.mysql import MySQLStore
 from idempotency.store.own_connection import LIMIT, open_own_connection
+from idempotency.store.portable import SQLiteStore
+from idempotency.store.transaction_guard import TransactionWatch
 from tests.concurrency.racing import elsewhere
+from tests.database.statements import before_statement
 
 connection = connections["default"]
-mysql, portable = MySQLStore(connection), Store(connection)
+mysql, portable, sqlite = MySQLStore(connection), Store(connection), SQLiteStore(connection)
+
+
+@pytest.mark.parametrize(("vendor", "kind"), [("mysql", MySQLStore), ("sqlite", SQLiteStore), ("oracle", Store)])
+def test_a_database_gets_the_store_of_its_vendor(vendor, kind, monkeypatch):
+    monkeypatch.setattr(type(connection), "vendor", vendor)
+    assert type(elsewhere(lambda: store_for("default"))) is kind
+
+
+QUESTIONS = {"is_duplicate", "lost_a_race", "timed_out_waiting", "is_busy", "commit_was_refused", "is_permanent"}
+
+
+def meanings(store, error):
+    return {question for question in QUESTIONS if getattr(store, question)(error)}
 
 
 @pytest.mark.parametrize(
-    ("error", "meanings"),
+    ("error", "expected"),
     [
         (IntegrityError(1062, "Duplicate entry 'k'"), {"is_duplicate"}),
         (IntegrityError(1048, "Column 'status' cannot be null"), set()),
@@ -36,15 +53,69 @@ mysql, portable = MySQLStore(connection), Store(connection)
     ],
     ids=lambda value: str(value.args[0]) if isinstance(value, Exception) and value.args else "",
 )
-def test_the_numbers_of_the_errors_of_mysql_have_their_meanings(error, meanings):
-    questions = {"is_duplicate", "lost_a_race", "timed_out_waiting", "is_busy", "commit_was_refused", "is_permanent"}
-    assert {question for question in questions if getattr(mysql, question)(error)} == meanings
+def test_the_numbers_of_the_errors_of_mysql_have_their_meanings(error, expected):
+    assert meanings(mysql, error) == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (IntegrityError("UNIQUE constraint failed: record.account_id"), {"is_duplicate", "commit_was_refused"}),
+        (IntegrityError("NOT NULL constraint failed: record.later"), {"is_permanent", "commit_was_refused"}),
+        (IntegrityError("FOREIGN KEY constraint failed"), {"commit_was_refused"}),
+        (OperationalError("no such table: record"), {"is_permanent"}),
+        (OperationalError("table record has no column named later"), {"is_permanent"}),
+        (OperationalError("database is locked"), {"is_busy"}),
+        (OperationalError("disk I/O error"), set()),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Exception) else "",
+)
+def test_the_texts_of_the_errors_of_sqlite_have_their_meanings(error, expected):
+    assert meanings(sqlite, error) == expected
 
 
 def test_an_unknown_database_is_known_by_the_kinds_of_its_errors():
-    assert portable.is_duplicate(IntegrityError("of any text"))
-    assert portable.is_permanent(ProgrammingError("of any text"))
-    assert not portable.is_busy(OperationalError("of any text"))
+    assert meanings(portable, IntegrityError("of any text")) == {"is_duplicate", "commit_was_refused"}
+    assert meanings(portable, ProgrammingError("of any text")) == {"is_permanent"}
+    assert meanings(portable, OperationalError("of any text")) == set()
+    assert not portable.was_broken_before(OperationalError("of any text"))
+
+
+@pytest.mark.parametrize(
+    ("lost", "lost_a_race", "tried"), [(2, True, 3), (3, True, 3), (1, False, 1)], ids=["won", "lost again", "no race"]
+)
+def test_a_transaction_is_tried_again_a_bounded_number_of_times_if_it_lost_a_race(
+    lost, lost_a_race, tried, monkeypatch
+):
+    monkeypatch.setattr(store_for("default"), "lost_a_race", lambda error: lost_a_race and error is refused)
+    refused, tries = OperationalError(), count(1)
+
+    def transact():
+        if (number := next(tries)) <= lost:
+            raise refused
+        return number
+
+    with nullcontext() if tried > lost else pytest.raises(OperationalError):
+        assert retry_lost_races(3, "default", transact) == tried
+    assert next(tries) == tried + 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_claim_has_a_transaction_of_its_own_where_the_driver_does_not_tell_of_open_ones():
+    with portable.own_statement("A claim"):
+        assert connection.in_atomic_block
+    with sqlite.own_statement("A claim") if connection.vendor == "sqlite" else nullcontext():
+        assert not connection.in_atomic_block
+
+
+@pytest.mark.django_db
+def test_a_counter_that_another_process_has_created_meanwhile_is_added_to():
+    one = {"hour": 0, "operation": "charges.create", "event": "claimed"}
+    counters = IdempotencyCounter.objects.filter(**one)
+    create = iter([lambda: IdempotencyCounter.objects.create(**one, total=1)])
+    with before_statement("INSERT", lambda: next(create, lambda: None)()):
+        portable.add_counts({("charges.create", "claimed"): 2}, 7)
+    assert counters.get().total == 3
 
 
 @pytest.mark.django_db
@@ -52,6 +123,29 @@ def test_a_transaction_that_can_not_be_watched_is_not_taken_for_one_that_has_end
     with portable.watch_transaction() as watch:
         watch.look()
     assert watch.ended is False
+
+
+@pytest.mark.failure_64
+@pytest.mark.parametrize("replaced", [True, False])
+@pytest.mark.parametrize(
+    ("statement", "may_end"),
+    [
+        *(
+            (text, True)
+            for text in ("COMMIT AND CHAIN", "Rollback; BEGIN", "abort", "SELECT 1; END", "SELECT 'commit'")
+        ),
+        *((text, False) for text in ("ROLLBACK TO s", "ROLLBACK WORK TO s", "ROLLBACK TRANSACTION TO s", "SELECT 1")),
+        *((text, False) for text in ("SELECT CASE WHEN 1 = 1 THEN 2 END", "SELECT 1 AS committed")),
+    ],
+)
+def test_a_transaction_is_asked_for_its_identity_only_around_what_may_end_it(statement, may_end, replaced):
+    """Two round trips for each other statement would be too many."""
+    identity = Mock(side_effect=count() if replaced else None)
+    watch = TransactionWatch(connection, lambda driver: True, identity)
+    execute, context = Mock(), {"connection": connection}
+    assert watch(execute, statement, ["of the caller"], False, context) is execute.return_value
+    execute.assert_called_once_with(statement, ["of the caller"], False, context)
+    assert (watch.ended, identity.call_count) == (may_end and replaced, 2 * may_end)
 
 
 ENDINGS = (
@@ -77,9 +171,13 @@ def test_mysql_s_statements_that_end_a_transaction_are_known_by_their_first_word
 
 
 @pytest.mark.failure_64
-@pytest.mark.parametrize(("statement", "ends"), [("CREATE TABLE t (a INT)", True), ("SELECT 1 / 0", False)])
-def test_mysql_s_statements_on_the_schema_end_a_transaction_before_they_fail(statement, ends):
-    watch = mysql.watch_transaction()
+@pytest.mark.parametrize(
+    ("store", "statement", "ends"),
+    [(mysql, "CREATE TABLE t (a INT)", True), (mysql, "SELECT 1 / 0", False), (portable, "COMMIT", False)],
+    ids=["of mysql on the schema", "of mysql", "elsewhere"],
+)
+def test_a_statement_ends_a_transaction_before_it_fails(store, statement, ends):
+    watch = store.watch_transaction()
     with pytest.raises(OperationalError):
         watch(Mock(side_effect=OperationalError), statement, None, False, {})
     assert watch.ended is ends
@@ -194,9 +292,12 @@ def test_the_driver_of_mysql_limits_the_waits_of_a_connection_that_a_thread_has_
 ):
     limits = {"connect_timeout": LIMIT, "read_timeout": LIMIT, "write_timeout": LIMIT}
     monkeypatch.setattr(type(connection), "vendor", vendor)
+    monkeypatch.setitem(
+        connections.settings, "renewals", {**connection.settings_dict, "OPTIONS": {"pool": True, "a": 1}}
+    )
 
-    def options():
-        open_own_connection("default", "default")
-        return connections["default"].settings_dict["OPTIONS"]
+    def opened():
+        open_own_connection("default", "renewals")
+        return connections["default"].alias, connections["default"].settings_dict["OPTIONS"]
 
-    assert (limits.items() <= elsewhere(options).items()) is limited
+    assert elsewhere(opened) == ("default", {"a": 1} | (limits if limited else {}))

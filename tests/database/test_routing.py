@@ -11,8 +11,10 @@ from idempotency.http.accounts import Fixed
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
+from idempotency.operate.purge import purge_body_batches, purge_once
 from idempotency.operate.resolutions import mark_not_executed
 from idempotency.operate.sweep import recover_once
+from idempotency.outcome import BODY_GONE
 from idempotency.protocol.key_status import key_status
 from tests.aliases import added
 from tests.records import MINUTE, from_now
@@ -54,6 +56,7 @@ def test_a_record_stays_in_the_database_that_its_operation_or_its_account_leads_
             with claim(operation, account_id=account_id, key="k") as run:
                 if not run.replayed:
                     run.result = account_id
+                    assert connections[ELSEWHERE].in_atomic_block is (account_id == "far")
             assert run.result == account_id
 
     assert kept(ELSEWHERE) == [("near", Status.COMPLETED), ("far", Status.COMPLETED)]
@@ -96,6 +99,12 @@ def test_steps_are_kept_read_and_forgotten_in_the_database_of_their_record():
     IdempotencyRecord.objects.using(ELSEWHERE).update(expires_at=from_now(-MINUTE))
     attempt("starts over")
     assert ran == ["fails", "starts over"]
+    records = IdempotencyRecord.objects.using(ELSEWHERE)
+    records.update(body_expires_at=from_now(-MINUTE))
+    assert next(purge_body_batches(using=ELSEWHERE)).deleted == 1
+    assert (records.get().response_body, IdempotencyStep.objects.using(ELSEWHERE).count()) == (BODY_GONE, 0)
+    records.update(expires_at=from_now(-MINUTE))
+    assert (purge_once().deleted, purge_once(using=ELSEWHERE, batch_size=1).deleted) == (0, 1)
 
 
 def test_an_attempt_without_an_outcome_is_undone_in_the_database_of_its_record():

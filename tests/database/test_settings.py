@@ -13,11 +13,12 @@ from django.db import OperationalError, ProgrammingError, connection, connection
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
-from idempotency.store import Fence, store_for
+from idempotency.store import Fence, Replication, TableSize, postgresql, store_for
 from idempotency.store.postgresql import CitusStore, PostgreSQLStore, choose, statements
 from tests.aliases import reconnected
 from tests.concurrency.racing import race
 from tests.database.claiming import OUTCOME
+from tests.database.statements import execute, fill
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -40,11 +41,13 @@ def store(request):
     return request.param(connection)
 
 
-@pytest.fixture(params=[False, True], ids=["", "server_side_binding"])
+@pytest.fixture(params=["", "server_side_binding", "prepared"])
 def binding(request):
-    with reconnected(server_side_binding=request.param):
+    with reconnected(
+        server_side_binding=bool(request.param), prepare_threshold=0 if request.param == "prepared" else None
+    ):
         vars(connection.features).pop("uses_server_side_binding", None)
-        yield request.param
+        yield bool(request.param)
     vars(connection.features).pop("uses_server_side_binding", None)
 
 
@@ -138,6 +141,31 @@ def test_a_change_sets_its_bound_before_it_waits_for_the_record(store, monkeypat
         assert store.timed_out_waiting(refused.value), name
 
 
+@pytest.mark.whole_table
+def test_the_size_of_the_table_is_known_and_its_records_once_it_was_analysed():
+    store = store_for("default")
+    execute("TRUNCATE idempotency_record CASCADE")
+    assert store.measure().records is None
+    fill(1000)
+    size = store.measure()
+    assert size == TableSize(size.in_bytes, 1000)
+    assert size.in_bytes > 1000 * 100
+
+
+def test_a_server_says_what_its_commit_waits_for(store):
+    execute("SET synchronous_commit = 'local'")
+    try:
+        assert store.replication() == Replication("local", is_synchronous=False, asynchronous_standbys=0)
+    finally:
+        execute("RESET synchronous_commit")
+
+
+def test_a_pooler_is_noticed_by_the_process_of_the_server(store, monkeypatch):
+    assert not store.is_pooled()
+    monkeypatch.setattr(type(connection.connection.info), "backend_pid", 0)
+    assert store.is_pooled()
+
+
 @pytest.fixture
 def unknown(monkeypatch):
     """A connection to the same database under a name that this process has not asked yet."""
@@ -155,17 +183,22 @@ def kind(store):
     return type(store), store.is_provisional
 
 
-@pytest.mark.parametrize("sent", [0, 1])
-def test_the_question_for_the_extension_leaves_the_transaction_as_it_was(unknown, sent):
-    unknown.set_autocommit(False)  # as atomic() does
+@pytest.mark.parametrize(("autocommit", "sent"), [(False, 0), (False, 1), (True, 0)])
+def test_the_question_for_the_extension_leaves_the_transaction_as_it_was(unknown, autocommit, sent):
+    unknown.set_autocommit(autocommit)  # off, as atomic() does
     with unknown.cursor() as cursor:
         for _ in range(sent):
             cursor.execute("SELECT 1")
     before = unknown.connection.info.transaction_status
     assert kind(choose(unknown)) == (PostgreSQLStore, False)
     assert unknown.connection.info.transaction_status == before
-    assert unknown.connection.autocommit is False
+    assert unknown.connection.autocommit is autocommit
     unknown.rollback()
+
+
+def test_a_database_that_has_the_extension_gets_its_store(unknown, monkeypatch):
+    monkeypatch.setattr(postgresql, "_HAS_CITUS", "SELECT true")
+    assert kind(choose(unknown)) == (CitusStore, False)
 
 
 def test_a_database_is_asked_once(unknown):

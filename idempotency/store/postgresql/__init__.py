@@ -29,7 +29,9 @@ def choose(connection: BaseDatabaseWrapper) -> PostgreSQLStore:
         try:
             _has_citus[place] = _ask(connection)
         except Error:
-            return PostgreSQLStore(connection, is_provisional=True)
+            store = PostgreSQLStore(connection)
+            store.is_provisional = True
+            return store
     return (CitusStore if _has_citus[place] else PostgreSQLStore)(connection)
 
 

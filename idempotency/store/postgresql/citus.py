@@ -39,8 +39,8 @@ SELECT get_shard_id_for_distribution_column(%s::regclass, account), account FROM
 # Each shard is measured where it is. If one has no estimate or can't be asked, there is none. Citus's own functions for
 # sizes refuse a transaction that has written.
 _MEASURE_SHARDS = """
-SELECT CASE WHEN bool_and(size IS NOT NULL) THEN sum(size) END,
-    CASE WHEN bool_and(records IS NOT NULL) THEN round(sum(records)) END
+SELECT CASE WHEN bool_and(size IS NOT NULL) THEN sum(size)::bigint END,
+    CASE WHEN bool_and(records IS NOT NULL) THEN round(sum(records))::bigint END
 FROM (
     SELECT (answer ->> 0)::bigint AS size, (answer ->> 1)::double precision AS records
     FROM (
@@ -81,7 +81,9 @@ class CitusStore(PostgreSQLStore):
         return sorted(written.intersection(present) - known)
 
     def measure(self) -> TableSize:
-        return self._measure_by(_MEASURE_SHARDS) if self.is_distributed("idempotency_record") else super().measure()
+        if not self.is_distributed("idempotency_record"):
+            return super().measure()
+        return TableSize(*self.row_of(_MEASURE_SHARDS))
 
     def takes_several(self, cursor: Any) -> bool:
         return False  # an update of several shards can't have the note, and a message is sent on as a whole

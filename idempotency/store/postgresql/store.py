@@ -71,11 +71,11 @@ SELECT (SELECT count(*) FROM deleted), count(*), max(expires_at) FROM due
 # table that was never analysed has no estimate. The rows are in the table itself or, if it is partitioned, in its
 # partitions.
 _MEASURE = """
-SELECT sum(pg_total_relation_size(relation.oid)),
+SELECT sum(pg_total_relation_size(relation.oid))::bigint,
     CASE WHEN min(relation.reltuples) >= 0 THEN round(sum(
         relation.reltuples / greatest(relation.relpages, 1)
         * pg_relation_size(relation.oid) / current_setting('block_size')::integer
-    )) END
+    ))::bigint END
 FROM pg_class AS relation
 WHERE relation.relkind = 'r'
     AND relation.oid IN (
@@ -130,11 +130,7 @@ class PostgreSQLStore(RecordStore):
             return Taken(*cursor.fetchone())
 
     def measure(self) -> TableSize:
-        return self._measure_by(_MEASURE)
-
-    def _measure_by(self, query: str) -> TableSize:
-        size, estimate = self.row_of(query) or (None, None)
-        return TableSize(size and int(size), None if estimate is None else int(estimate))
+        return TableSize(*self.row_of(_MEASURE))
 
     def replication(self) -> Replication:
         return Replication(*self.row_of(_REPLICATION))

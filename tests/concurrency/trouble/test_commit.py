@@ -5,7 +5,15 @@ from functools import partial
 from unittest.mock import Mock
 
 import pytest
-from django.db import IntegrityError, OperationalError, ProgrammingError, connection, connections, transaction
+from django.db import (
+    DatabaseError,
+    IntegrityError,
+    OperationalError,
+    ProgrammingError,
+    connection,
+    connections,
+    transaction,
+)
 
 from idempotency import claim, current_claim
 from idempotency.exceptions import InProgressError, OuterTransactionError
@@ -91,6 +99,14 @@ def test_a_commit_that_the_server_refused_is_released_at_once(post):
     assert effects() == ["one"]
 
 
+@pytest.mark.postgres
+def test_an_error_before_commit_is_sent_is_no_answer_of_the_server(post):
+    with business_commit(fail):
+        assert post().status_code == 500
+    assert state() == ("recoverable", [])
+    assert post().status_code == 201
+
+
 @pytest.mark.failure_60
 def test_a_deferred_constraint_that_fails_in_commit_is_the_handlers_failure(post, account):
     """Foreign keys are only checked by COMMIT, on both databases."""
@@ -126,14 +142,17 @@ def test_a_failing_on_commit_callback_leaves_the_outcome_recorded_and_announced(
     assert (effects(), handler.attempts, len(announced)) == (["one"], [1], 1)
 
 
-BOUNDS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+BOUNDS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout", "synchronous_commit")
 
 
 @pytest.mark.failure_59
 @pytest.mark.postgres
 @pytest.mark.parametrize("path", ["/inside/", "/bounded/", "/again/"])
 def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(post, path):
-    """COMMIT checks deferred foreign keys, and may wait there for a row that another transaction has locked."""
+    """COMMIT checks deferred foreign keys, and may wait there for a row that another transaction has locked.
+
+    It waits for the disk.
+    """
     seen = {}
     handler.after = lambda request: seen.update(handler=session_settings(*BOUNDS))
 
@@ -143,7 +162,7 @@ def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(pos
 
     with business_commit(look):
         assert post(path).status_code == 201
-    bounds = ["0", "0", "2s" if path == "/bounded/" else "0"]
+    bounds = ["0", "0", "2s" if path == "/bounded/" else "0", "on"]
     # Without a transaction the completing update is committed by itself.
     assert seen == {"handler": bounds} | ({} if path == "/again/" else {"commit": bounds})
 
@@ -191,13 +210,29 @@ def and_fail(ends):
     return run
 
 
+def fail_and_commit_in_the_driver(request):
+    with pytest.raises(DatabaseError):
+        execute("SELECT no_such_column")(request)
+    commit_in_the_driver(request)
+
+
 def close_in_the_driver(request):
     connection.connection.close()
+
+
+def close_in_the_driver_and_read(request):
+    close_in_the_driver(request)
+    execute("SELECT 1")(request)
 
 
 def commit_and_write(request):
     execute("COMMIT")(request)
     Transfer.objects.create(account_id=int(request.headers["X-Account"]), amount=1, label="after")
+
+
+def commit_and_be_refused(request):
+    execute("COMMIT")(request)
+    execute("SELECT no_such_column")(request)
 
 
 def fail_and_chain(request):
@@ -221,9 +256,15 @@ REPLACING = [
         pytest.param(execute("ROLLBACK"), [], id="rollback"),
         pytest.param(commit_in_the_driver, ["one"], marks=pytest.mark.except_mariadb),
         pytest.param(and_fail(commit_in_the_driver), ["one"], marks=pytest.mark.except_mariadb),
+        pytest.param(
+            and_fail(fail_and_commit_in_the_driver),
+            [] if connection.vendor == "postgresql" else ["one"],
+            marks=pytest.mark.except_mariadb,
+        ),
         # SQLite opens no other transaction for what is written after the COMMIT.
         (commit_and_write, ["after", "one"] if connection.vendor == "sqlite" else ["one"]),
         (and_fail(execute("COMMIT")), ["one"]),
+        (commit_and_be_refused, ["one"]),
         *(pytest.param(execute(sql), left, marks=pytest.mark.postgres, id=sql) for sql, left in REPLACING),
         pytest.param(execute("COMMIT; SELECT 1 / 0"), ["one"], marks=pytest.mark.postgres, id="commit and an error"),
         pytest.param(fail_and_chain, [], marks=pytest.mark.postgres),
@@ -236,7 +277,9 @@ def test_a_handler_that_ends_or_replaces_its_transaction_is_noticed_and_never_ru
     assert "has ended its transaction itself" in caplog.text
     assert record().status == "parked"
     # For the person who decides: what ended the attempt.
-    assert record().error.partition(":")[0] in {"TransactionBrokenError", "RuntimeError", "DataError"}
+    assert record().error.partition(":")[0] in {
+        *("TransactionBrokenError", "RuntimeError", "DataError", "ProgrammingError", "OperationalError")
+    }
     assert effects() == left
     handler.after = lambda request: None
     assert problem(post()) == UNKNOWN
@@ -248,6 +291,7 @@ def test_a_handler_that_ends_or_replaces_its_transaction_is_noticed_and_never_ru
     "undo",
     [
         and_fail(close_in_the_driver),
+        close_in_the_driver_and_read,
         pytest.param(
             execute("INSERT OR ROLLBACK INTO auth_user (id, username) VALUES (1, 'x')"), marks=pytest.mark.sqlite
         ),

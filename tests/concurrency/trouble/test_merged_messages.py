@@ -4,9 +4,13 @@ Each is run twice, with merged messages and as where messages can't be merged. I
 be retried with the same result, and its connection must be as Django left it.
 """
 
+import fcntl
+import resource
 import signal
+import socket
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -14,7 +18,7 @@ from django.db import connection
 
 from idempotency import claim
 from idempotency.models import IdempotencyRecord
-from idempotency.store.postgresql import PostgreSQLStore
+from idempotency.store.postgresql import PostgreSQLStore, merged
 from testproject.models import Transfer
 from tests.concurrency.racing import PATIENCE, changing_elsewhere
 from tests.concurrency.scenarios import CREATE_TRIGGER, SCENARIOS, execute, of, write
@@ -139,6 +143,28 @@ def test_a_signal_while_commit_waits_changes_nothing(raised, interrupt, monkeypa
     seen = see()
     without_merging(monkeypatch)
     assert seen == see()
+
+
+def test_a_session_is_listened_to_without_a_wait_and_however_many_files_are_open(monkeypatch):
+    """select() knows only the first 1,024 of them."""
+    waits = []
+
+    class Selector(merged.Selector):
+        def select(self, timeout=None):
+            waits.append(timeout)
+            return super().select(timeout)
+
+    monkeypatch.setattr(merged, "Selector", Selector)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    ours, servers = socket.socketpair()
+    with ours, servers, socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD, 1024)) as high:
+        driver = SimpleNamespace(pgconn=SimpleNamespace(socket=high.fileno()))
+        assert merged.is_silent(driver)
+        servers.send(b"the session has ended")
+        assert not merged.is_silent(driver)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert waits == [0, 0]
 
 
 class InterruptedWhileAdaptedOnce:

@@ -1,13 +1,14 @@
 """The admin finds a record and shows its state. It shows responses to the permitted only."""
 
 import itertools
+import os
 import re
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -16,6 +17,7 @@ from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.store import statement_timeout
+from tests.aliases import another_alias
 from tests.http.admin.pages import LIST, charges, detail, listed, log_in, refunds, said, text
 from tests.records import HOUR, from_now, make_records
 
@@ -117,7 +119,7 @@ def test_a_list_that_takes_too_long_is_empty(viewer, monkeypatch, query):
 
 
 @pytest.mark.postgres
-def test_the_time_limit_cancels_a_statement_and_leaves_no_setting_behind():
+def test_the_time_limit_cancels_a_statement_and_leaves_no_setting_behind(monkeypatch):
     def limit():
         with connection.cursor() as cursor:
             cursor.execute("SELECT current_setting('statement_timeout')")
@@ -132,7 +134,16 @@ def test_the_time_limit_cancels_a_statement_and_leaves_no_setting_behind():
             cursor.execute("SELECT pg_sleep(60)")
         with pytest.raises(DatabaseError, match="division by zero"), statement_timeout.time_limit("default"):
             cursor.execute("SELECT 1 / 0")
+        with pytest.raises(DatabaseError, match="by Django"), statement_timeout.time_limit("default"):
+            raise DatabaseError("refused by Django")
         assert limit() == "7s"
+    with (
+        another_alias(monkeypatch, "alias", os.environ["DATABASE_URL"]),
+        statement_timeout.time_limit("alias"),
+        connections["alias"].cursor() as cursor,
+    ):
+        cursor.execute("SELECT current_setting('statement_timeout')")
+        assert cursor.fetchone() == ("150ms",)
 
 
 def test_it_filters_by_state(viewer):
