@@ -1,7 +1,6 @@
 """Runs that are cut off, tasks that fail, and Celery's own ways out; and the identity that messages inherit."""
 
 import logging
-from contextlib import suppress
 from unittest.mock import Mock
 
 import pytest
@@ -23,18 +22,6 @@ from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, FailureError
 
 # What the inbox needs of the database is tested on each one in ``test_idempotent_task`` and in ``tests/concurrency``.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
-
-
-@pytest.mark.failure_53
-def test_a_run_that_was_cut_off_is_delivered_again_and_has_one_effect(inbox):
-    acting("a", dies, succeed)
-    inbox.publish(act, "a")
-    assert inbox.deliver().answer == "requeued"
-    assert (record().status, effects()) == ("in_progress", {})
-    inbox.deliver()  # its lease runs
-    end_leases()
-    assert inbox.drain() == [Delivered("acknowledged", "done")]
-    assert (record().status, effects()) == ("completed", {"a": 1})
 
 
 def cut_off(inbox, times):
@@ -212,16 +199,6 @@ def test_a_task_that_is_published_in_an_operation_inherits_a_derived_key(inbox):
     names = ["task:tests.send", "task:tests.send#2"]
     carried = [(message[KEY], message[ACCOUNT]) for message in inbox.messages()]
     assert carried == [*((scope.key_for(scope.derive_key(name)), "7") for name in names), ("chosen", "8")]
-
-
-def test_an_operation_that_runs_again_publishes_the_same_message_again(inbox):
-    for fails in (True, False):
-        with suppress(FailureError), claim("tests.outer", account_id="7", key="of-the-client"):
-            send.delay("a")
-            if fails:
-                raise FailureError
-    assert {delivered.answer for delivered in inbox.drain()} == {"acknowledged"}
-    assert effects() == {"a": 1}
 
 
 def test_a_chain_of_three_hops_keeps_one_trace(inbox):
