@@ -37,24 +37,24 @@ def test_a_block_runs_once_and_keeps_its_result(account):
     assert current_claim() is None
 
 
-def spoilt(account, spoil):
-    with claim("tests.function.send", account_id=account, key="k", payload={"to": "bob"}) as run:
-        Transfer.objects.create(account_id=int(account), amount=1, label="undone")
-        spoil(run)
+@pytest.mark.parametrize(
+    ("result", "error", "said"),
+    [
+        (None, ZeroDivisionError, "by zero"),
+        *((result, TypeError, "must be JSON") for result in (object(), float("nan"), {1, 2})),
+    ],
+    ids=["an error", "object", "nan", "set"],
+)
+def test_a_block_that_raises_or_has_a_result_that_is_not_json_is_undone_and_released(account, result, error, said):
+    def block():
+        with claim("tests.function.send", account_id=account, key="k", payload={"to": "bob"}) as run:
+            Transfer.objects.create(account_id=int(account), amount=1, label="undone")
+            run.result = result or 1 / 0
 
-
-def test_a_block_that_raises_is_undone_and_released(account):
-    with pytest.raises(ZeroDivisionError):
-        spoilt(account, lambda run: 1 / 0)
+    with pytest.raises(error, match=said):
+        block()
     assert effects() == []
     assert send(account).result["attempt"] == 2
-
-
-@pytest.mark.parametrize("result", [object(), float("nan"), {1, 2}], ids=["object", "nan", "set"])
-def test_a_result_that_is_not_json_undoes_the_block(account, result):
-    with pytest.raises(TypeError, match="must be JSON"):
-        spoilt(account, lambda run: setattr(run, "result", result))
-    assert effects() == []
 
 
 def test_everything_else_has_an_exception_of_its_own(account):

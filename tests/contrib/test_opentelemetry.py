@@ -3,7 +3,7 @@
 from importlib import import_module
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from opentelemetry import context, metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -19,12 +19,12 @@ from idempotency.contrib.opentelemetry.meters import observe_stats
 from idempotency.exceptions import KeyReusedError
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
-from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
+from tests.contrib import consumers
 from tests.contrib.conftest import happen
-from tests.contrib.consumers import send
-from tests.outbox import SENDER, broker
+from tests.database.publishing import send
+from tests.outbox import broker
 from tests.records import make_records
 
 # What the tables hold is counted on each database in ``test_prometheus``.
@@ -101,10 +101,9 @@ def test_the_callers_span_says_what_happened_and_nothing_private(recorded):
 def test_a_message_carries_its_producers_context_and_is_sent_in_it(recorded):
     seen = []
     broker.answer = lambda message: seen.append(trace.get_current_span().get_span_context())
-    with recorded.span("producer"), transaction.atomic():
-        publish("a", sender=SENDER, headers={"tenant": "x"})
-    with transaction.atomic():
-        publish("b", sender=SENDER)  # no span, no header
+    with recorded.span("producer"):
+        send("a", headers={"tenant": "x"})
+    send("b")  # no span, no header
     with recorded.span("relay") as relay:
         assert relay_once().sent == 2
         assert trace.get_current_span() is relay
@@ -116,14 +115,13 @@ def test_a_message_carries_its_producers_context_and_is_sent_in_it(recorded):
 
 
 def test_a_header_of_the_caller_wins_over_the_one_that_is_added(recorded):
-    with recorded.span(), transaction.atomic():
-        message = publish("a", sender=SENDER, headers={"traceparent": PARENT})
+    with recorded.span():
+        message = send(headers={"traceparent": PARENT})
     assert message.headers == {"traceparent": PARENT}
 
 
 def test_a_sender_that_fails_leaves_the_relays_context_as_it_was(recorded):
-    with transaction.atomic():
-        publish("a", 1, sender=SENDER, headers={"traceparent": PARENT})
+    send(payload=1, headers={"traceparent": PARENT})
     broker.refuse(1, error=ValueError())
     before = context.get_current()
     assert relay_once().postponed == 1
@@ -134,7 +132,7 @@ def test_a_sender_that_fails_leaves_the_relays_context_as_it_was(recorded):
 def test_the_span_of_an_idempotent_task_is_linked_to_its_messages_producer(recorded):
     for name in ("delivery", "redelivery"):
         with recorded.span(name):
-            send.apply_async(["a"], task_id="one", headers={"traceparent": PARENT})
+            consumers.send.apply_async(["a"], task_id="one", headers={"traceparent": PARENT})
     for span in recorded.spans().values():
         assert [f"{link.context.span_id:x}" for link in span.links] == ["b7ad6b7169203331"]
 

@@ -89,24 +89,24 @@ def test_a_user_who_requeues_leaves_an_entry_in_the_log_of_the_admin():
     assert [*entries] == expected
 
 
-@pytest.mark.parametrize("status", [MessageStatus.PENDING, MessageStatus.SENT])
-def test_only_a_dead_message_is_requeued(status):
-    user = User.objects.create(username="operator")
+@pytest.mark.parametrize(
+    ("status", "change", "said"),
+    [
+        (MessageStatus.PENDING, {}, "not dead"),
+        (MessageStatus.SENT, {}, "not dead"),
+        (MessageStatus.DEAD, {"attempts": 4}, "has changed"),  # it died again
+        (MessageStatus.DEAD, {"next_try_at": from_now(DAY)}, "has changed"),
+    ],
+    ids=["pending", "sent", "attempts", "next_try_at"],
+)
+def test_only_a_dead_message_is_requeued_and_as_it_was_seen(status, change, said):
     make_messages(1, status, attempts=3)
-    with pytest.raises(ResolutionRefusedError, match="not dead"):
-        requeue(OutboxMessage.objects.get(), by=user)
-    assert statuses() == [(status, 3)]
-    assert not LogEntry.objects.exists()
-
-
-@pytest.mark.parametrize("change", [{"attempts": 3}, {"next_try_at": from_now(DAY)}], ids=["attempts", "next_try_at"])
-def test_a_message_that_died_again_since_it_was_seen_is_left_alone(change):
-    make_messages(1, MessageStatus.DEAD)
     seen = OutboxMessage.objects.get()
-    OutboxMessage.objects.update(**change)
-    with pytest.raises(ResolutionRefusedError, match="has changed"):
-        requeue(seen, by="a test")
-    assert OutboxMessage.objects.get().status == "dead"
+    OutboxMessage.objects.update(**{"attempts": 3} | change)
+    with pytest.raises(ResolutionRefusedError, match=said):
+        requeue(seen, by=User.objects.create(username="operator"))
+    assert statuses() == [(status, change.get("attempts", 3))]
+    assert not LogEntry.objects.exists()
 
 
 @pytest.mark.parametrize("by", ["", None, 1])

@@ -220,7 +220,3 @@ def test_a_line_bears_the_operation_trace_and_attempt_that_it_was_logged_under()
     with claim("tests.log", account_id="7", key=f"{'0' * 32}.{'1' * 36}") as run:
         run.result = named()
     assert run.result == ("tests.log", "0" * 32, 1)
-
-
-def test_outside_of_an_operation_they_are_empty():
-    assert named() == ("", "", "")

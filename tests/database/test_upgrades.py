@@ -1,7 +1,6 @@
 """This release beside a newer one: its code on tables that a later migration has extended, and beside newer records."""
 
 import pytest
-from django.db import transaction
 
 from idempotency.contrib.dashboard.counters import counters
 from idempotency.contrib.dashboard.models import IdempotencyCounter
@@ -10,15 +9,15 @@ from idempotency.operate.purge import purge_once
 from idempotency.operate.resolutions import mark_not_executed
 from idempotency.operate.stats import stats
 from idempotency.operate.sweep import recover_once
-from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
 from idempotency.protocol import ownership
 from idempotency.protocol.claim import Claim
 from tests.commands import run_command
 from tests.database.claiming import OUTCOME, acquire, parks
+from tests.database.publishing import send
 from tests.database.statements import execute
-from tests.outbox import SENDER, broker
+from tests.outbox import broker
 from tests.records import HOUR, from_now, make_records, remaining
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -66,8 +65,7 @@ def test_messages_and_counts_are_written_to_newer_tables(newer_tables):
     acquire(parks)
     counters.flush()
     assert IdempotencyCounter.objects.get(hour=0, operation=parks.name).total == 1
-    with transaction.atomic():
-        publish("upgrades.done", {"id": 1}, sender=SENDER)
+    send(payload={"id": 1})
     assert relay_once().sent == 1
     assert broker.payloads == [{"id": 1}]
 
