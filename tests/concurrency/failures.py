@@ -28,12 +28,13 @@ def server_error(sqlstate):
     return error
 
 
-def error_of(monkeypatch, meaning, sqlstate):
-    """What PostgreSQL says with this SQLSTATE. Elsewhere, an error that the store's method ``meaning`` is true of."""
+def error_of(monkeypatch, sqlstate, *meanings):
+    """What PostgreSQL says with this SQLSTATE. Elsewhere, an error that these methods of the store are true of."""
     if connection.vendor == "postgresql":
         return server_error(sqlstate)
     error = OperationalError("said by the server")
-    monkeypatch.setattr(type(store_for("default")), meaning, lambda store, each: each is error)
+    for meaning in meanings:
+        monkeypatch.setattr(type(store_for("default")), meaning, lambda store, each: each is error)
     return error
 
 
@@ -78,6 +79,7 @@ def problem(answer):
     return answer.status_code, str(answer.json()["code"])
 
 
+BROKEN = (500, "idempotency_transaction_broken")
 UNAVAILABLE = (503, "idempotency_unavailable")
 IN_PROGRESS = (409, "idempotency_in_progress")
 UNKNOWN = (409, "idempotency_outcome_unknown")

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
+from django.db import connection, transaction
 
 from idempotency import require_claim
 from idempotency.exceptions import LeaseLostError
@@ -18,6 +18,7 @@ from idempotency.protocol import acquisition, steps
 from tests.concurrency.failures import fail, unreachable
 from tests.concurrency.traces import effects, end_retention, record
 from tests.concurrency.urls import handler
+from tests.database.statements import before_statement
 
 
 @pytest.fixture
@@ -199,6 +200,14 @@ def test_a_new_request_that_lost_its_claim_leaves_the_steps_alone(post, attempt,
     monkeypatch.setattr(acquisition.store_for("default"), "start_over", lambda *args, **kwargs: False)
     assert post("/again/", label="two").status_code == 409
     assert IdempotencyStep.objects.count() == 1
+
+
+def test_a_step_is_looked_for_and_stored_in_the_transaction_that_proves_its_attempt(attempt):
+    """Between the two, another attempt could take the record over."""
+    seen = []
+    with before_statement("idempotency_step", lambda: seen.append(connection.in_atomic_block)):
+        assert attempt(lambda: step("x", lambda: 1)) == 201
+    assert seen == [True, True]
 
 
 def test_steps_say_what_they_are_of():

@@ -10,7 +10,7 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from idempotency import PARK, Operation, Wait, claim, require_claim
 from idempotency.contrib.dashboard.counters import counters
-from idempotency.exceptions import InProgressError, LeaseLostError, UnavailableError
+from idempotency.exceptions import InProgressError, KeyExpiredError, LeaseLostError, UnavailableError
 from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
@@ -58,6 +58,31 @@ def test_a_duplicate_looks_again_for_as_long_as_its_operation_declares(monkeypat
         acquire_or_wait(ClaimRequest(operation.policy, Scope("1", operation.name, "k"), PAYLOAD))
     assert slept == pytest.approx(pauses)
     assert expecting == [False] + [True] * len(pauses)  # only the first look may insert
+
+
+@pytest.mark.parametrize(
+    ("is_expected", "has_one_writer", "refusal", "first"),
+    [
+        (False, False, None, "insert"),
+        (True, False, None, "read"),
+        (False, True, None, "read"),  # an insert would wait for the writer
+        (False, False, KeyExpiredError(), "read"),
+    ],
+)
+def test_a_record_is_read_first_where_an_insert_would_wait_or_be_in_vain(
+    monkeypatch, is_expected, has_one_writer, refusal, first
+):
+    ownership.record(acquire(plain), OUTCOME)
+    store = store_for("default")
+    monkeypatch.setattr(store, "has_one_writer", has_one_writer)
+    seen = []
+    with (
+        just_before(store, "insert_claim", lambda *args, **options: seen.append("insert")),
+        just_before(store, "read", lambda *args: seen.append("read")),
+    ):
+        request = ClaimRequest(plain.policy, Scope("1", plain.name, "k"), PAYLOAD, refusal)
+        assert acquisition.acquire(request, expect_record=is_expected) == OUTCOME
+    assert seen[0] == first
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.signals import completed
 from idempotency.store import store_for
 from testproject.models import Transfer
-from tests.concurrency.failures import UNAVAILABLE, UNKNOWN, fail, problem, server_error, unreachable
+from tests.concurrency.failures import BROKEN, UNAVAILABLE, UNKNOWN, error_of, fail, problem, server_error, unreachable
 from tests.concurrency.traces import effects, end_lease, record, session_settings, state
 from tests.concurrency.urls import handler
 from tests.operations import receiving
@@ -83,11 +83,12 @@ def test_a_commit_that_never_arrived_releases_nothing_and_runs_after_the_lease(p
     assert (effects(), handler.attempts) == (["one"], [1, 2])
 
 
-@pytest.mark.postgres
-def test_a_commit_that_the_server_refused_is_released_at_once(post):
+def test_a_commit_that_the_server_refused_is_released_at_once(post, monkeypatch):
+    error = error_of(monkeypatch, "40001", "lost_a_race", "commit_was_refused")
+
     def refuse(commit):
         connection.connection.rollback()
-        raise server_error("40001")
+        raise error
 
     with business_commit(refuse):
         answer = post()
@@ -186,7 +187,6 @@ def test_the_sqlstates_of_postgresql_have_their_meanings(question, yes, no):
     assert [sqlstate for sqlstate in yes + no if asked(server_error(sqlstate))] == yes
 
 
-BROKEN = (500, "idempotency_transaction_broken")
 OUTER_TRANSACTION = (500, "idempotency_outer_transaction")
 
 

@@ -14,6 +14,7 @@ from idempotency.protocol.acquisition import MAX_ROUNDS
 from idempotency.protocol.faults import fault_point
 from idempotency.store import store_for
 from tests.concurrency.failures import (
+    BROKEN,
     IN_PROGRESS,
     UNAVAILABLE,
     UNKNOWN,
@@ -24,7 +25,7 @@ from tests.concurrency.failures import (
     problem,
     unreachable,
 )
-from tests.concurrency.traces import effects, end_lease, record
+from tests.concurrency.traces import effects, end_lease, record, state
 from tests.concurrency.urls import handler
 from tests.database.statements import execute
 from tests.operations import receiving
@@ -176,7 +177,7 @@ def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole_a_bounded_num
     post, monkeypatch, times, status
 ):
     rounds = []
-    error = error_of(monkeypatch, "lost_a_race", "40P01")
+    error = error_of(monkeypatch, "40P01", "lost_a_race")
 
     def deadlock():
         rounds.append(1)
@@ -192,11 +193,21 @@ def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole_a_bounded_num
 
 @pytest.mark.failure_15
 def test_a_claim_that_waited_in_vain_for_a_lock_is_in_progress(post, monkeypatch):
-    monkeypatch.setitem(
-        fault_point, "claim.before", Mock(side_effect=error_of(monkeypatch, "timed_out_waiting", "55P03"))
-    )
+    error = error_of(monkeypatch, "55P03", "timed_out_waiting")
+    monkeypatch.setitem(fault_point, "claim.before", Mock(side_effect=error))
     answer = post()
     assert (problem(answer), answer["Retry-After"]) == (IN_PROGRESS, "1")
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "meaning", "told"),
+    [("25P02", "was_broken_before", BROKEN), ("57014", "timed_out_waiting", UNAVAILABLE)],
+)
+def test_an_outcome_that_can_not_be_written_in_its_transaction_is_released(post, monkeypatch, sqlstate, meaning, told):
+    error = error_of(monkeypatch, sqlstate, meaning)
+    monkeypatch.setattr(store_for("default"), "complete", Mock(side_effect=error))
+    assert problem(post()) == told
+    assert state() == ("recoverable", [])
 
 
 def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_announced_again(

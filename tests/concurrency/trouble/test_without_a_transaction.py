@@ -96,8 +96,12 @@ def test_a_step_whose_commit_was_carried_out_and_not_confirmed_is_kept_once(post
     def commit_and_break():
         del connection._commit
         commit()
-        monkeypatch.setattr(connection, "is_usable", lambda: False)
+        connection.is_usable = until_there_is_another_one
         unreachable()
+
+    def until_there_is_another_one():
+        del connection.is_usable
+        return False
 
     def pay():
         connection._commit = commit_and_break
