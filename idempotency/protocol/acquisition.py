@@ -205,7 +205,7 @@ def _insert(request: ClaimRequest) -> int | Row | None:
 def _owned(policy: Policy, fence: Fence, store: Store, signal: Signal) -> Ownership:
     """The ownership that was committed just now."""
     # Only a TestCase has a transaction open here.
-    owned = Ownership(policy, fence, store, shares_connection=store.connection.in_atomic_block)
+    owned = Ownership(policy, fence, store, store.connection.in_atomic_block)
     signals.send(signal, policy.operation, fence.scope, fence.attempt, request_hash=fence.request_hash)
     return owned
 

@@ -51,12 +51,12 @@ class Ownership:
     fence: Fence
     #: Over the connection of the thread that claimed. Another thread has a store of its own: ``store_for(using)``.
     store: Store
+    #: True in a TestCase, whose transaction hides the record from every other connection.
+    shares_connection: bool
     #: True if the earlier attempt disappeared and the reconciler must be asked before anything runs.
     abandoned: bool = False
     #: True if another attempt is known to own the record.
     lost: bool = False
-    #: True in a TestCase, whose transaction hides the record from every other connection.
-    shares_connection: bool = False
     #: True if the operation may have committed writes that a rollback of the record's transaction doesn't undo.
     has_effects_elsewhere: bool = False
     #: True if the operation answered with a status below 500 that it declares as no outcome. That is no failure.

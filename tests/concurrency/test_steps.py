@@ -15,8 +15,9 @@ from idempotency import require_claim
 from idempotency.exceptions import LeaseLostError
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.protocol import acquisition, steps
+from idempotency.store import store_for
 from tests.concurrency.failures import fail, unreachable
-from tests.concurrency.traces import effects, end_retention, record
+from tests.concurrency.traces import effects, end_lease, end_retention, record
 from tests.concurrency.urls import handler
 from tests.database.statements import before_statement
 
@@ -208,6 +209,17 @@ def test_a_step_is_looked_for_and_stored_in_the_transaction_that_proves_its_atte
     with before_statement("idempotency_step", lambda: seen.append(connection.in_atomic_block)):
         assert attempt(lambda: step("x", lambda: 1)) == 201
     assert seen == [True, True]
+
+
+def test_a_step_begins_with_a_whole_lease(attempt):
+    left = []
+
+    def work():
+        end_lease()
+        step("x", lambda: left.append(store_for("default").read(record().scope).lease_left))
+
+    assert attempt(work) == 201
+    assert 55 < left[0] <= 60
 
 
 def test_steps_say_what_they_are_of():

@@ -103,6 +103,25 @@ def test_a_store_is_told_what_it_may_lose_and_when_it_may_commit(operation, wait
     assert (told["wait_for_disk"], told["commit"]) == (waits, commits)
 
 
+@pytest.mark.parametrize(("change", "expires"), [("take_over", HOUR), ("start_over", -HOUR)])
+def test_a_record_that_another_attempt_has_got_since_it_was_read_is_in_progress(change, expires):
+    acquire(plain)
+    IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR), expires_at=from_now(expires))
+
+    def overtake(*args, **options):
+        IdempotencyRecord.objects.update(attempt=2, lease_expires_at=from_now(HOUR))
+
+    with just_before(store_for("default"), change, overtake), pytest.raises(InProgressError):
+        acquire(plain)
+
+
+@pytest.mark.django_db
+def test_a_claim_leaves_nothing_to_the_commit_of_a_test(django_capture_on_commit_callbacks):
+    with django_capture_on_commit_callbacks() as left, claim(plain, account_id="1", key="k"):
+        pass
+    assert left == []
+
+
 class LaggingReplica:
     """Reads go to a replica. There is none here, so a read from it fails."""
 
@@ -127,8 +146,11 @@ def test_nothing_about_a_record_is_read_from_a_replica():
         renew(owned)
         ownership.record(owned, OUTCOME)
         assert acquire(plain).status == 201
+        abandoned = acquire(asks)
+        IdempotencyRecord.objects.using("default").update(lease_expires_at=from_now(-HOUR))
+        reconcile(abandoned)
         assert (recover_once().touched, purge_once().deleted) == (0, 0)
-        assert stats().records.value == 1
+        assert stats().records.value == 2
 
 
 # What a statement reads, and what it leaves behind in a transaction that is not its own

@@ -127,7 +127,8 @@ def test_an_attempt_that_declined_and_then_failed_is_a_failure(receiver):
     held = acquire()
     held.declined = True
     release_or_park(held, "OperationalError: the connection is gone")
-    assert receiver.sent[1:] == [sent("released")]
+    acquire()
+    assert receiver.sent[1:] == [sent("released"), sent("claimed", attempt=2)]
 
 
 def test_an_abandoned_claim_is_taken_over_and_its_owner_learns_it(receiver):

@@ -20,7 +20,7 @@ from idempotency.store import Fence
 def owned():
     operation = Operation("tests.renewed")
     fence = Fence(Scope("a", operation.name, "k"), 1, 1, "v1:0")
-    return Ownership(operation.policy, fence, SimpleNamespace(using="default"))
+    return Ownership(operation.policy, fence, SimpleNamespace(using="default"), shares_connection=False)
 
 
 @pytest.fixture

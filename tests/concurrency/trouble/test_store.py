@@ -23,7 +23,6 @@ from tests.concurrency.failures import (
     fail,
     failing_database,
     problem,
-    unreachable,
 )
 from tests.concurrency.traces import effects, end_lease, record, state
 from tests.concurrency.urls import handler
@@ -109,28 +108,19 @@ def locked_file():
         cursor.execute("ROLLBACK")
 
 
-def busy_when_the_business_transaction_begins():
-    return failing_database(store_for("default"), "bound_transaction")
-
-
 @pytest.mark.parametrize(
     "trouble",
     [
         pytest.param(read_only, marks=pytest.mark.failure_29),
         pytest.param(out_of_reach, marks=pytest.mark.failure_29),
         pytest.param(locked_file, marks=[pytest.mark.failure_21, pytest.mark.sqlite]),
-        pytest.param(busy_when_the_business_transaction_begins, marks=pytest.mark.failure_21),
     ],
 )
 def test_a_store_that_can_not_be_written_is_503_and_no_effect_is_kept(post, trouble):
     with trouble():
         answer = post("/bounded/")
     assert (problem(answer), answer["Retry-After"]) == (UNAVAILABLE, "1")
-    assert (handler.attempts, effects()) == ([], [])
-    left = [("recoverable", "OperationalError: server closed the connection unexpectedly")]
-    assert list(IdempotencyRecord.objects.values_list("status", "error")) == (
-        left if trouble is busy_when_the_business_transaction_begins else []
-    )
+    assert (handler.attempts, effects(), list(IdempotencyRecord.objects.all())) == ([], [], [])
     assert post("/bounded/").status_code == 201
     assert effects() == ["one"]
 
@@ -199,15 +189,34 @@ def test_a_claim_that_waited_in_vain_for_a_lock_is_in_progress(post, monkeypatch
     assert (problem(answer), answer["Retry-After"]) == (IN_PROGRESS, "1")
 
 
+@pytest.mark.failure_21
 @pytest.mark.parametrize(
-    ("sqlstate", "meaning", "told"),
-    [("25P02", "was_broken_before", BROKEN), ("57014", "timed_out_waiting", UNAVAILABLE)],
+    ("statement", "sqlstate", "meaning", "told", "retry_after"),
+    [
+        ("bound_transaction", "55P03", "timed_out_waiting", UNAVAILABLE, "1"),
+        ("bound_transaction", "42P01", "is_permanent", UNAVAILABLE, None),
+        ("complete", "55P03", "timed_out_waiting", UNAVAILABLE, "1"),
+        ("complete", "42P01", "is_permanent", UNAVAILABLE, None),
+        ("complete", "25P02", "was_broken_before", BROKEN, None),
+    ],
 )
-def test_an_outcome_that_can_not_be_written_in_its_transaction_is_released(post, monkeypatch, sqlstate, meaning, told):
+def test_a_transaction_in_which_a_statement_of_ours_fails_is_undone_and_released_with_the_reason(
+    post, monkeypatch, statement, sqlstate, meaning, told, retry_after
+):
     error = error_of(monkeypatch, sqlstate, meaning)
-    monkeypatch.setattr(store_for("default"), "complete", Mock(side_effect=error))
-    assert problem(post()) == told
+    with monkeypatch.context() as patched:
+        patched.setattr(store_for("default"), statement, Mock(side_effect=error))
+        answer = post("/bounded/")
+    assert (problem(answer), answer.get("Retry-After")) == (told, retry_after)
     assert state() == ("recoverable", [])
+    reasons = {
+        "bound_transaction": "OperationalError",
+        UNAVAILABLE: "UnavailableError",
+        BROKEN: "TransactionBrokenError",
+    }
+    assert record().error.startswith(reasons.get(statement) or reasons[told])
+    assert post("/bounded/").status_code == 201
+    assert effects() == ["one"]
 
 
 def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_announced_again(
@@ -222,13 +231,19 @@ def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_a
     assert (record().status, parked) == ("parked", [])
 
 
-def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post, monkeypatch):
+@pytest.mark.parametrize(
+    ("sqlstate", "meanings", "retry_after"), [("08006", [], "1"), ("42P01", ["is_permanent"], None)]
+)
+def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post, monkeypatch, sqlstate, meanings, retry_after):
+    error = error_of(monkeypatch, sqlstate, *meanings)
+
     def lose(request):
         IdempotencyRecord.objects.update(attempt=2)
-        monkeypatch.setattr(store_for("default"), "read", unreachable)
+        monkeypatch.setattr(store_for("default"), "read", Mock(side_effect=error))
 
     handler.before = lose
-    assert problem(post()) == UNAVAILABLE
+    answer = post()
+    assert (problem(answer), answer.get("Retry-After")) == (UNAVAILABLE, retry_after)
     assert effects() == []
 
 

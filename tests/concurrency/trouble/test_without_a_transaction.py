@@ -209,7 +209,10 @@ def test_a_server_that_does_not_come_back_leaves_the_claim_to_recovery_after_bou
 def owned(in_transaction):
     operation = Operation("tests.owned", transaction=in_transaction, recovery=REEXECUTE)
     return ownership.Ownership(
-        operation.policy, Fence(Scope("a", operation.name, "k"), 1, 1, "v1:0"), store_for("default")
+        operation.policy,
+        Fence(Scope("a", operation.name, "k"), 1, 1, "v1:0"),
+        store_for("default"),
+        shares_connection=False,
     )
 
 
