@@ -11,9 +11,7 @@ from django.core.checks import run_checks
 from django.db import connection
 from django.http import HttpRequest
 from django.test.utils import CaptureQueriesContext
-from django.urls import path
 from django.utils.functional import SimpleLazyObject
-from django.views.decorators.csrf import csrf_exempt
 from rest_framework import viewsets
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.authtoken.models import Token
@@ -21,6 +19,7 @@ from rest_framework.decorators import action, api_view, permission_classes, thro
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
 from rest_framework.throttling import SimpleRateThrottle, UserRateThrottle
 from rest_framework.views import APIView
 
@@ -29,11 +28,9 @@ from idempotency.conf import authenticated_user
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.http.accounts import Fixed, FromRoute, FromToken, api_key, remember_visitor, user_or_visitor
 from idempotency.models import IdempotencyRecord
-from testproject.authentication import token_required
 from testproject.models import Transfer
-from testproject.views import ChargeViewSet
 from tests.http.callers import Caller, assert_refused, effects, records, replayed
-from tests.http.views import LabelSerializer, drf_answer, plain_answer
+from tests.http.views import LabelSerializer, MixinViewSet, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -80,13 +77,13 @@ def test_an_api_key_is_an_account_and_no_secret_becomes_one():
         assert account == api_key(requested(auth=secret))
 
 
-def test_an_argument_of_the_url_is_an_account_of_the_permitted(alice, bob, settings):
+def test_an_argument_of_the_url_is_an_account_of_the_permitted(alice, bob, serve):
     def acts_for(request, organisation):
         return bool(request.user.pk == alice.user.pk and organisation == 3)
 
     protect = idempotent("accounts.route", account=FromRoute("organisation", acts_for))
-    view = csrf_exempt(token_required(protect(lambda request, **route: plain_answer(request))))
-    settings.ROOT_URLCONF = (path("<int:organisation>/", view), path("none/", view))
+    view = protect(lambda request, **route: plain_answer(request))
+    serve(**{"<int:organisation>/": view, "none/": view})
     assert FromRoute("organisation", acts_for)(requested()) is FromRoute("organisation", acts_for)(object()) is None
     replayed(alice, "/3/")
     for caller, url in ((bob, "/3/"), (alice, "/4/"), (alice, "/none/")):
@@ -147,16 +144,6 @@ class MayTransfer(BasePermission):
         return bool(request.user.has_perm("testproject.add_transfer"))
 
 
-def transfers_of_a_viewset():
-    class Charges(ChargeViewSet):
-        permission_classes = (IsAuthenticated, MayTransfer)
-
-        def create(self, request, *args, **kwargs):
-            return drf_answer(request)
-
-    return Charges.as_view({"post": "create"})
-
-
 @pytest.mark.failure_48
 @pytest.mark.failure_50
 @pytest.mark.parametrize(
@@ -166,7 +153,7 @@ def transfers_of_a_viewset():
             idempotent("tests.may")(plain_answer)
         ),
         lambda: api_view(["POST"])(permission_classes([MayTransfer])(idempotent("tests.may")(drf_answer))),
-        transfers_of_a_viewset,
+        lambda: MixinViewSet.as_view({"post": "create"}, permission_classes=[IsAuthenticated, MayTransfer]),
     ],
     ids=["plain", "drf", "mixin"],
 )
@@ -338,14 +325,10 @@ class Transfers(IdempotentMixin, viewsets.ModelViewSet):
 
 
 @pytest.fixture
-def transfer(alice, serve):
-    detail = {"patch": "partial_update", "delete": "destroy"}
-    routes = {"<int:pk>/": detail, "<int:pk>/lock/": {"post": "lock"}, "<int:pk>/open/": {"post": "open"}}
-    permitted = {"<int:pk>/open/": {"permission_classes": [IsAuthenticated]}}
-    serve(
-        Transfers.as_view({"post": "count"}),
-        **{route: Transfers.as_view(actions, **permitted.get(route, {})) for route, actions in routes.items()},
-    )
+def transfer(alice, settings):
+    router = SimpleRouter()
+    router.register("transfers", Transfers)
+    settings.ROOT_URLCONF = tuple(router.urls)
     return Transfer.objects.create(account=alice.user, recipient="carol", amount=1, label="mine")
 
 
@@ -354,7 +337,7 @@ def give_away(transfer, new_owner):
 
 
 def test_who_has_lost_the_object_gets_no_replay(alice, bob, transfer):
-    sent = {"method": "PATCH", "url": f"/{transfer.pk}/", "data": {"label": "changed"}, "key": "k"}
+    sent = {"method": "PATCH", "url": f"/transfers/{transfer.pk}/", "data": {"label": "changed"}, "key": "k"}
     assert [bob.request(**sent).status_code for _ in range(2)] == [403, 403]  # it is not his
     transfer.refresh_from_db()
     assert transfer.label == "mine"
@@ -386,21 +369,21 @@ def test_a_view_that_can_find_no_object_replays(alice, serve):
 
 
 def test_an_object_that_the_operation_has_deleted_has_nothing_to_check(alice, transfer):
-    first, _ = replayed(alice, f"/{transfer.pk}/", method="DELETE", wrote=-1)
+    first, _ = replayed(alice, f"/transfers/{transfer.pk}/", method="DELETE", wrote=-1)
     assert first.status_code == 204
 
 
 @pytest.mark.except_sqlite
 def test_the_views_query_may_lock_the_row(alice, bob, transfer):
-    answers = [alice.post(f"/{transfer.pk}/lock/", key="k") for _ in range(2)]
+    answers = [alice.post(f"/transfers/{transfer.pk}/lock/", key="k") for _ in range(2)]
     assert answers[1]["Idempotency-Replayed"] == "true"
     give_away(transfer, bob)
-    assert alice.post(f"/{transfer.pk}/lock/", key="k").status_code == 403
+    assert alice.post(f"/transfers/{transfer.pk}/lock/", key="k").status_code == 403
 
 
-@pytest.mark.parametrize("url", ["/", "/{pk}/open/"])
+@pytest.mark.parametrize("url", ["count/", "{pk}/open/"])
 def test_without_permissions_on_an_object_a_replay_looks_for_none(alice, transfer, url):
-    url = url.format(pk=transfer.pk)
+    url = f"/transfers/{url.format(pk=transfer.pk)}"
     alice.post(url, key="k")
     with CaptureQueriesContext(connection) as queries:
         assert alice.post(url, key="k")["Idempotency-Replayed"] == "true"

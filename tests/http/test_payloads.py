@@ -4,10 +4,9 @@ import json
 from itertools import pairwise
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.exceptions import BadRequest
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.urls import path, re_path, register_converter
+from django.urls import path, re_path
 from rest_framework import serializers
 from rest_framework.parsers import FormParser, JSONParser
 
@@ -400,37 +399,28 @@ class NamedSeat(Seat):
         return f"seat {self.number}"
 
 
-CONVERTERS = {
-    "seat": Seat,
-    "seats": lambda value: [Seat(value)],
-    "named_seat": NamedSeat,
-    "user": lambda value: User.objects.get(pk=value),
-}
-for name, make in CONVERTERS.items():
-    converter = type(name, (), {"regex": "[0-9]+", "to_python": lambda self, value, make=make: make(value)})
-    register_converter(converter, f"payloads_{name}")
+def serve_with(settings, *arguments):
+    """Serve an operation at ``/0/``, ``/1/`` and so on, one place whose route has these arguments."""
+    view = token_required(idempotent("tests.route")(lambda request, *args, **route: plain_answer(request)))
+    routes = [path(f"{number}/", view, {"of": each}, name="place") for number, each in enumerate(arguments)]
+    settings.ROOT_URLCONF = (*routes, re_path("^by-position/([0-9]+)(/)$", view))
 
 
-def serve_at(settings, pattern):
-    make = re_path if pattern.startswith("^") else path
-    view = idempotent("tests.converted")(lambda request, *args, **route: plain_answer(request))
-    settings.ROOT_URLCONF = (make(pattern, token_required(view)),)
+def test_a_route_argument_of_any_type_counts(same, settings):
+    user = UserFactory()
+    serve_with(settings, NamedSeat(1), NamedSeat(1), NamedSeat(2), user, user, UserFactory())
+    for first, again, other in (("/0/", "/1/", "/2/"), ("/3/", "/4/", "/5/")):
+        assert same(first, again)
+        assert not same(first, other)
+    assert not same("/by-position/1/", "/by-position/2/")
 
 
-@pytest.mark.parametrize("pattern", ["^([0-9]+)(/)$", "<payloads_user:payee>/", "<payloads_named_seat:seat>/"])
-def test_a_route_argument_of_any_type_counts(same, settings, pattern):
-    serve_at(settings, pattern)
-    first, second = UserFactory().pk, UserFactory().pk
-    assert same(f"/{first}/", f"/{first}/")
-    assert not same(f"/{first}/", f"/{second}/")
-
-
-@pytest.mark.parametrize(("kind", "name"), [("seat", "Seat"), ("seats", "list")])
-def test_a_route_argument_without_a_text_is_refused(alice, settings, caplog, kind, name):
+@pytest.mark.parametrize(("argument", "name"), [(Seat(1), "Seat"), ([Seat(1)], "list")], ids=["seat", "seats"])
+def test_a_route_argument_without_a_text_is_refused(alice, settings, caplog, argument, name):
     """Its text is an address in memory, by which an honest retry would be another request."""
-    serve_at(settings, f"<payloads_{kind}:seat>/")
+    serve_with(settings, argument)
     for _ in range(2):
-        assert alice.post("/1/", key="k").status_code == 500
+        assert alice.post("/0/", key="k").status_code == 500
     assert f"A route argument of type {name} has only its address" in caplog.text
     assert (effects(), records()) == (0, [])
 
