@@ -10,6 +10,8 @@ from idempotency.operation import Operation
 from tests.records import make_records
 
 SECRET = "4242-4242-<b>"
+#: What the form of an outcome is filled in with.
+OUTCOME = {"status": "201", "content_type": "application/json", "body": '{"id": 7}', "reason": "asked the bank"}
 
 
 def log_in(client, *permissions, superuser=False):

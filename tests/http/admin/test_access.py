@@ -14,7 +14,7 @@ from django.urls import reverse
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox.models import MessageStatus, OutboxMessage
-from tests.http.admin.pages import SECRET, log_in, secret_record
+from tests.http.admin.pages import OUTCOME, SECRET, log_in, secret_record, text
 from tests.outbox import make_messages
 from tests.records import HOUR
 
@@ -31,8 +31,8 @@ class Page:
     may_read: str
     secrets: list
     columns: list
-    action: str
-    may_decide: list
+    #: Permissions that don't suffice for each decision.
+    decisions: dict[str, list]
 
     def url(self, view="changelist", *pk):
         return reverse(f"admin:{self.model._meta.app_label}_{self.model._meta.model_name}_{view}", args=pk)
@@ -58,8 +58,11 @@ PAGES = [
         may_read="view_response_body",
         secrets=[CARD, f"Link: {SECRET}\nLink: second", f"reference {SECRET}", f"ValueError: {SECRET}"],
         columns=["response_body", '"error"'],
-        action="mark_not_executed",
-        may_decide=["release_idempotencyrecord", "change_idempotencyrecord", "view_response_body"],
+        decisions={
+            "mark_not_executed": ["release_idempotencyrecord", "change_idempotencyrecord", "view_response_body"],
+            "record_outcome": ["release_idempotencyrecord", "change_idempotencyrecord", "view_response_body"],
+            "release": ["resolve_idempotencyrecord", "change_idempotencyrecord", "view_response_body"],
+        },
     ),
     Page(
         model=OutboxMessage,
@@ -67,8 +70,7 @@ PAGES = [
         may_read="view_payload",
         secrets=[CARD, f"Authorization: {SECRET}", ERROR],
         columns=['"payload"', '"headers"', '"error"'],
-        action="requeue",
-        may_decide=["change_outboxmessage", "view_payload"],
+        decisions={"requeue": ["change_outboxmessage", "view_payload"]},
     ),
 ]
 
@@ -138,14 +140,15 @@ def test_what_may_not_be_shown_may_not_be_filtered_on(client, page, lookup):
     assert client.get(page.url(), {lookup: "x"}).status_code == 400
 
 
-@each_page
-def test_who_may_only_look_decides_nothing(client, page):
+@pytest.mark.parametrize(("page", "action"), [(page, action) for page in PAGES for action in page.decisions])
+def test_each_decision_needs_its_own_permission(client, page, action):
     pk = page.make()
-    log_in(client, page.may_view, *page.may_decide)
-    assert f'value="{page.action}"' not in client.get(page.url()).content.decode()
+    log_in(client, page.may_view, *page.decisions[action])
+    assert f'value="{action}"' not in client.get(page.url()).content.decode()
     before = page.model._default_manager.values().get()
     seen = f"{pk}:{before.get('attempt', 0)}:{before['status']}"
-    values = {"action": page.action, "_selected_action": [pk], "decided": "yes", "seen": [seen], "reason": "x"}
-    client.post(page.url(), values)
+    values = {"action": action, "_selected_action": [pk], "decided": "yes", "seen": [seen], "force": "on", **OUTCOME}
+    is_told = "No action selected" in text(client.post(page.url(), values, follow=True))
+    assert is_told is (len(page.decisions) > 1)  # where there is no other decision, there is no choice of actions
     assert page.model._default_manager.values().get() == before
     assert not LogEntry.objects.exists()

@@ -20,6 +20,7 @@ from tests.http.admin.pages import (
     DASHBOARD,
     LIST,
     MESSAGES,
+    OUTCOME,
     ask,
     charges,
     decide,
@@ -42,8 +43,6 @@ TOO_LARGE = "9" * 30
 DIGITS = "9" * 5_000
 NOT_ASCII = "\u0663"
 TOO_LONG = "x" * 256
-
-OUTCOME = {"status": "201", "content_type": "application/json", "body": "{}", "reason": "asked the bank"}
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The admin finds a message, shows its state and why it is dead, and requeues it; payloads are for the permitted."""
 
-import html
 import re
 from datetime import timedelta
 
@@ -69,16 +68,6 @@ def test_each_state_is_told_in_words(viewer):
     assert "pending, due" in text(viewer.get(LIST))
 
 
-def test_the_reason_is_shown_and_escaped(client):
-    reader = log_in(client, "view_outboxmessage", "view_payload")
-    (pk,) = make_messages(1, DEAD, error="ValueError: <script>alert(1)</script>", attempts=16)
-    page = reader.get(detail(pk, model="outboxmessage"))
-    assert "<script>alert" not in page.content.decode()
-    assert "ValueError: <script>alert" in html.unescape(page.content.decode())
-    (fine,) = make_messages(1)
-    assert "Last error" not in text(reader.get(detail(fine, model="outboxmessage")))
-
-
 @pytest.mark.failure_83
 @pytest.mark.parametrize("may_read", [False, True])
 def test_the_question_shows_the_error_to_those_who_may_see_payloads(client, may_read):
@@ -91,28 +80,18 @@ def test_the_question_shows_the_error_to_those_who_may_see_payloads(client, may_
 
 
 def test_a_dead_message_is_requeued_after_a_page_that_asks(operator):
-    first, second = make_messages(2, DEAD, attempts=16)
-    page = ask(operator, "requeue", first, second, url=DEAD_LIST)
+    first, second, pending = make_messages(3, DEAD, attempts=16)
+    page = ask(operator, "requeue", first, second, pending, url=DEAD_LIST)
     assert "First correct what the error names" in text(page)
-    assert page.content.decode().count('name="seen"') == 2
-    assert statuses() == [("dead", 16)] * 2
-    assert decide(operator, page, DEAD_LIST, reason="queue made") == ["Requeue: 2 outbox messages."]
-    assert statuses() == [("pending", 0)] * 2
+    assert page.content.decode().count('name="seen"') == 3
+    assert statuses() == [("dead", 16)] * 3
+    OutboxMessage.objects.filter(pk=pending).update(status=PENDING)  # by another operator
+    answers = decide(operator, page, DEAD_LIST, reason="queue made")
+    assert "is not dead, or has changed" in answers[0]
+    assert answers[1:] == ["Requeue: 2 outbox messages."]
+    assert statuses() == [("pending", 0), ("pending", 0), ("pending", 16)]
     assert {entry.change_message for entry in LogEntry.objects.all()} == {"requeued: queue made"}
     assert "requeued: queue made" in text(operator.get(detail(first, "history", "outboxmessage")))
-
-
-def test_what_has_become_of_a_message_meanwhile_is_said(operator):
-    dead, pending, gone = make_messages(3, DEAD)
-    page = ask(operator, "requeue", dead, pending, gone, url=DEAD_LIST)
-    OutboxMessage.objects.filter(pk=pending).update(status=PENDING)
-    OutboxMessage.objects.filter(pk=gone).delete()
-    answers = decide(operator, page, DEAD_LIST, reason="queue made")
-    assert len(answers) == 3
-    assert [answer for answer in answers if "is not dead, or has changed" in answer]
-    assert f"Outbox message {gone} is gone: it was purged." in answers
-    assert answers[-1] == "Requeue: 1 outbox message."
-    assert statuses() == [("pending", 0)] * 2
 
 
 def test_the_page_of_a_dead_message_offers_to_requeue_it_and_comes_back(operator):
