@@ -118,6 +118,22 @@ def assert_refused(caller, code, url="/", data=None, **options):
     return refused
 
 
+def refusals(caller):
+    """The answers, by code, to what a client does wrong or too early with the key of a request that it has made."""
+    sent = {"data": {"amount": 1}, "key": "k"}
+    caller.post(**sent)
+    refused = {
+        "idempotency_key_missing": caller.post(),
+        "idempotency_key_invalid": caller.post(key="a,b"),
+        "idempotency_key_reused": caller.post(data={"amount": 2}, key="k"),
+    }
+    claim_anew()
+    refused["idempotency_in_progress"] = busy = caller.post(**sent)
+    assert int(busy["Retry-After"]) >= 1
+    assert busy["Idempotency-Key"] == refused["idempotency_key_reused"]["Idempotency-Key"] == "k"
+    return refused
+
+
 def assert_nothing_kept(caller, status, url="/", **options):
     """Make a request and its retry, which both run and have no effect, and leave a claim to retry; the last answer."""
     for attempt in (1, 2):

@@ -3,6 +3,7 @@
 import json
 import re
 from datetime import timedelta
+from unittest.mock import ANY
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -17,13 +18,16 @@ from rest_framework.response import Response
 
 from idempotency import ACCEPTED, REEXECUTE, claim, exceptions, idempotent, require_claim
 from idempotency.http.problems import response_for
+from idempotency.models import IdempotencyRecord
 from tests.http.callers import (
+    PROBLEMS,
     assert_nothing_kept,
     assert_refused,
     claim_anew,
     effects,
     problem_code,
     records,
+    refusals,
     replayed,
     store_refusing,
 )
@@ -31,6 +35,8 @@ from tests.http.serving import Framework, policies, serve_answer
 from tests.http.views import drf_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+
+STANDARDIZED = "drf_standardized_errors.handler.exception_handler"
 
 
 def test_an_anonymous_caller_is_refused_by_a_view_that_lets_everybody_in(anonymous, settings):
@@ -123,34 +129,40 @@ def other_envelope(request, error):
     return JsonResponse({"oops": error.code}, status=error.status_code, headers={"Retry-After": str(error.retry_after)})
 
 
+def oops(status, code):
+    return {"oops": code}
+
+
+def standardized(status, code):
+    error = {"code": code, "detail": ANY, "attr": None}
+    return {"type": "client_error" if status < 500 else "server_error", "errors": [error]}
+
+
+@pytest.mark.failure_73
 @pytest.mark.parametrize(
-    ("name", "by"),
+    ("name", "setting", "value", "body"),
     [
         # A profile has names of its own.
-        ("plain", {"IDEMPOTENCY": {"ERROR_RESPONSE": other_envelope, "PROFILE": "acp"}}),
-        ("drf", {"IDEMPOTENCY": {"ERROR_RESPONSE": other_envelope, "PROFILE": "acp"}}),
-        ("plain", {"IDEMPOTENCY": {"ERROR_RESPONSE": f"{__name__}.other_envelope"}}),
-        ("drf", {"REST_FRAMEWORK": {"EXCEPTION_HANDLER": f"{__name__}.enveloping_handler"}}),
+        ("plain", "IDEMPOTENCY", {"ERROR_RESPONSE": other_envelope, "PROFILE": "acp"}, oops),
+        ("drf", "IDEMPOTENCY", {"ERROR_RESPONSE": other_envelope, "PROFILE": "acp"}, oops),
+        ("plain", "IDEMPOTENCY", {"ERROR_RESPONSE": f"{__name__}.other_envelope"}, oops),
+        ("drf", "REST_FRAMEWORK", {"EXCEPTION_HANDLER": f"{__name__}.enveloping_handler"}, oops),
+        ("drf", "REST_FRAMEWORK", {"EXCEPTION_HANDLER": STANDARDIZED}, standardized),
     ],
-    ids=["plain", "drf", "dotted path", "DRF's exception handler"],
+    ids=["plain", "drf", "dotted path", "DRF's exception handler", "drf-standardized-errors"],
 )
-def test_a_setting_replaces_the_shape_of_errors(alice, serve, settings, name, by):
-    for setting, value in by.items():
-        setattr(settings, setting, {**getattr(settings, setting, {}), **value})
+def test_a_setting_replaces_the_shape_of_errors(alice, serve, settings, name, setting, value, body):
+    if body is standardized:
+        pytest.importorskip("drf_standardized_errors")
+    setattr(settings, setting, {**getattr(settings, setting, {}), **value})
     Framework(name, serve).serve()
-
-    def told(**options):
-        response = alice.post(**options)
-        assert response["Content-Type"] == "application/json"
-        return response.status_code, json.loads(response.content)
-
-    assert told() == (400, {"oops": "idempotency_key_missing"})
-    alice.post(key="k")
-    assert told(data={"amount": 2}, key="k") == (422, {"oops": "idempotency_key_reused"})
-    claim_anew()
-    assert told(key="k") == (409, {"oops": "idempotency_in_progress"})
-    conflict = alice.post(key="k")
-    assert (int(conflict["Retry-After"]) >= 1, conflict["Idempotency-Key"], effects()) == (True, "k", 1)
+    answers = refusals(alice)
+    IdempotencyRecord.objects.update(status="completed", response_status=7)
+    answers["idempotency_outcome_unreadable"] = alice.post(data={"amount": 1}, key="k")
+    for code, answer in answers.items():
+        assert (answer.status_code, answer["Content-Type"]) == (PROBLEMS[code], "application/json")
+        assert answer.json() == body(answer.status_code, code)
+    assert effects() == 1
 
 
 def test_a_drf_view_of_a_json_flavour_still_says_problem_json(alice, serve):

@@ -17,8 +17,7 @@ from rest_framework.views import APIView, exception_handler
 from idempotency import idempotent, require_claim
 from idempotency.contrib.rest_framework import IdempotencyAPIException, IdempotentMixin
 from idempotency.exceptions import InProgressError, KeyReusedError
-from idempotency.models import IdempotencyRecord
-from tests.http.callers import claim_anew, effects, problem_code, records, replayed
+from tests.http.callers import effects, problem_code, records, replayed
 from tests.http.serving import Framework, drf_view, serve_answer
 from tests.http.views import CrashError, LabelSerializer, MethodAPIView, MixinAPIView, drf_answer
 
@@ -34,32 +33,6 @@ def test_our_errors_are_made_of_drfs_own_types():
     assert exception.get_full_details() == {"message": str(exception), "code": "idempotency_key_reused"}
     assert exception.status_code == 422
     assert IdempotencyAPIException(InProgressError(retry_after=3)).wait == 3
-
-
-@pytest.mark.failure_73
-def test_drf_standardized_errors_tells_them_in_its_own_envelope(alice, serve, settings):
-    pytest.importorskip("drf_standardized_errors")
-    handler = "drf_standardized_errors.handler.exception_handler"
-    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": handler}
-    Framework("drf", serve).serve()
-
-    def told(**options):
-        response = alice.post(**options)
-        answer = json.loads(response.content)
-        (error,) = answer["errors"]
-        assert error["attr"] is None
-        return response.status_code, answer["type"], error["code"]
-
-    assert told() == (400, "client_error", "idempotency_key_missing")
-    assert told(key="a,b") == (400, "client_error", "idempotency_key_invalid")
-    alice.post(data={"amount": 1}, key="k")
-    assert told(data={"amount": 2}, key="k") == (422, "client_error", "idempotency_key_reused")
-    claim_anew()
-    assert told(data={"amount": 1}, key="k") == (409, "client_error", "idempotency_in_progress")
-    assert int(alice.post(data={"amount": 1}, key="k")["Retry-After"]) >= 1
-    IdempotencyRecord.objects.update(status="completed", response_status=7)
-    assert told(data={"amount": 1}, key="k")[:2] == (500, "server_error")
-    assert effects() == 1
 
 
 def adding_handler(error, context):
