@@ -186,6 +186,13 @@ def test_a_call_after_the_commit_claims_for_itself(alice, serve):
     assert recorded() == {"tests.inner", "tests.outer"}
 
 
+def part_of(request):
+    """A copy of the request, with a key of its own."""
+    part = copy.copy(request)
+    part.META = {**request.META, "HTTP_IDEMPOTENCY_KEY": "part"}
+    return part
+
+
 @policies
 def test_a_copy_of_the_request_is_another_request(alice, serve, policy):
     """It may have another key. In an open transaction it can't have a claim."""
@@ -194,9 +201,7 @@ def test_a_copy_of_the_request_is_another_request(alice, serve, policy):
     @serve
     @idempotent("tests.outer", **policy)
     def outer(request):
-        part = copy.copy(request)
-        part.META = {**request.META, "HTTP_IDEMPOTENCY_KEY": "part"}
-        return answering_as(inner(part))
+        return answering_as(inner(part_of(request)))
 
     answer = alice.post(key="k")
     assert json.loads(answer.content) == {"answers": [201 if policy else 500]}
@@ -213,9 +218,8 @@ def test_a_request_is_a_part_of_no_operation_that_another_one_runs(alice, serve)
     def outer(request):
         if request.META["HTTP_IDEMPOTENCY_KEY"] == "part":
             return plain_answer(request)
-        part = copy.copy(request)
-        part.META = {**request.META, "HTTP_IDEMPOTENCY_KEY": "part"}
-        return answering_as(idempotent("tests.inner", **OUTSIDE)(lambda part: answering_as(outer(part)))(part))
+        inner = idempotent("tests.inner", **OUTSIDE)(lambda part: answering_as(outer(part)))
+        return answering_as(inner(part_of(request)))
 
     assert alice.post(key="k").status_code == 201
     found = sorted(IdempotencyRecord.objects.completed().values_list("operation", "idempotency_key"))

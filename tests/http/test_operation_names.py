@@ -137,10 +137,15 @@ def test_two_viewsets_that_inherit_one_handler_are_two_places(alice, settings):
         def create_too(self, request):
             return drf_answer(request)
 
+        @idempotent("tests.above")
+        @action(detail=False, methods=["post"])
+        def above(self, request):
+            return drf_answer(request)
+
     router = SimpleRouter()
     for name in ("orders", "invoices"):
         router.register(name, type(name, (Creating,), {}), basename=name)
     settings.ROOT_URLCONF = tuple(router.urls)
-    for place in ("", "create-too/"):
+    for place in ("", "create-too/", "above/"):
         replayed(alice, f"/orders/{place}")
         assert_refused(alice, "idempotency_key_reused", f"/invoices/{place}", key="k")

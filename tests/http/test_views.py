@@ -6,8 +6,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.http import JsonResponse
 from rest_framework import viewsets
-from rest_framework.decorators import action, api_view
-from rest_framework.routers import SimpleRouter
+from rest_framework.decorators import api_view
 from rest_framework.views import APIView
 
 from idempotency import Operation, current_claim, idempotent, require_claim
@@ -52,21 +51,6 @@ def test_no_kind_of_view_keeps_anything_of_a_failure(alice, kind, atomic):
     assert current_claim() is None
     IdempotencyRecord.objects.all().delete()
     assert_nothing_kept(alice, 503, f"{url}?status=503")
-
-
-@pytest.mark.scenario_20
-def test_an_action_is_protected_by_a_decorator_above_its_own(alice, settings):
-    class ViewSet(viewsets.ViewSet):
-        @idempotent("tests.above")
-        @action(detail=True, methods=["post"])
-        def above(self, request, pk):
-            return drf_answer(request)
-
-    router = SimpleRouter()
-    router.register("transfers", ViewSet, "transfer")
-    settings.ROOT_URLCONF = tuple(router.urls)
-    replayed(alice, "/transfers/1/above/")
-    assert IdempotencyRecord.objects.get().operation == "tests.above"
 
 
 PLAIN_API_VIEW = type("PlainAPIView", (Methods, APIView), {})
