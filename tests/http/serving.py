@@ -1,5 +1,6 @@
 """Ways to put a handler behind a URL: protected or not, as a view of Django's or of DRF's, as a function or a class."""
 
+import functools
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.http import JsonResponse
 from django.http.response import HttpResponseBase
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework.decorators import api_view, parser_classes, renderer_classes
 from rest_framework.parsers import FormParser, JSONParser, MultiPartParser
 from rest_framework.response import Response
@@ -77,6 +79,31 @@ def parse_as_post(http):
     http.META["REQUEST_METHOD"] = "POST"
     http.POST  # noqa: B018 - parses the form
     http.META["REQUEST_METHOD"] = http.method = method
+
+
+def after(act, view):
+    """A view before which a middleware does something to the request."""
+
+    @csrf_exempt
+    def acting(request):
+        act(request)
+        return view(request)
+
+    return acting
+
+
+class Calling:
+    """A decorator that is an object."""
+
+    def __init__(self, handler):
+        functools.update_wrapper(self, handler)
+        self.handler = handler
+
+    def __call__(self, *args):
+        return self.handler(*args)
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else functools.partial(self, instance)
 
 
 # Declarations on classes

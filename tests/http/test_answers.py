@@ -210,11 +210,7 @@ def toy_view(handler):
     """The toy framework: handlers take a ``ToyRequest``, return dictionaries and raise ``RefusedError``."""
 
     def view(http):
-        request = ToyRequest(http)
-        try:
-            answer = handler(request)
-        except RefusedError as error:
-            answer = {"refused": str(error), "status": 409}
+        answer = handler(ToyRequest(http))
         return answer if isinstance(answer, HttpResponse) else toy_response(answer)
 
     return view

@@ -17,7 +17,7 @@ from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.models import IdempotencyRecord
 from testproject.authentication import token_required
 from tests.http.callers import effects, problem_code
-from tests.http.serving import Creating, Declaring, EveryMethod, runs_once
+from tests.http.serving import Calling, Creating, Declaring, EveryMethod, runs_once
 from tests.http.views import AsyncView, MethodAPIView, Methods, MethodView, drf_answer, plain_answer
 
 # Whether a method is protected is decided before the database is asked.
@@ -174,18 +174,6 @@ def custom(handler):
 
     del empty  # leaves an empty cell before the handler's, as a variable does that is assigned later
     return call
-
-
-class Calling:
-    def __init__(self, handler):
-        functools.update_wrapper(self, handler)
-        self.handler = handler
-
-    def __call__(self, *args):
-        return self.handler(*args)
-
-    def __get__(self, instance, owner=None):
-        return self if instance is None else functools.partial(self, instance)
 
 
 ABOVE = {

@@ -33,6 +33,7 @@ from idempotency.models import IdempotencyRecord
 from testproject.authentication import token_required
 from testproject.models import Transfer
 from tests.http.callers import effects, records, replayed
+from tests.http.serving import Calling
 from tests.http.views import Actions, AsyncView, LabelSerializer, PlainView, async_answer, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -165,17 +166,6 @@ def test_a_route_that_has_an_operation_keeps_it(alice, settings):
     assert alice.post()["Idempotency-Status"] == "not-recorded"  # its own operation needs a key
 
 
-class Wrapping:
-    """A decorator whose copy could not be told from it."""
-
-    def __init__(self, view):
-        functools.update_wrapper(self, view)
-        self.view = view
-
-    def __call__(self, request):
-        return self.view(request)
-
-
 @method_decorator(transaction.atomic, name="dispatch")
 class InTransaction(PlainView):
     pass
@@ -266,7 +256,7 @@ def test_the_audit_says_which_routes_got_it_this_way_and_which_could_not(alice, 
     router.register("stock", Stock, "stock")
     settings.ROOT_URLCONF = (
         path("plain/", require_POST(plain_answer), name="plain"),
-        path("object/", served(Wrapping(plain_answer))),
+        path("object/", served(Calling(plain_answer))),
         path("atomic/", served(InTransaction.as_view())),
         path("hooks/shop/", require_POST(plain_answer)),
         path("partial/", served(functools.partial(lambda number, request: plain_answer(request), 1))),

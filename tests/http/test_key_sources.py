@@ -24,7 +24,7 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import acquisition
 from tests.http.callers import FORM, assert_refused, claim_anew, effects, multipart, records, replayed
-from tests.http.serving import parse_as_post
+from tests.http.serving import after, parse_as_post
 from tests.http.test_cost import CLAIM, COMPLETE, LOOK, WORK, authentication, statements
 from tests.http.views import plain_answer
 from tests.records import HOUR, expire
@@ -111,13 +111,7 @@ def test_what_is_no_key_is_refused(alice, framework, source, sent, code):
 
 @pytest.mark.parametrize("sent", [form(token="k"), multipart({"token": "k"})], ids=["form", "multipart"])
 def test_a_form_that_a_middleware_has_parsed_has_its_key(alice, serve, sent):
-    protected = idempotent("tests.parsed", key=FromForm("token"))(plain_answer)
-
-    def parsing(request):
-        parse_as_post(request)
-        return protected(request)
-
-    serve(parsing)
+    serve(after(parse_as_post, idempotent("tests.parsed", key=FromForm("token"))(plain_answer)))
     replayed(alice, method="PATCH", key=None, **sent)
 
 
@@ -158,8 +152,7 @@ def test_a_source_may_be_the_default_of_all(alice, framework, settings):
 
 def test_a_form_that_was_parsed_already_has_no_json(alice, serve):
     """The CSRF check reads a form before the view, and its body can't be read again."""
-    protected = idempotent("tests.parsed", key=FromJSON("id"))(plain_answer)
-    serve(lambda request: request.POST and protected(request))
+    serve(after(lambda request: request.POST, idempotent("tests.parsed", key=FromJSON("id"))(plain_answer)))
     assert_refused(alice, "idempotency_key_missing", **multipart({"a": "b"}))
 
 

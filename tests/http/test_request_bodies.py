@@ -10,7 +10,6 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.files.uploadhandler import FileUploadHandler, TemporaryFileUploadHandler
 from django.http import HttpRequest, JsonResponse
 from django.http.multipartparser import MultiPartParser as DjangoParser
-from django.views.decorators.csrf import csrf_exempt
 from rest_framework.parsers import MultiPartParser
 
 from idempotency import idempotent
@@ -18,7 +17,7 @@ from idempotency.http import payload
 from idempotency.http.key_sources import FromForm
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import FORM, assert_refused, multipart
-from tests.http.serving import Framework, parse_as_post
+from tests.http.serving import Framework, after, parse_as_post
 from tests.http.views import plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_39, pytest.mark.once]
@@ -175,12 +174,7 @@ def test_a_form_that_was_parsed_before_is_the_same_form(alice, serve, size):
     """As the check of a CSRF token does it, in a middleware or not, which must not decide what the payload is."""
     protected = idempotent("tests.parsed")(lambda request: JsonResponse({"size": len(request.FILES["file"].read())}))
 
-    def parsing(request):
-        if "parsed" in request.headers:
-            request.POST  # noqa: B018 - parses the form
-        return protected(request)
-
-    serve(parsing)
+    serve(after(lambda request: "parsed" in request.headers and request.POST, protected))
     first = alice.post(key="k", headers={"Parsed": "yes"}, **upload(size))
     assert json.loads(first.content) == {"size": size}
     assert alice.post(key="k", **upload(size)).content == first.content
@@ -198,15 +192,7 @@ def test_a_form_that_was_parsed_early(alice, serve, name, method, size):
     protect = idempotent("tests.parsed", methods=("PUT", "PATCH"))
     view = Framework(name, serve).view(handler)
     protected = Framework(name, serve).view(handler, protect)
-
-    def parsed(inner):
-        def parsing(request):
-            parse_as_post(request)
-            return inner(request)
-
-        return csrf_exempt(parsing)
-
-    serve(parsed(protected), **{"twin/": parsed(view)})
+    serve(after(parse_as_post, protected), **{"twin/": after(parse_as_post, view)})
     first = alice.request(method, key="k", **upload(size))
     assert json.loads(first.content) == {"size": size, "amount": "1"}
     assert alice.request(method, "/twin/", **upload(size)).content == first.content
@@ -223,13 +209,12 @@ reads_body = pytest.mark.parametrize("reads_body", [False, True], ids=["a stream
 def test_a_form_without_files_that_a_middleware_has_parsed(alice, serve, reads_body, fields):
     protected = idempotent("tests.parsed")(lambda request: JsonResponse({"fields": len(request.POST)}))
 
-    def parsing(request):
+    def parse(request):
         if reads_body:
             request.body  # noqa: B018 - buffers it
         parse_as_post(request)
-        return protected(request)
 
-    serve(parsing)
+    serve(after(parse, protected))
     first = alice.request("PATCH", key="k", **multipart(fields))
     assert json.loads(first.content) == {"fields": len(fields)}
     boundary = "one" if reads_body and not fields else "two"  # one without fields looks like one that is not parsed
@@ -241,12 +226,11 @@ def test_a_form_that_was_asked_for_and_is_not_parsed_is_compared_by_its_bytes(al
     """Django answers with an empty form for PATCH, and the handler may read the body."""
     protected = idempotent("tests.bytes")(lambda request: JsonResponse({"length": len(request.body)}))
 
-    def asking(request):
+    def ask(request):
         assert not (reads_body and not request.body)
         assert not request.POST
-        return protected(request)
 
-    serve(asking)
+    serve(after(ask, protected))
     first = alice.request("PATCH", key="k", **upload(SMALL))
     assert json.loads(first.content)["length"] > SMALL
     assert_refused(alice, "idempotency_key_reused", method="PATCH", key="k", **upload(SMALL, last=b"b"))
