@@ -14,9 +14,9 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST, require_safe
-from django.views.generic import CreateView, RedirectView
+from django.views.generic import RedirectView
 from rest_framework.decorators import action, api_view
-from rest_framework.permissions import BasePermission, IsAuthenticated
+from rest_framework.permissions import IsAuthenticated
 from rest_framework.routers import DefaultRouter
 from rest_framework.views import APIView
 
@@ -24,8 +24,9 @@ from idempotency import PARK, idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.http.every_route import places
 from idempotency.http.route_audit import audit
-from testproject.models import Transfer
 from tests.commands import run_command
+from tests.http.test_accounts import IsOwner
+from tests.http.test_checks_of_urls import ByModel, TransfersElsewhere
 from tests.http.views import ModelActions, PlainView, plain_answer
 
 pytestmark = pytest.mark.urls(__name__)
@@ -46,11 +47,6 @@ def page(request):
 class Instance:
     def __call__(self, request):
         return page(request)
-
-
-class IsOwner(BasePermission):
-    def has_object_permission(self, request, view, obj):
-        return True
 
 
 class HasPermission:  # no subclass of BasePermission, and Django REST framework doesn't mind
@@ -87,16 +83,11 @@ class Dispatching(View):  # without handlers, as the views of GraphQL are
 
 @method_decorator([transaction.atomic], name="dispatch")
 class InsideAtomic(PlainView):
-    @idempotent("audit.atomic_dispatch")
-    def post(self, request):
-        return plain_answer(request)
+    post = idempotent("audit.atomic_dispatch")(PlainView.post)
 
 
 class Decorated(PlainView):
-    @method_decorator(csrf_exempt)
-    @idempotent("audit.decorated")
-    def post(self, request):
-        return plain_answer(request)
+    post = method_decorator(csrf_exempt)(idempotent("audit.decorated")(PlainView.post))
 
 
 class Overriding(Decorated):
@@ -110,11 +101,6 @@ class Copying(Decorated):
         return plain_answer(request)
 
 
-class Created(CreateView):
-    model = Transfer
-    post = idempotent("audit.created")(PlainView.post)
-
-
 protected = idempotent("audit.function", required=False)(plain_answer)
 outside = idempotent("audit.outside", transaction=False, recovery=PARK)(functools.partial(plain_answer))
 router = DefaultRouter()
@@ -126,7 +112,7 @@ urlpatterns = [
     path("pages/instance/", Instance()),
     path("plain/", require_POST(csrf_exempt(plain_answer))),
     path("class/", PlainView.as_view()),
-    path("class/created/", Created.as_view()),
+    path("class/created/", ByModel.as_view()),
     path("class/read/", PlainView.as_view(http_method_names=["get"])),
     path("class/safe/", require_safe(PlainView.as_view())),
     path("class/redirect/", RedirectView.as_view(url="/")),
@@ -162,7 +148,7 @@ EXPECTED = {
     ("ANY", "/pages/instance/"): ("undeclared", None, ""),
     ("ANY", "/plain/"): ("undeclared", None, ""),
     ("POST", "/class/"): ("unprotected", None, ""),
-    ("POST", "/class/created/"): ("protected", "audit.created", ""),
+    ("POST", "/class/created/"): ("protected", "urls.post", ""),
     ("PUT", "/class/created/"): ("idempotent", None, ""),
     ("POST", "/class/safe/"): ("unprotected", None, ""),
     ("ANY", "/class/dispatch/"): ("undeclared", None, "its dispatch() may serve any method"),
@@ -221,12 +207,8 @@ def test_every_mutating_route_has_its_verdict():
 
 
 def test_a_model_that_is_written_elsewhere_is_a_doubt(settings):
-    class Elsewhere:
-        def db_for_write(self, model, **hints):
-            return "elsewhere" if model is Transfer else None
-
-    settings.DATABASE_ROUTERS = [Elsewhere()]
-    (created,) = [route for route in audit().routes if route.operation and route.operation.name == "audit.created"]
+    settings.DATABASE_ROUTERS = [TransfersElsewhere()]
+    (created,) = [route for route in audit().routes if route.operation and route.operation.name == "urls.post"]
     assert str(created.verdict) == "doubtful"
     assert "testproject.Transfer is written to another database" in created.reasons[0]
 

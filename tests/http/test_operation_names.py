@@ -83,14 +83,8 @@ def test_a_subclass_belongs_to_the_operation_of_its_parent():
 
 def test_a_method_that_another_decorator_hides_is_refused_at_its_first_call(alice, serve):
     idempotent("tests.hidden")(plain_answer)
-
-    class Hidden(View):
-        @method_decorator(never_cache)
-        @idempotent("tests.hidden")
-        def post(self, request):
-            return plain_answer(request)
-
-    serve(Hidden.as_view())
+    hidden = method_decorator(never_cache)(idempotent("tests.hidden")(PlainView.post))
+    serve(type("Hidden", (View,), {"post": hidden}).as_view())
     assert alice.post(key="k").status_code == 500
     assert effects() == 0
 

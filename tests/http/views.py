@@ -54,8 +54,7 @@ class PlainView(View):
     def post(self, request):
         return plain_answer(request)
 
-    def get(self, request):
-        return plain_answer(request)
+    get = post
 
 
 class MethodView(PlainView):
@@ -67,10 +66,7 @@ class MethodView(PlainView):
 class HiddenView(PlainView):
     """Another decorator hides what is protected."""
 
-    @method_decorator(never_cache)
-    @idempotent("kinds.hidden")
-    def post(self, request):
-        return plain_answer(request)
+    post = method_decorator(never_cache)(idempotent("kinds.hidden")(PlainView.post))
 
 
 class InheritedMethodView(MethodView):
@@ -92,8 +88,7 @@ class AsyncView(View):
     async def post(self, request):
         return await async_answer(request)
 
-    async def get(self, request):
-        return await async_answer(request)
+    get = post
 
 
 class AsyncMethodView(AsyncView):
@@ -137,9 +132,7 @@ class MethodAPIView(Methods, APIView):
 
 
 class DecoratedViewSet(Actions, viewsets.ViewSet):
-    @idempotent("kinds.viewset")
-    def create(self, request, *args, **kwargs):
-        return drf_answer(request)
+    create = idempotent("kinds.viewset")(Actions.create)
 
     @action(detail=False, methods=["post"])
     @idempotent("kinds.action")
@@ -152,9 +145,7 @@ class ModelActions(Actions, viewsets.ModelViewSet):
 
 
 class DecoratedModelViewSet(ModelActions):
-    @idempotent("kinds.model_viewset")
-    def create(self, request, *args, **kwargs):
-        return super().create(request, *args, **kwargs)
+    create = idempotent("kinds.model_viewset")(Actions.create)
 
 
 class MixinAPIView(IdempotentMixin, Methods, APIView):
