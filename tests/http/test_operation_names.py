@@ -66,9 +66,7 @@ def test_a_second_function_under_a_bare_name_is_refused(first, second):
 
 def test_a_subclass_belongs_to_the_operation_of_its_parent():
     class Parent(ModelActions):
-        @idempotent("tests.pay")
-        def pay(self, request):
-            return drf_answer(request)
+        pay = idempotent("tests.pay")(ModelActions.pay)
 
     class Overrides(protecting("mixin", Parent, {"create": "tests.create"})):
         idempotent_operations = {"create": "tests.create"}
@@ -122,9 +120,7 @@ def test_two_patterns_of_one_name_are_one_place(alice, settings, first, second, 
 
 def test_two_viewsets_that_inherit_one_handler_are_two_places(alice, settings):
     class Creating(viewsets.ViewSet):
-        @idempotent("tests.create")
-        def create(self, request):
-            return drf_answer(request)
+        create = idempotent("tests.create")(ModelActions.create)
 
         @action(detail=False, methods=["post"], url_path="create-too")
         @idempotent("tests.other")

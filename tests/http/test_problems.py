@@ -215,7 +215,7 @@ def test_the_middleware_leaves_every_other_error_alone(alice, serve):
 def test_a_function_makes_the_response_of_an_error(settings, rf, caplog):
     request = rf.post("/")
     busy = response_for(exceptions.InProgressError(retry_after=3), request)
-    assert (problem_code(busy), busy.status_code, busy["Retry-After"]) == ("idempotency_in_progress", 409, "3")
+    assert problem_code(busy) == "idempotency_in_progress"
     assert not caplog.messages
     assert problem_code(response_for(exceptions.UnavailableError(retry_after=1), request)) == "idempotency_unavailable"
     error = exceptions.OuterTransactionError("Call it outside of atomic().")

@@ -88,9 +88,7 @@ def test_head_of_a_protected_get_is_protected_too(alice, serve, atomic):
 
 def test_a_protected_handler_that_another_one_calls_is_protected(alice, serve):
     class Delegating(MethodView):
-        @idempotent("tests.helper")
-        def pay(self, request):
-            return plain_answer(request)
+        pay = idempotent("tests.helper")(PlainView.post)
 
         def get(self, request):
             return self.post(request)
@@ -141,9 +139,7 @@ def test_a_function_that_serves_none_of_the_methods_is_protected(alice, serve, m
 
 def test_an_operations_own_methods_come_first_and_those_of_a_function_next(alice, serve):
     class Service:  # is no view, so its method is a function
-        @idempotent("tests.service")
-        def run(self, request):
-            return plain_answer(request)
+        run = idempotent("tests.service")(PlainView.post)
 
     view = protecting("mixin", Changing, {"change": Operation("tests.change", methods=("PATCH",))})
     function = idempotent("tests.put", methods=["PUT"])(plain_answer)

@@ -19,7 +19,7 @@ from idempotency.contrib.rest_framework import IdempotencyAPIException, Idempote
 from idempotency.exceptions import InProgressError, KeyReusedError
 from tests.http.callers import effects, problem_code, records, replayed
 from tests.http.serving import Framework, drf_view, serve_answer
-from tests.http.views import CrashError, LabelSerializer, MethodAPIView, MixinAPIView, drf_answer
+from tests.http.views import CrashError, LabelSerializer, MethodAPIView, Methods, MixinAPIView, drf_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -97,9 +97,7 @@ def test_a_response_in_place_of_the_handlers_is_finalized_too(alice, serve, fina
     class Calling(Noting):
         idempotent_operations = {}
 
-        @idempotent("tests.called")
-        def create(self, request):
-            return drf_answer(request)
+        create = idempotent("tests.called")(Methods.post)
 
         def post(self, request):
             return Response(self.create(request).data, status=202)
@@ -204,9 +202,7 @@ def test_a_replay_is_a_response_with_data_and_renderer(alice, serve):
     class Enveloping(APIView):
         """A project's own ``finalize_response`` that looks into the data."""
 
-        @idempotent("tests.data")
-        def post(self, request):
-            return drf_answer(request)
+        post = idempotent("tests.data")(Methods.post)
 
         def finalize_response(self, request, response, *args, **kwargs):
             response["X-Id"] = str(response.data["id"])
@@ -311,9 +307,7 @@ class Documented(IdempotentMixin, viewsets.GenericViewSet):
         """Creates one."""
         return drf_answer(request)
 
-    @idempotent("tests.documented_list")
-    def list(self, request):
-        return drf_answer(request)
+    list = idempotent("tests.documented_list")(Methods.post)
 
 
 def test_a_schema_describes_operations_by_their_own_words_and_none_by_those_of_the_mixin():
