@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext, suppress
+from functools import partial
 from io import BytesIO
 
 import pytest
@@ -307,17 +308,13 @@ def directly(view, query):
     view(APIRequestFactory().post(f"/{query}", {}, format="json"))
 
 
-def by_the_client(view, query):
-    with override_settings(ROOT_URLCONF=(path("", view),)):
+def by_the_client(view, query, around=lambda view: view):
+    with override_settings(ROOT_URLCONF=(path("", around(view)),)):
         APIClient().post(f"/{query}", {}, format="json")
 
 
-def below_a_decorator(view, query):
-    by_the_client(never_cache(view), query)
-
-
-def by_another_view(view, query):
-    by_the_client(csrf_exempt(lambda request: view(request)), query)
+below_a_decorator = partial(by_the_client, around=never_cache)
+by_another_view = partial(by_the_client, around=lambda view: csrf_exempt(lambda request: view(request)))
 
 
 @pytest.mark.django_db
