@@ -6,8 +6,9 @@ from html import unescape
 from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 
+from idempotency.lifecycle import Status
 from idempotency.operation import Operation
-from tests.records import make_records
+from tests.records import HOUR, make_records
 
 SECRET = "4242-4242-<b>"
 #: What the form of an outcome is filled in with.
@@ -75,6 +76,11 @@ refunds = Operation("tests.admin.refunds")
 def detail(pk, view="change", model="idempotencyrecord"):
     app = {"idempotencyrecord": "idempotency", "outboxmessage": "idempotency_outbox"}[model]
     return reverse(f"admin:{app}_{model}_{view}", args=[pk])
+
+
+def record(status=Status.PARKED, operation=charges.name, **fields):
+    (pk,) = make_records(1, status, **{"expires": HOUR, "operation": operation} | fields)
+    return pk
 
 
 def secret_record(**fields):

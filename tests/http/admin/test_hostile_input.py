@@ -22,16 +22,15 @@ from tests.http.admin.pages import (
     MESSAGES,
     OUTCOME,
     ask,
-    charges,
     decide,
     detail,
     hidden_fields,
     log_in,
+    record,
     text,
 )
 from tests.http.callers import FORM
 from tests.outbox import make_messages
-from tests.records import HOUR, make_records
 from tests.results import note
 
 pytestmark = pytest.mark.django_db
@@ -51,17 +50,12 @@ def operator(client):
     return log_in(client, superuser=True)
 
 
-def parked():
-    (pk,) = make_records(1, Status.PARKED, expires=HOUR, operation=charges.name)
-    return pk
-
-
 def dead():
     (pk,) = make_messages(1, MessageStatus.DEAD, attempts=16)
     return pk
 
 
-make = {LIST: parked, MESSAGES: dead}
+make = {LIST: record, MESSAGES: dead}
 
 
 def nothing_is_decided():
@@ -144,7 +138,7 @@ def test_a_forged_decision_is_refused(operator, url, token, answered):
     ids=lambda value: ascii(value)[:40],
 )
 def test_an_outcome_that_is_wrong_is_shown_again_and_may_be_corrected(operator, wrong, said):
-    page = ask(operator, "record_outcome", pk := parked())
+    page = ask(operator, "record_outcome", pk := record())
     again = operator.post(LIST, {**hidden_fields(page), **OUTCOME, **wrong})
     assert 'class="errorlist"' in again.content.decode()
     assert said in text(again)
@@ -155,10 +149,10 @@ def test_an_outcome_that_is_wrong_is_shown_again_and_may_be_corrected(operator, 
 
 @pytest.mark.parametrize("body", [r'"\ud800"', r'{"\u0000": "\u0000"}', "NaN", "1e999"])
 def test_json_that_a_database_may_refuse_is_recorded_as_it_was_entered(operator, body):
-    page = ask(operator, "record_outcome", pk := parked())
+    page = ask(operator, "record_outcome", pk := record())
     assert decide(operator, page, **{**OUTCOME, "body": body}) == ["Record an outcome: 1 idempotency record."]
-    record = IdempotencyRecord.objects.get(pk=pk)
-    assert (record.status, decode_body(record.response_body)) == (Status.COMPLETED, body.encode())
+    row = IdempotencyRecord.objects.get(pk=pk)
+    assert (row.status, decode_body(row.response_body)) == (Status.COMPLETED, body.encode())
     assert operator.get(detail(pk)).status_code == 200
 
 
@@ -187,11 +181,11 @@ def test_a_strict_content_security_policy_is_kept(operator, url):
 
 @LISTS
 def test_rows_in_a_state_of_a_newer_release_are_shown(operator, url):
-    record, message = parked(), dead()
+    pk, message = record(), dead()
     IdempotencyRecord.objects.update(status="sealed", response_headers={"a": 1}, response_body="[]")
     OutboxMessage.objects.update(status="sealed")
     assert "sealed" in text(operator.get(url))
-    page = operator.get(detail(record) if url == LIST else detail(message, model="outboxmessage"))
+    page = operator.get(detail(pk) if url == LIST else detail(message, model="outboxmessage"))
     assert "A newer release wrote this state." in text(page)
     assert 'name="action"' not in page.content.decode()
 
@@ -223,7 +217,7 @@ def send_anything(operator, count):
         action=st.sampled_from(ACTIONS),
     )
     def send(url, form, query, action):
-        pk = (dead if url == MESSAGES else parked)()
+        pk = (dead if url == MESSAGES else record)()
         page = f"{url}?{urlencode(query, doseq=True, errors='replace')}"
         sent = urlencode({"action": action, "_selected_action": "PK", **form}, doseq=True, errors="replace")
         posted = operator.post(page, sent.replace("PK", str(pk)), content_type=FORM, follow=True)

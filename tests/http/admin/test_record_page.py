@@ -21,11 +21,12 @@ from tests.http.admin.pages import (
     hidden_fields,
     listed,
     log_in,
+    record,
     said,
     secret_record,
     text,
 )
-from tests.records import HOUR, make_records
+from tests.records import HOUR
 
 # These pages show a row. The lists, which ask the database more, are tested on each one in ``test_records``.
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
@@ -39,11 +40,6 @@ EVERY_ACTION = ["mark_not_executed", "record_outcome", "release"]
 @pytest.fixture
 def operator(client):
     return log_in(client, "view_idempotencyrecord", "resolve_idempotencyrecord", "release_idempotencyrecord")
-
-
-def record(status=Status.PARKED, operation=charges.name, **fields):
-    (pk,) = make_records(1, status, **{"expires": HOUR, "operation": operation} | fields)
-    return pk
 
 
 def offered(page):
