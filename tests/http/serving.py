@@ -106,9 +106,6 @@ class Calling:
         return self if instance is None else functools.partial(self, instance)
 
 
-# Declarations on classes
-
-
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 WAYS = ["decorator", "mixin"]
 

@@ -120,9 +120,6 @@ def test_a_check_says_what_an_anonymous_account_means(settings):
     assert found() == []
 
 
-# Who asks: the users of requests, and what is checked before every replay
-
-
 @pytest.mark.scenario_21
 @pytest.mark.parametrize("by", ["deactivation", "the loss of the token"])
 def test_who_is_locked_out_gets_no_stored_answer(alice, framework, by):
@@ -292,9 +289,6 @@ def test_a_resolver_says_the_account(alice, bob, framework):
     assert bob.post(key="k", headers={"X-Organisation": "Acme"}).content != first.content
     assert_refused(alice, "idempotency_account_required", key="k")
     assert set(IdempotencyRecord.objects.values_list("account_id", flat=True)) == {"acme", "Acme"}
-
-
-# Permissions on objects, where DRF's view says how to find its object
 
 
 class IsOwner(BasePermission):

@@ -189,9 +189,6 @@ def test_template_response_middleware_on_the_view_sees_the_response_unrendered(a
     assert first.content == replay.content == b"title: set"
 
 
-# A framework that the package has never heard of is an adapter, and needs nothing else
-
-
 class RefusedError(Exception):
     """How handlers of the toy framework say no."""
 

@@ -224,9 +224,6 @@ def test_any_byte_in_a_header_is_taken_or_refused(alice, serve):
     assert effects() == len(taken)
 
 
-# Context variables and the language: what a view sets reaches its middleware, as without protection
-
-
 tenant = contextvars.ContextVar("tenant", default="nobody")
 #: What the middleware found after the view.
 after = []

@@ -1,4 +1,6 @@
-"""The checks of models that are written to another database than the records, and of headers that browsers may send."""
+"""The checks of models that are written to another database than the records, of headers that browsers may send, and of
+transactions around views.
+"""
 
 import functools
 
@@ -133,9 +135,6 @@ def test_a_project_without_urls_has_nothing_to_check(settings):
     settings.DATABASE_ROUTERS = [TransfersElsewhere()]
     settings.ROOT_URLCONF = None
     assert check_models(None) == check_visitors(None) == []
-
-
-# ATOMIC_REQUESTS
 
 
 class Calling(HiddenView):

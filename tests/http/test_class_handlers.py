@@ -100,9 +100,6 @@ def test_a_subclass_may_give_a_handler_of_the_mixin_to_another_operation(alice, 
     assert list(names) == ["tests.declaring", "tests.second", "tests.second"]
 
 
-# Handlers above a protected one: what only has its name and attributes, and what calls it
-
-
 each_base = pytest.mark.parametrize("base", [MethodView, MethodAPIView])
 
 

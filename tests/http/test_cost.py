@@ -227,9 +227,6 @@ def test_a_duplicate_sends_two_messages(alice, serve, lease, status, more):
     assert messages(alice, status) == 2 + more
 
 
-# Whether COMMIT waits for the disk
-
-
 #: Sent with a statement, in one message, it has the server say what is in force for the statement's transaction.
 TELL = """; DO $$ BEGIN RAISE NOTICE '%%', json_build_object(
     'synchronous_commit', current_setting('synchronous_commit'), 'lock_timeout', current_setting('lock_timeout'),

@@ -68,9 +68,6 @@ def test_a_duplicate_is_accepted_if_it_is_declared(alice, framework):
     assert effects() == 1
 
 
-# An operation that starts a job: its duplicates attach to the job, and get its outcome when it has ended
-
-
 def address(scope):
     return f"/jobs/{scope.derive_key('job')}/"
 

@@ -156,9 +156,6 @@ def test_a_form_that_was_parsed_already_has_no_json(alice, serve):
     assert_refused(alice, "idempotency_key_missing", **multipart({"a": "b"}))
 
 
-# Late keys: what is recorded under one is still told
-
-
 DAY = timedelta(days=1)
 LATE = {"max_key_age": DAY}
 

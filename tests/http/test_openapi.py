@@ -190,9 +190,6 @@ def test_each_method_of_an_action_is_described_as_it_is_protected():
     assert [method for method, operation in methods.items() if header_of(operation)] == ["post"]
 
 
-# The schema of each profile: what it names is what is sent
-
-
 def answers_of(keys, conflicts, reused, elsewhere=""):
     """The codes of a profile by status, without their common prefix."""
     codes = {

@@ -200,9 +200,6 @@ def test_an_exception_handler_that_fails_leaves_a_claim_to_retry(alice, serve, s
     assert len(runs) == 2
 
 
-# Outside of a transaction, where nothing can be undone
-
-
 @pytest.mark.parametrize("name", ["plain", "drf"])
 def test_a_failure_raised_outside_of_a_transaction_is_recorded(alice, serve, name):
     serve_raising(serve, name, Http404, **OUTSIDE)

@@ -247,9 +247,6 @@ def test_a_request_has_the_fingerprint_that_it_had_when_it_was_released(alice, s
     assert IdempotencyRecord.objects.get().request_hash[:15] == f"v2:{expected}"
 
 
-# What an operation itself says of its payload
-
-
 class CommandSerializer(serializers.Serializer):
     amount = serializers.IntegerField()
     account = serializers.PrimaryKeyRelatedField(queryset=Transfer.objects.all(), required=False)
@@ -354,9 +351,6 @@ def test_a_payload_that_the_command_refuses_may_be_corrected(alice, framework):
         assert not IdempotencyRecord.objects.exists()
     replayed(alice, data={"amount": 1})
     assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
-
-
-# The query, the route, the method and the headers
 
 
 @pytest.mark.failure_41

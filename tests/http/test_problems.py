@@ -170,9 +170,6 @@ def test_a_drf_view_of_a_json_flavour_still_says_problem_json(alice, serve):
     assert_refused(alice, "idempotency_key_missing", headers={"Accept": "application/json; indent=2"})
 
 
-# The errors of ``claim()``: in a view of its own they are answered, in a protected view they are a crash
-
-
 def claiming(request):
     """A view that claims by itself, as one of Ninja or GraphQL does."""
     with claim("tests.block", account_id="a", key=request.GET["key"], payload=request.body.decode()) as run:

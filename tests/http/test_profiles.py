@@ -149,9 +149,6 @@ def test_an_operation_that_breaks_a_rule_of_its_profile_is_reported(policy, expe
     assert [message.id for message in check_profiles(None) if "tests.rules" in message.msg] == expected
 
 
-# Idempotency-Status, on every response to a request with a key
-
-
 HEADER = "Idempotency-Status"
 
 

@@ -149,9 +149,6 @@ def test_an_operations_own_methods_come_first_and_those_of_a_function_next(alice
         assert [runs_once(alice, method, url) for method in (protected, other)] == [True, False]
 
 
-# What could not be protected as it is declared is refused when it is declared
-
-
 def test_a_function_whose_methods_its_operation_leaves_out_is_refused():
     with refused("protects nothing: PlainView.as_view() serves GET, POST"):
         idempotent("tests.class", methods=("PUT",))(PlainView.as_view())

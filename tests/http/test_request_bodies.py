@@ -115,9 +115,6 @@ def test_a_lying_content_length_is_no_server_error(alice, serve, length, content
     assert protected.status_code in {200, 400, twin.status_code}  # Django 5.2 fails at a length that is no number
 
 
-# Multipart forms, whose handler may still say how its files are stored
-
-
 class Counting(FileUploadHandler):
     """An upload handler of a project: it counts what comes through, and leaves it to the next one."""
 

@@ -133,9 +133,6 @@ def test_a_create_with_a_unique_field_replays_its_201(alice, bob):
     assert Charge.objects.count() == 1
 
 
-# What can't be recorded, and what can't be read back
-
-
 def stream():
     yield b"a"
 

@@ -136,9 +136,6 @@ def test_without_the_library_the_error_names_what_to_install(settings):
         in_force()
 
 
-# What ``redact`` removes is sent to the first client, and neither recorded nor sent again
-
-
 WITH_TOKEN = {"id": 7, "token": "hunter2"}
 REDACTED = {"id": 7, "token": None}
 
@@ -198,9 +195,6 @@ def test_the_result_of_a_block_is_redacted_and_stays_json():
     assert [run(lambda *outcome: json.dumps(REDACTED).encode()) for _ in range(2)] == [WITH_TOKEN, REDACTED]
 
 
-# A response that is kept for a shorter time than its record: a retry is told so and never runs
-
-
 def purge_bodies():
     return sum(batch.deleted for batch in purge_body_batches())
 
@@ -237,9 +231,6 @@ def test_a_record_that_starts_over_forgets_when_its_body_was_due():
         assert IdempotencyRecord.objects.get().body_expires_at is None
 
 
-# With a reference
-
-
 def rebuilt(reference, request):
     return JsonResponse({"rebuilt": reference})
 
@@ -274,9 +265,6 @@ def test_what_has_no_body_to_keep_is_recorded_as_its_reference_alone():
         outcome = outcome_of(response, operation.policy, "7")
         assert (outcome.body, outcome.reference) == (None, "7")
     assert outcome_of(HttpResponse(b"a"), plain.policy, "7").body is not None
-
-
-# Outside of HTTP
 
 
 def test_the_result_of_a_block_that_is_deleted_is_an_error_and_the_block_does_not_run():

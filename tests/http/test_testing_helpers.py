@@ -133,9 +133,6 @@ def test_pytest_loads_the_fixtures_without_django_settings(tmp_path):
     assert "idempotent_client" in loaded.stdout
 
 
-# The requests that ``assert_idempotent`` sends: payloads that must be unique, files, keys outside of the header
-
-
 @transactional
 def test_a_file_is_sent_each_time(serve):
     @serve
@@ -222,11 +219,10 @@ def test_a_payload_without_values_is_not_changed(serve):
     assert assert_idempotent(client, request, other_payload=b"other bytes", **options).kept == ["other_payload"]
 
 
-# Django's own TestCase wraps every test in a transaction that it never commits
-
-
 @override_settings(ROOT_URLCONF="tests.http.views")
 class ProtectedViewsInTestCase(TestCase):
+    """Django's own TestCase wraps every test in a transaction that it never commits."""
+
     def setUp(self):
         token = TokenFactory()
         self.headers = {"Authorization": f"Token {token.key}"}

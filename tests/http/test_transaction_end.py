@@ -97,9 +97,6 @@ def test_on_commit_runs_after_the_outcome_is_there_and_not_for_what_is_undone(al
     assert seen == [[("recoverable", 1), ("completed", 1)]]
 
 
-# Transactions that are already there: ATOMIC_REQUESTS, and ``atomic()`` around a view and within it
-
-
 ASYNC = ("async_function", "async_method")
 
 

@@ -43,8 +43,6 @@ def said(response):
     return [str(message) for message in response.context["messages"]]
 
 
-# Lists, of records if nothing else is said
-
 LIST = reverse("admin:idempotency_idempotencyrecord_changelist")
 MESSAGES = reverse("admin:idempotency_outbox_outboxmessage_changelist")
 DASHBOARD = reverse("admin:idempotency_dashboard")
@@ -66,8 +64,6 @@ def listed(client, url=LIST, **query):
     assert page.status_code == 200, page
     return list(page.context["cl"].result_list)
 
-
-# Records
 
 charges = Operation("tests.admin.charges")
 refunds = Operation("tests.admin.refunds")

@@ -190,9 +190,6 @@ def test_rows_in_a_state_of_a_newer_release_are_shown(operator, url):
     assert 'name="action"' not in page.content.decode()
 
 
-# Random input: ``--count`` is how many forms and queries are sent
-
-
 ACTIONS = ["release", "record_outcome", "mark_not_executed", "requeue", "delete_selected", "no such action"]
 NAMES = ["action", "_selected_action", "index", "select_across", "decided", "seen", "reason", "status", "content_type"]
 NAMES += ["body", "q", "p", "o", "e", "state", "operation", "idempotency_key", "account_id", "_popup"]

@@ -153,9 +153,6 @@ def test_the_list_tells_of_attempts_and_leases_where_there_is_something_to_tell(
     assert f"completed, 201 {charges.name} account alice" in rows
 
 
-# A decision: after a question that names what was seen, with who decided what and why
-
-
 def state_of(pk):
     return IdempotencyRecord.objects.values_list("status", "attempt").get(pk=pk)
 
