@@ -20,7 +20,7 @@ from tests.http.callers import FORM, assert_refused, effects, multipart, records
 from tests.http.serving import drf_view
 from tests.http.views import drf_answer, plain_answer, work
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_16, pytest.mark.once]
 
 AS_FORM = {"content_type": FORM}
 AS_TEXT = {"content_type": "text/plain"}
@@ -33,7 +33,6 @@ def part(value):
     return multipart({"a": "value"})["data"].replace(b"value", value)
 
 
-@pytest.mark.scenario_16
 @pytest.mark.failure_42
 @pytest.mark.failure_44
 @pytest.mark.parametrize(
@@ -77,7 +76,6 @@ def test_json_in_another_character_set_is_compared_by_what_drf_makes_of_it(same,
     assert not same(b'{"a": "\xe9"}', b'{"a": "\xe8"}', **LATIN)
 
 
-@pytest.mark.scenario_16
 @pytest.mark.failure_46
 @pytest.mark.parametrize(
     ("first", "second", "options", "expected"),
@@ -123,7 +121,6 @@ def upload(name="a.txt", content=b"content"):
     return SimpleUploadedFile(name, content, content_type="text/plain")
 
 
-@pytest.mark.scenario_16
 @pytest.mark.failure_46
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 def test_a_multipart_form_is_compared_by_its_parts(same, framework, method):
@@ -144,7 +141,6 @@ def test_a_multipart_form_is_compared_by_its_parts(same, framework, method):
         assert not same(first, {**first, **multipart(other)})
 
 
-@pytest.mark.scenario_16
 @pytest.mark.failure_46
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 def test_a_form_is_compared_by_its_fields(same, framework, method):
@@ -260,7 +256,6 @@ class CommandSerializer(serializers.Serializer):
     line = Line(required=False)
 
 
-@pytest.mark.scenario_16
 def test_a_command_of_a_serializer_reads_what_it_declares_in_its_own_types(same, serve):
     serve(drf_view(idempotent("tests.command", command=CommandSerializer)(drf_answer)))
     first = {"amount": 1, "lines": [{"price": "1.50"}], "line": {"price": 2}, "account": 7, "note": None}
@@ -279,7 +274,6 @@ class BoxesSerializer(serializers.Serializer):
     tags = serializers.MultipleChoiceField(choices=["a", "b"], required=False)
 
 
-@pytest.mark.scenario_16
 def test_a_partial_update_tells_a_box_that_is_left_out_from_one_that_is_not_ticked(same, serve):
     serve(drf_view(idempotent("tests.boxes", command=BoxesSerializer)(drf_answer), parsers=[FormParser]))
     absent, unticked = b"other=1", b"active=false"
@@ -295,7 +289,6 @@ class Measured(serializers.Serializer):
     raw = serializers.JSONField(required=False)
 
 
-@pytest.mark.scenario_16
 @pytest.mark.parametrize("field", ["whole", "ratio", "price", "raw"])
 def test_a_serializer_compares_numbers_by_value(same, serve, field):
     serve(drf_view(idempotent("tests.numbers", command=Measured)(drf_answer)))
@@ -310,7 +303,6 @@ def test_a_serializer_compares_numbers_by_value(same, serve, field):
         assert not same(body(b"9007199254740993"), body(b"9007199254740992"))
 
 
-@pytest.mark.scenario_16
 def test_a_command_may_be_any_callable(same, serve):
     serve(idempotent("tests.command", command=lambda request: json.loads(request.body)["amount"])(plain_answer))
     assert same({"data": {"amount": 1, "sent_at": "now"}}, {"data": {"amount": 1, "sent_at": "later"}})
