@@ -303,7 +303,18 @@ def test_the_project_of_another_host_is_protected_as_well(alice, settings):
     replayed(alice)
 
 
-def test_ninja_routes_are_protected(alice, settings):
+def described_keys(document):
+    """Whether the key is required, by route and method, where a schema has it."""
+    return {
+        (route, method): parameter.get("required", False)
+        for route, methods in document["paths"].items()
+        for method, described in methods.items()
+        for parameter in described.get("parameters", [])
+        if parameter["name"] == "Idempotency-Key"
+    }
+
+
+def test_ninja_routes_are_protected_and_described(alice, settings):
     api = pytest.importorskip("ninja").NinjaAPI(urls_namespace="tests-every-route")
 
     @api.post("/transfers")
@@ -320,7 +331,13 @@ def test_ninja_routes_are_protected(alice, settings):
     def find(request: HttpRequest) -> Any:
         return []
 
-    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "ACCOUNT": lambda request: "alice"}
+    @api.api_operation(["GET", "POST"], "/both")
+    def both(request: HttpRequest) -> Any: ...
+
+    @api.post("/hooks")
+    def hook(request: HttpRequest) -> Any: ...
+
+    settings.IDEMPOTENCY = {"EVERY_ROUTE": True, "EXCEPT_ROUTES": ["/api/hooks"], "ACCOUNT": lambda request: "alice"}
     settings.ROOT_URLCONF = (path("api/", api.urls),)
     replayed(alice, "/api/transfers?amount=1")
     assert alice.post("/api/transfers?amount=2").status_code == 200
@@ -329,44 +346,9 @@ def test_ninja_routes_are_protected(alice, settings):
     assert alice.request("PATCH", "/api/transfers", key="m").status_code == 200
     names = IdempotencyRecord.objects.order_by("pk").values_list("operation", flat=True)
     assert list(names) == ["route:tests-every-route:create", "tests.ninja_own"]
-
-
-def described_keys(document):
-    """Whether the key is required, by route and method, where a schema has it."""
-    return {
-        (route, method): parameter.get("required", False)
-        for route, methods in document["paths"].items()
-        for method, described in methods.items()
-        for parameter in described.get("parameters", [])
-        if parameter["name"] == "Idempotency-Key"
-    }
-
-
-def test_ninja_describes_the_key_of_the_routes_that_are_protected(alice, settings):
-    api = pytest.importorskip("ninja").NinjaAPI(urls_namespace="tests-every-route-schema")
-
-    @api.post("/transfers")
-    def create(request: HttpRequest) -> Any: ...
-
-    @api.get("/transfers")
-    def find(request: HttpRequest) -> Any: ...
-
-    @api.api_operation(["GET", "POST"], "/both")
-    def both(request: HttpRequest) -> Any: ...
-
-    @api.put("/own")
-    @idempotent("tests.ninja_described")
-    def change(request: HttpRequest) -> Any: ...
-
-    @api.post("/hooks")
-    def hook(request: HttpRequest) -> Any: ...
-
-    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "EXCEPT_ROUTES": ["/api/hooks"]}
-    settings.ROOT_URLCONF = (path("api/", api.urls),)
     document = alice.get("/api/openapi.json").json()
-    paths = document["paths"]
-    assert described_keys(document) == {("/api/transfers", "post"): False, ("/api/own", "put"): True}
-    responses = paths["/api/transfers"]["post"]["responses"]
+    assert described_keys(document) == {("/api/transfers", "post"): False, ("/api/transfers", "patch"): True}
+    responses = document["paths"]["/api/transfers"]["post"]["responses"]
     assert responses.keys() == {"200", "400", "401", "409", "422", "503"}
     assert "idempotency_key_missing" not in responses["400"]["description"]
 

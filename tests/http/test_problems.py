@@ -172,10 +172,11 @@ def test_a_drf_view_of_a_json_flavour_still_says_problem_json(alice, serve):
 
 def claiming(request):
     """A view that claims by itself, as one of Ninja or GraphQL does."""
-    with claim("tests.block", account_id="a", key=request.GET["key"], payload=request.body.decode()) as run:
+    key = request.headers["Idempotency-Key"]
+    with claim("tests.block", account_id="a", key=key, payload=request.body.decode()) as run:
         if not run.replayed:
             run.result = work(request)[0]["id"]
-    return JsonResponse({"id": run.result})
+    return JsonResponse({"id": run.result}, headers={"Idempotency-Status": "replayed" if run.replayed else "executed"})
 
 
 async def claiming_async(request):
@@ -188,15 +189,16 @@ async def claiming_async(request):
 )
 def test_the_middleware_answers_what_a_view_raises(alice, serve, transport, view, settings):
     serve(view)
-    first = alice.post("/?key=k", {"a": 1})
-    assert alice.post("/?key=k", {"a": 1}).content == first.content
-    assert_refused(alice, "idempotency_key_reused", "/?key=k", {"a": 2})
-    assert_refused(alice, "idempotency_key_invalid", "/?key=")
+    first, again = (alice.post(data={"a": 1}, key="k") for _ in range(2))
+    assert again.content == first.content
+    assert (first["Idempotency-Status"], again["Idempotency-Status"]) == ("executed", "replayed")  # as the view says
+    assert_refused(alice, "idempotency_key_reused", data={"a": 2}, key="k")
+    assert_refused(alice, "idempotency_key_invalid", key="")
     claim_anew()
-    busy = assert_refused(alice, "idempotency_in_progress", "/?key=k", {"a": 1})
-    assert int(busy["Retry-After"]) >= 1
+    busy = assert_refused(alice, "idempotency_in_progress", data={"a": 1}, key="k")
+    assert (int(busy["Retry-After"]) >= 1, busy["Idempotency-Status"]) == (True, "in-progress")
     settings.IDEMPOTENCY = {"ERROR_RESPONSE": other_envelope}
-    assert alice.post("/?key=").json() == {"oops": "idempotency_key_invalid"}
+    assert alice.post(key="").json() == {"oops": "idempotency_key_invalid"}
 
 
 @pytest.mark.usefixtures("middleware")

@@ -7,16 +7,16 @@ import pytest
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
-from django.http import HttpResponse, JsonResponse
+from django.http import HttpResponse
 from django.urls import path
 
-from idempotency import ACCEPTED, PARK, REEXECUTE, Operation, claim, exceptions, idempotent
+from idempotency import ACCEPTED, PARK, REEXECUTE, Operation, exceptions, idempotent
 from idempotency.http.checks import check_profiles
 from idempotency.http.key_status import KeyStatusView
 from idempotency.http.problems import PROFILES, response_for
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import claim_anew, effects, refusals
+from tests.http.callers import effects, refusals
 from tests.http.serving import OUTSIDE, serve_answer
 from tests.http.views import CrashError, PlainView, plain_answer, work
 
@@ -235,16 +235,3 @@ def test_a_route_that_takes_no_key_ignores_it(alice, anonymous, serve, settings)
     assert anonymous.post(key="k")[HEADER] == "not-recorded"
     assert anonymous.post("/mixed/", key="k")[HEADER] == "ignored"
     assert anonymous.request("PATCH", "/mixed/", key="k")[HEADER] == "not-recorded"
-
-
-@pytest.mark.usefixtures("middleware")
-def test_a_view_that_claims_by_itself_may_say_it_itself(alice, serve):
-    @serve
-    def view(request):
-        with claim("tests.block", account_id="a", key=request.headers["Idempotency-Key"], payload=None) as run:
-            run.result = 1
-        return JsonResponse({}, headers={HEADER: "replayed" if run.replayed else "executed"})
-
-    assert [alice.post(key="k")[HEADER] for _ in range(2)] == ["executed", "replayed"]
-    claim_anew()
-    assert alice.post(key="k")[HEADER] == "in-progress"
