@@ -31,8 +31,6 @@ async def coroutine():
     ("name", "make", "said"),
     [
         ("plain", lambda: {"id": 1}, "The handler of operation 'tests.answer' must return an HttpResponse, not dict."),
-        ("plain", lambda: (201, {"id": 1}), "must return an HttpResponse, not tuple."),
-        ("plain", lambda: 7, "must return an HttpResponse, not int."),
         ("plain", coroutine, "must return an HttpResponse, not coroutine."),
         ("plain", lambda: None, "must return an HttpResponse, not NoneType."),
         ("drf", lambda: None, "Expected a `Response`, `HttpResponse` or `StreamingHttpResponse`"),

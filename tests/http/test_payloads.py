@@ -61,14 +61,6 @@ def test_values_that_look_alike_differ(same, framework):
         assert not same(first, second), (first, second)
 
 
-@pytest.mark.failure_68
-def test_no_pass_in_python_goes_over_a_json_body(same, framework, monkeypatch):
-    """It may hold a million containers, over which such a pass takes seconds."""
-    framework.serve()
-    monkeypatch.setattr(fingerprint, "MAX_DEPTH", 2)  # what is written of method, route and query is no deeper
-    assert same(b'{"amount": {"a": [[[]]]}}', b'{"amount": {"a":[[[]]]}}')
-
-
 @pytest.mark.failure_42
 def test_json_in_another_character_set_is_compared_by_what_drf_makes_of_it(same, serve):
     serve(drf_view(idempotent("tests.latin")(plain_answer), parsers=[JSONParser]))

@@ -265,17 +265,6 @@ def test_a_projects_answer_to_the_error_of_an_inner_claim_is_kept(alice, serve, 
     assert (first.status_code, first.json()) == (400, {"refused": "KeyReusedError"})
 
 
-@pytest.mark.failure_1
-def test_the_lease_that_the_handler_finds_lost_is_its_own(alice, serve):
-    def finding():
-        held = require_claim()
-        held.ownership.lost = True
-        held.ensure_owned()
-
-    serve_answer(serve, finding)
-    assert problem_code(alice.post(key="k")) == "idempotency_in_progress"
-
-
 def test_a_failure_of_the_store_inside_of_a_handler_is_the_stores(alice, serve):
     def renewing():
         with store_refusing("UPDATE", db.OperationalError("read-only")):

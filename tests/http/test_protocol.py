@@ -9,7 +9,7 @@ from django.utils import timezone
 from idempotency import idempotent
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import assert_nothing_kept, assert_refused, effects, records, replayed
+from tests.http.callers import assert_refused, effects, records, replayed
 from tests.http.views import plain_answer
 from tests.records import HOUR, expire, from_now
 
@@ -33,15 +33,6 @@ def test_a_retry_past_the_retention_is_new(alice, framework, purged, payload):
     renewed = IdempotencyRecord.objects.get()
     assert renewed.expires_at - renewed.completed_at == timedelta(days=3)
     assert abs(renewed.created_at - timezone.now()) < timedelta(minutes=5)
-
-
-@pytest.mark.scenario_5
-def test_a_recoverable_record_past_its_retention_takes_another_payload(alice, framework):
-    framework.serve()
-    assert_nothing_kept(alice, 503, "/?status=503", data={"amount": 1})
-    assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
-    expire(IdempotencyRecord.objects.get().pk)
-    replayed(alice, data={"amount": 2})
 
 
 @pytest.mark.scenario_5
