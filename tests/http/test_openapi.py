@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import defaultdict
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.contrib.spectacular import AutoSchema
 from idempotency.exceptions import KeyInvalidError
 from idempotency.http.key_sources import FromForm
+from idempotency.http.problems import PROFILES
 from idempotency.identity.keys import parse_header
 from tests.http.callers import refusals
 from tests.http.views import LabelSerializer
@@ -190,33 +192,19 @@ def test_each_method_of_an_action_is_described_as_it_is_protected():
     assert [method for method, operation in methods.items() if header_of(operation)] == ["post"]
 
 
-def answers_of(keys, conflicts, reused, elsewhere=""):
-    """The codes of a profile by status, without their common prefix."""
-    codes = {
-        "400": f"{keys} key_invalid key_expired payload_invalid {elsewhere}",
-        "401": "account_required",
-        "409": f"{conflicts} outcome_unknown body_gone",
-        **reused,
-        "503": "unavailable",
-    }
-    return {status: {f"idempotency_{code}" for code in text.split()} for status, text in codes.items()}
+#: The problems that a schema of ``POLICY`` names, and the component of each profile's.
+DESCRIBED = ["key_missing", "key_invalid", "key_expired", "payload_invalid", "account_required", "in_progress"]
+DESCRIBED += ["outcome_unknown", "body_gone", "key_reused", "unavailable"]
+COMPONENTS = {"ietf": "IdempotencyProblem", "stripe": "IdempotencyErrorObject", "acp": "IdempotencyError"}
 
 
-#: The codes of each profile by status, the content type of its problems, the mark of a replay, and their component.
-PROFILES = {
-    "ietf": (
-        answers_of("key_missing", "in_progress", {"422": "key_reused"}),
-        *("application/problem+json", "Idempotency-Replayed", "IdempotencyProblem"),
-    ),
-    "stripe": (
-        answers_of("key_missing", "key_in_use", {}, "key_reused"),
-        *("application/json", "Idempotent-Replayed", "IdempotencyErrorObject"),
-    ),
-    "acp": (
-        answers_of("key_required", "in_flight", {"422": "conflict"}),
-        *("application/json", "Idempotent-Replayed", "IdempotencyError"),
-    ),
-}
+def codes_of(profile):
+    """The codes by status. What each of them is called stands in ``test_profiles``."""
+    codes = defaultdict(set)
+    for code in DESCRIBED:
+        answer = profile.answers[f"idempotency_{code}"]
+        codes[str(answer.status)].add(answer.code)
+    return codes
 
 
 POLICY = {"max_key_age": timedelta(days=1), "body_ttl": timedelta(hours=1)}
@@ -269,15 +257,16 @@ def operation_of(document):
 @each_profile
 @pytest.mark.parametrize("chosen_by", ["the setting", "the operation"])
 def test_each_profile_is_described(make, profile, chosen_by, settings):
-    codes, content_type, marker, component = PROFILES[profile]
+    source, content_type = PROFILES[profile], PROFILES[profile].content_type
     settings.IDEMPOTENCY = {"PROFILE": profile} if chosen_by == "the setting" else {"PROFILE": "ietf"}
     operation = operation_of(make(POLICY if chosen_by == "the setting" else {**POLICY, "profile": profile})[1]())
     answers = {status: answer for status, answer in operation["responses"].items() if status != "201"}
-    assert {status: set(re.findall(r"`(\w+)`", answer["description"])) for status, answer in answers.items()} == codes
+    described = {status: set(re.findall(r"`(\w+)`", answer["description"])) for status, answer in answers.items()}
+    assert described == codes_of(source)
     assert {(*answer["content"],) for answer in answers.values()} == {(content_type,)}
-    assert {answer["content"][content_type]["schema"]["title"] for answer in answers.values()} == {component}
+    assert {answer["content"][content_type]["schema"]["title"] for answer in answers.values()} == {COMPONENTS[profile]}
     marked = [name for name in operation["responses"]["201"]["headers"] if name.endswith("Replayed")]
-    assert marked == [marker]
+    assert marked == [source.replayed]
 
 
 @pytest.mark.once
@@ -285,12 +274,12 @@ def test_each_profile_is_described(make, profile, chosen_by, settings):
 @each_schema
 @each_profile
 def test_answers_are_as_described(make, profile, settings, alice):
-    codes, content_type, marker, _ = PROFILES[profile]
+    source, content_type = PROFILES[profile], PROFILES[profile].content_type
     settings.IDEMPOTENCY = {"PROFILE": profile}
     settings.ROOT_URLCONF, document = make(POLICY)
     responses = operation_of(document())["responses"]
     first, replay = (alice.post(data={"amount": 1}, key="k") for _ in range(2))
-    assert (first.status_code, marker in first, replay[marker]) == (201, False, "true")
+    assert (first.status_code, source.replayed in first, replay[source.replayed]) == (201, False, "true")
     for answer in (first, replay):
         for name, header in responses["201"]["headers"].items():
             if name != "Idempotency-Retention" and name in answer:
@@ -301,7 +290,7 @@ def test_answers_are_as_described(make, profile, settings, alice):
         body = answer.json()
         jsonschema.validate(body, responses[str(answer.status_code)]["content"][content_type]["schema"])
         code = body.get("error", body)["code"]
-        assert code in codes[str(answer.status_code)]
+        assert code in codes_of(source)[str(answer.status_code)]
         sent.add(code)
     assert len(sent) == 4
 
