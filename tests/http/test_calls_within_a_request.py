@@ -9,7 +9,6 @@ import contextvars
 import copy
 import functools
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
@@ -18,13 +17,12 @@ from django.http import JsonResponse
 
 from idempotency import REEXECUTE, Operation, idempotent
 from idempotency.models import IdempotencyRecord
+from tests.concurrency.racing import elsewhere
 from tests.http.callers import assert_nothing_kept, effects, problem_code, replayed
 from tests.http.serving import OUTSIDE, policies
 from tests.http.views import async_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_76]
-
-PATIENCE = 30
 
 
 @pytest.fixture(autouse=True)
@@ -36,19 +34,6 @@ def _one_writer_does_not_wait(transactional_db, monkeypatch):
     if connection.vendor == "sqlite":
         connection.ensure_connection()
         monkeypatch.setitem(connection.settings_dict["OPTIONS"], "timeout", 0.1)
-
-
-def in_a_thread(call):
-    """The result of a call in another thread, which has connections of its own."""
-
-    def closing():
-        try:
-            return call()
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(closing).result(PATIENCE)
 
 
 #: How a call gets into another thread: without the context of its caller, and with it.
@@ -91,7 +76,7 @@ def test_a_call_from_a_thread_of_the_handler_claims_for_itself(alice, serve, car
     def outer(request):
         if not policy:
             work(request)
-        answers.append(in_a_thread(carry(lambda: inner(request))))
+        answers.append(elsewhere(carry(lambda: inner(request))))
         raise ValueError
 
     for _ in range(2):
@@ -108,7 +93,7 @@ def test_the_same_operation_in_a_thread_of_its_handler_is_in_progress(alice, ser
     @serve
     @idempotent(operation)
     def outer(request):
-        return answering_as(in_a_thread(carry(lambda: inner(request))))
+        return answering_as(elsewhere(carry(lambda: inner(request))))
 
     assert replayed(alice, wrote=0)[0].json() == {"answers": [409]}
 

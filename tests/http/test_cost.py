@@ -20,6 +20,7 @@ from idempotency import PARK, REEXECUTE, Wait, idempotent, require_claim
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import acquisition
 from testproject.authentication import token_required
+from tests.concurrency.traces import rows
 from tests.http.callers import claim_anew, effects
 from tests.http.serving import OUTSIDE
 from tests.http.views import KINDS, plain_answer
@@ -160,9 +161,7 @@ def _row():
         return connection.connection.total_changes
     if connection.vendor == "mysql":
         return None
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT ctid::text, xmin::text, xmax::text FROM idempotency_record")
-        return cursor.fetchall()
+    return rows("SELECT ctid::text, xmin::text, xmax::text FROM idempotency_record")
 
 
 # Messages that PostgreSQL is waited for, read off the wire by libpq: Django records a BEGIN and a COMMIT never sent

@@ -30,6 +30,7 @@ from idempotency.options.table import SETTINGS
 from idempotency.options.validators import positive_duration
 from idempotency.options.values import ACP, IETF, STRIPE
 from testproject.authentication import TokenAuthentication
+from tests.concurrency.failures import just_before
 from tests.http.callers import FORM, effects
 from tests.http.serving import Framework
 from tests.http.views import work
@@ -193,16 +194,10 @@ def call_a_function_for_each_byte(meta):
 
 
 @pytest.mark.parametrize("parse", [raise_for_some_keys, call_a_function_for_each_byte])
-def test_a_parser_that_raises_or_costs_more_than_the_twin_is_found(alice, serve, monkeypatch, parse):
-    key_of = exchange._key_of
-
-    def careless(policy, adapter):
-        parse(adapter.http.META)
-        return key_of(policy, adapter)
-
-    monkeypatch.setattr(exchange, "_key_of", careless)
+def test_a_parser_that_raises_or_costs_more_than_the_twin_is_found(alice, serve, parse):
     Framework("plain", serve).serve_twins(body_handler)
-    with pytest.raises(AssertionError):
+    careless = just_before(exchange, "_key_of", lambda policy, adapter: parse(adapter.http.META))
+    with careless, pytest.raises(AssertionError):
         compare_twins(alice, None)
 
 

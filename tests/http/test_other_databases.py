@@ -16,6 +16,7 @@ from idempotency import PARK, REEXECUTE, Reconcile, Unknown, idempotent
 from idempotency.protocol import ownership
 from testproject.models import Transfer
 from tests.aliases import added
+from tests.concurrency.failures import failing_database, just_before
 from tests.http.callers import assert_refused, effects, problem_code, records
 from tests.http.serving import drf_view
 
@@ -92,17 +93,11 @@ def serve_writing(serve, end=CREATED, **policy):
 
 
 @policies
-def test_the_other_database_commits_first(alice, serve, policy, monkeypatch):
+def test_the_other_database_commits_first(alice, serve, policy):
     seen = []
-    complete = ownership.complete
-
-    def look(*arguments, **options):
-        seen.append((open_on_other(), notes()))
-        complete(*arguments, **options)
-
-    monkeypatch.setattr(ownership, "complete", look)
     serve_writing(serve, **policy)
-    assert alice.post(key="k").status_code == 201
+    with just_before(ownership, "complete", lambda *_, **options: seen.append((open_on_other(), notes()))):
+        assert alice.post(key="k").status_code == 201
     assert seen == [(False, ["written"])]
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
     assert notes() == ["written"]
@@ -258,11 +253,10 @@ def test_an_async_views_transactions_commit_before_its_outcome(alice, serve):
     ],
     ids=["park", "reconcile"],
 )
-def test_what_has_committed_elsewhere_is_not_run_again_by_itself(alice, serve, recovery, left, again, monkeypatch):
-    monkeypatch.setattr(ownership, "complete", Mock(side_effect=OperationalError("disk full")))
+def test_what_has_committed_elsewhere_is_not_run_again_by_itself(alice, serve, recovery, left, again):
     serve_writing(serve, recovery=recovery)
-    assert problem_code(alice.post(key="k")) == "idempotency_unavailable"
+    with failing_database(ownership, "complete"):
+        assert problem_code(alice.post(key="k")) == "idempotency_unavailable"
     assert (notes(), effects(), records()) == (["written"], 0, [(left, 1)])
-    monkeypatch.undo()
     assert problem_code(alice.post(key="k")) == again
     assert notes() == ["written"]

@@ -18,6 +18,8 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.store import statement_timeout
 from tests.aliases import another_alias
+from tests.concurrency.traces import session_settings
+from tests.database.statements import explaining
 from tests.http.admin.pages import LIST, charges, detail, listed, log_in, refunds, said, text
 from tests.records import HOUR, from_now, make_records
 
@@ -120,23 +122,18 @@ def test_a_list_that_takes_too_long_is_empty(viewer, monkeypatch, query):
 
 @pytest.mark.postgres
 def test_the_time_limit_cancels_a_statement_and_leaves_no_setting_behind(monkeypatch):
-    def limit():
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT current_setting('statement_timeout')")
-            return str(cursor.fetchone()[0])
-
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL statement_timeout = '7s'")
         with statement_timeout.time_limit("default"):
-            assert limit() == "150ms"
-        assert limit() == "7s"
+            assert session_settings("statement_timeout") == ["150ms"]
+        assert session_settings("statement_timeout") == ["7s"]
         with pytest.raises(statement_timeout.OutOfTimeError), statement_timeout.time_limit("default", 0.02):
             cursor.execute("SELECT pg_sleep(60)")
         with pytest.raises(DatabaseError, match="division by zero"), statement_timeout.time_limit("default"):
             cursor.execute("SELECT 1 / 0")
         with pytest.raises(DatabaseError, match="by Django"), statement_timeout.time_limit("default"):
             raise DatabaseError("refused by Django")
-        assert limit() == "7s"
+        assert session_settings("statement_timeout") == ["7s"]
     with (
         another_alias(monkeypatch, "alias", os.environ["DATABASE_URL"]),
         statement_timeout.time_limit("alias"),
@@ -205,13 +202,9 @@ def test_the_operations_are_found_in_the_index_of_the_counters_alone(viewer):
     IdempotencyCounter.objects.bulk_create(
         IdempotencyCounter(operation=f"op-{number}", event="claimed") for number in range(2_000)
     )
-    with CaptureQueriesContext(connection) as statements:
+    with explaining("idempotency_dashboard_counter") as plans:
         viewer.get(LIST)
-    (statement,) = [one["sql"] for one in statements if "idempotency_dashboard_counter" in one["sql"]]
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE idempotency_dashboard_counter")
-        cursor.execute(f"EXPLAIN {statement}")
-        plan = "\n".join(line for (line,) in cursor.fetchall())
+    (plan,) = plans
     assert "idempotency_dashboard_event" in plan
     assert "Seq Scan" not in plan
 

@@ -1,5 +1,7 @@
 """The timeline on a record's page: what is known of it, in order, for those who may see it, and within bounds."""
 
+from unittest.mock import Mock
+
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
@@ -139,11 +141,7 @@ def test_a_long_list_is_cut_and_a_large_outbox_is_given_up(client, monkeypatch):
     page = text(client.get(detail(record.pk)))
     assert ("receipts.send" in page, MISSING in page) == (False, True)
     monkeypatch.setattr(statement_timeout, "LIMIT", 60)
-
-    def give_up(*arguments):
-        raise statement_timeout.OutOfTimeError
-
-    monkeypatch.setattr(timeline, "_consumed", give_up)
+    monkeypatch.setattr(timeline, "_consumed", Mock(side_effect=statement_timeout.OutOfTimeError))
     page = text(client.get(detail(record.pk)))
     assert ("receipts.send" in page, MISSING in page) == (True, True)
 
