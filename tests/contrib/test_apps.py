@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 
@@ -15,49 +16,7 @@ import idempotency.contrib.opentelemetry
 import idempotency.contrib.prometheus
 import idempotency.contrib.requests
 import idempotency.contrib.spectacular  # noqa: F401
-
-PROJECT = """
-import django, json, sys
-from django.conf import settings
-
-settings.configure(
-    SECRET_KEY="tests",
-    INSTALLED_APPS=[
-        *(f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "messages", "sessions")),
-        "idempotency", *sys.argv[1:],
-    ],
-    MIDDLEWARE=[
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django.contrib.messages.middleware.MessageMiddleware",
-    ],
-    TEMPLATES=[{
-        "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "APP_DIRS": True,
-        "OPTIONS": {"context_processors": [
-            "django.template.context_processors.request",
-            "django.contrib.auth.context_processors.auth",
-            "django.contrib.messages.context_processors.messages",
-        ]},
-    }],
-    ROOT_URLCONF="__main__",
-    STATIC_URL="static/",
-    ALLOWED_HOSTS=["testserver"],
-    DATABASES={"default": {
-        "ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:", "OPTIONS": {"transaction_mode": "IMMEDIATE"},
-    }},
-    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-    USE_TZ=True,
-)
-django.setup()
-from django.contrib import admin
-from django.core.management import call_command, get_commands
-from django.db import connection
-from django.urls import path
-
-urlpatterns = [path("admin/", admin.site.urls)]
-call_command("migrate", verbosity=0)
-"""
+from tests.contrib.project import PROJECT
 
 USED = """
 from django.contrib.auth.models import User
@@ -160,12 +119,12 @@ WITH = {
 
 
 @pytest.mark.parametrize(("apps", "more"), WITH.items(), ids=str)
-def test_each_app_brings_its_own_and_works_without_the_others(apps, more):
+def test_each_app_brings_its_own_and_works_without_the_others(apps, more, tmp_path):
     for framework in {"rest_framework", "ninja"} & set(apps):
         pytest.importorskip(framework)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROJECT + USED, *apps], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-W", "error", "-c", PROJECT + USED, *apps]
+    environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == ALONE | more
 

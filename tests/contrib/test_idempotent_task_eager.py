@@ -27,12 +27,6 @@ def effects():
     return list(Receipt.objects.order_by("pk").values_list("label", flat=True))
 
 
-def test_an_eager_task_has_one_effect_for_one_id():
-    results = [send.apply_async(["a"], task_id="one").get() for _ in range(2)]
-    assert results[0] == results[1] == {"receipt": Receipt.objects.get().pk, "pair": [1, 2]}
-    assert IdempotencyRecord.objects.get().idempotency_key == "one"
-
-
 @pytest.mark.django_db
 def test_an_eager_task_works_inside_of_a_test_case():
     send.delay("a")

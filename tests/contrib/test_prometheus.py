@@ -22,6 +22,7 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox.models import MessageStatus
 from tests.contrib.conftest import happen
+from tests.contrib.project import PROJECT
 from tests.outbox import make_messages
 from tests.records import MINUTE, make_records
 
@@ -146,26 +147,12 @@ def test_a_thread_that_was_scraped_in_keeps_no_connection(registry):
 SEVERAL_PROCESSES = """
 import os
 
-import django
-from django.conf import settings
-
-settings.configure(
-    INSTALLED_APPS="django.contrib.auth django.contrib.contenttypes idempotency idempotency.contrib.prometheus".split(),
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}},
-    ALLOWED_HOSTS=["testserver"],
-    SECRET_KEY="secret",
-)
-django.setup()
-
-from django.core.management import call_command
-from django.db import connection
 from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 
 from idempotency import claim
 from idempotency.contrib.prometheus.views import metrics
 
-call_command("migrate", verbosity=0)
 connection.close()
 for key in ("a", "b"):
     if not os.fork():
@@ -189,7 +176,7 @@ def test_the_view_adds_up_all_processes_and_reads_the_tables_once(tmp_path, seve
     environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
     if several:
         environment |= {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", SEVERAL_PROCESSES]
+    command = [sys.executable, "-c", PROJECT + SEVERAL_PROCESSES, "idempotency.contrib.prometheus"]
     lines = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True).splitlines()
     counted = [line for line in lines if line.startswith("idempotency_events_total{") and not line.endswith(" 0.0")]
     of = 'operation="tests.forked"'

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from django.db.models import F
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operate import batches
-from idempotency.operate.batches import BatchResult, in_batches
+from idempotency.operate.batches import BatchResult
 from idempotency.operate.erasure import erase_batches, find_rows
 from idempotency.operate.purge import PurgeResult, purge_batches, purge_body_batches
 from idempotency.operate.sweep import RecoveryResult, recover_batches
@@ -323,18 +322,3 @@ def test_a_batch_has_touched_what_it_has_changed():
     assert RelayResult(sent=1, postponed=2, dead=4, put_back=8).touched == 7
     with pytest.raises(NotImplementedError):
         _ = BatchResult().touched
-
-
-def test_batches_are_taken_one_by_one_until_one_is_exhausted_and_each_knows_the_one_before():
-    asked = []
-
-    def take(before):
-        asked.append(before)
-        return PurgeResult(len(asked), exhausted=len(asked) == 3)
-
-    list(islice(in_batches(take), 2))
-    assert len(asked) == 2  # none ahead of the one that is asked for
-    asked.clear()
-    taken = list(in_batches(take))
-    assert [batch.deleted for batch in taken] == [1, 2, 3]
-    assert asked == [None, *taken[:2]]

@@ -1,20 +1,17 @@
 """What is kept of messages: how many wait, how a dead one is requeued, when a sent one is forgotten."""
 
 import logging
-import re
 from datetime import timedelta
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.db import connection
 from django.test import override_settings
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from idempotency.operate.resolutions import ResolutionRefusedError
 from idempotency.outbox import backlog as messages
-from idempotency.outbox.backlog import Backlog, backlog, purge_sent_batches, purge_sent_once, requeue
+from idempotency.outbox.backlog import Backlog, backlog, purge_sent_once, requeue
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from tests.database.statements import explaining, fill_outbox
 from tests.outbox import make_messages, statuses
@@ -130,13 +127,3 @@ def test_what_was_sent_longer_ago_than_the_retention_goes_and_nothing_else():
     assert purge_sent_once() == messages.PurgeResult()
     with override_settings(IDEMPOTENCY={"TTL": DAY}):
         assert purge_sent_once().deleted == 2
-
-
-def test_batches_are_bounded_and_go_on_where_the_one_before_ended():
-    for age in range(5):
-        make_messages(1, MessageStatus.SENT, sent=-(9 - age) * DAY)
-    with CaptureQueriesContext(connection) as statements:
-        assert [batch.deleted for batch in purge_sent_batches(batch_size=2)] == [2, 2, 1]
-    selects = [one["sql"] for one in statements.captured_queries if re.search(r"sent_at. >= [^)]*\) ORDER", one["sql"])]
-    assert len(selects) == 2
-    assert not OutboxMessage.objects.exists()
