@@ -5,7 +5,7 @@ and a fork of it notes the lines that each test executes. Each mutant gets a for
 Tests of its line run there until one fails: first those that have seen mutants of the file, then those that
 ``tests/README.md`` names for it, the fastest first. What only an import runs, such as a constant, is run again in a
 fork. The tests run in a new process if that can't be, if a test fails even when the unchanged statement is run again,
-and if no test sees a change of a class.
+and if no test sees a change of a class, or of a line that no test executes, because only imports call its function.
 
 ``mutation.toml`` lists mutants that no test need see. The exit code is 1 if another one survives. It is 2 if tests fail
 without a mutant, or if a planted fault is not seen.
@@ -136,7 +136,7 @@ def make(file: str, number: int) -> Mutant:
             each.value for each in node.args if all(each is not kept for kept in found[number].mutated_node.args)
         ]
     texts = [wrapper.module.code_for_node(each) for each in changed]
-    is_prose = all(re.match(r'\(?\s*f?".* ', text) for text in texts)
+    is_prose = all(re.match(r"""\(?\s*f?["'].* """, text) for text in texts)
     return Mutant(file, number, span.start.line, code, new, tuple(around), is_prose)
 
 
@@ -298,10 +298,12 @@ class Zygote:
             return NO_DIFFERENCE
         write(path, mutant.new)  # for processes that tests start, too
         try:
+            old, new = changed_statements(path, mutant) if IMPORTS in differing else (None, None)
             if IMPORTS not in differing:
-                return self.fork(tests, differing, limit)
-            old, new = changed_statements(path, mutant)
-            if new:
+                killer = self.fork(tests, differing, limit)
+                if killer or str(mutant.line) in self.lines.get(mutant.file, {}):
+                    return killer
+            elif new:
                 killer = self.fork(tests, new, limit)
                 if killer and not self.fork([killer], old, limit):
                     return killer
