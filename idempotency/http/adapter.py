@@ -18,10 +18,9 @@ from django.views import View
 
 from ..exceptions import IdempotencyError
 from ..operation import Policy
-from ..options.values import IETF
 from ..outcome import Outcome, response_of
 from .payload import parsed_body
-from .problems import PROFILES, Profile, problem_response
+from .problems import Profile, problem_response
 from .protection import RoutedHandler, class_of, handlers_of_class, methods_of_class, protection_of
 
 #: Exceptions with which a handler refuses a request. Django turns them into 4xx responses, the same at each retry.
@@ -38,11 +37,11 @@ class Adapter:
         self.request = request
         self.http: HttpRequest = request if http is None else http
         #: The keyword arguments that the handler was called with.
-        self.kwargs: Mapping[str, Any] = {}
+        self.kwargs: Mapping[str, Any]
         #: The names and statuses on the wire.
-        self.profile: Profile = PROFILES[IETF]
+        self.profile: Profile
         #: The headers of every response to a request with a key.
-        self.headers: dict[str, str] = {}
+        self.headers: dict[str, str]
 
     @classmethod
     def speaks_for(cls, request: object) -> bool:
@@ -87,7 +86,7 @@ class Adapter:
     def served_methods(self, name: str) -> Collection[str]:
         """The methods that lead to the handler ``name`` of a class, or to a function, which has no name. Empty if they
         are not known."""
-        return served_methods(name) if name else ()
+        return served_methods(name)
 
     def is_place_named(self, match: ResolverMatch) -> bool:
         """Whether the project has named the URL pattern. Patterns with one name are one place for a key."""

@@ -38,7 +38,6 @@ def check(*tags: str) -> Callable[[Callable[[], Iterator[CheckMessage]]], Callab
         def run(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
             return list(find())
 
-        run.__name__ = find.__name__
         return register("idempotency", *tags)(run)
 
     return decorate
@@ -175,8 +174,7 @@ def check_profiles() -> Iterator[CheckMessage]:
         if profile.forgets_server_errors and any(map(policy.recordable, range(500, 600))):
             yield checks.Warning(
                 f"{subject} records responses with a status of 5xx.",
-                hint="By the profile a retry after a 5xx runs again: a recordable= or RECORDABLE that is False for "
-                "them.",
+                hint="By the profile a retry after a 5xx runs again: a recordable= or RECORDABLE that is False for it.",
                 id="idempotency.W022",
             )
         if profile.needs_conflict and (policy.in_progress is ACCEPTED or isinstance(policy.in_progress, Attach)):

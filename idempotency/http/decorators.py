@@ -56,7 +56,7 @@ def idempotent(
     :raises TypeError: there is no keyword argument of this name.
     """
     if callable(operation) or operation == "":  # without parentheses, or with nothing in them
-        above = f", above {getattr(operation, '__qualname__', operation)}" if operation else ""
+        above = f", above {dotted(operation)}" if operation else ""
         raise ImproperlyConfigured(
             f'@idempotent needs the name of an operation: write @idempotent("orders.create"), with a name of your own'
             f"{above}."
@@ -135,23 +135,24 @@ class Protected(Protection):
         if adapter is None:
             raise TypeError(
                 f"@idempotent({self.operation.name!r}) expects a request as the first argument of "
-                f"{getattr(self.view, '__qualname__', self.view)!r}. For a view of Django REST framework, add "
-                f"'rest_framework' to INSTALLED_APPS."
+                f"{_home_of(self.view)}. For a view of Django REST framework, add 'rest_framework' to INSTALLED_APPS."
             )
         adapter.kwargs = kwargs
         return adapter
 
     def _responder(self, call: Callable[[], Any], instance: object, adapter: Adapter) -> Callable[[], Any]:
         """The function that answers the request: the handler as if it were unprotected, or an exchange."""
+        handler = Handler(call, adapter.http, self)
         if not self._protects(instance, adapter):
-            return Handler(call, adapter.http, self).pass_through
+            return handler.pass_through
+        exchange = Exchange(self.operation.policy, adapter, handler)
         if not self._is_async:
-            return Exchange(self.operation.policy, adapter, Handler(call, adapter.http, self)).respond
+            return exchange.respond
 
         async def run() -> Any:  # asgiref doesn't see that a partial of a decorated coroutine function is one
             return await call()
 
-        exchange = Exchange(self.operation.policy, adapter, Handler(async_to_sync(run), adapter.http, self))
+        handler.call = async_to_sync(run)
         return functools.partial(_shielded, exchange.respond)
 
     def _protects(self, instance: object, adapter: Adapter) -> bool:
@@ -226,7 +227,7 @@ def _refuse_unprotectable(operation: Operation, view: Any) -> None:
         )
     if isinstance(view, (staticmethod, classmethod)) or not callable(view):
         raise ImproperlyConfigured(f"Use @idempotent({name!r}) on a view or a method, not on {view!r}.")
-    if getattr(view, "__module__", None) == "django.utils.decorators":  # what method_decorator() decorates first
+    if view.__module__ == "django.utils.decorators":  # what method_decorator() decorates first
         raise ImproperlyConfigured(
             f"@idempotent({name!r}) is within method_decorator(), which hides it from the class. Put it on the method "
             f"itself, without method_decorator(). For an inherited method write, in the body of the class: "
@@ -276,10 +277,8 @@ def refuse_hook(operation: Operation, view_class: type, name: str) -> None:
 def guard(view_class: type) -> None:
     """Wrap ``as_view()`` of a class, so that it checks the declarations and exempts the view from ATOMIC_REQUESTS.
 
-    This is done once per class, and subclasses inherit it. It also works for a mixin without an ``as_view()``.
+    It also works for a mixin without an ``as_view()``. What a guarded ``as_view()`` of a base has done is not repeated.
     """
-    if getattr(getattr(view_class, "as_view", None), "_guards", False):
-        return
     own = view_class.__dict__.get("as_view")
 
     def as_view(cls: Any, *args: Any, **initkwargs: Any) -> Any:
@@ -295,7 +294,6 @@ def guard(view_class: type) -> None:
         _check(cls, handlers_of(view))
         return exempt(view)
 
-    as_view._guards = True  # type: ignore[attr-defined]
     setattr(view_class, "as_view", classmethod(as_view))  # noqa: B010 - a class of any kind
 
 
@@ -321,7 +319,7 @@ def _check(view_class: Any, handlers: Collection[RoutedHandler]) -> None:
         if protection_of(getattr(view_class, name, None)) is None:
             raise ImproperlyConfigured(
                 f"{view_class.__name__}.{name} was replaced after the class was made, so "
-                f"{getattr(declared, 'name', declared)!r} does not protect it. Override it in a subclass."
+                f"{operation_for(declared, {})} does not protect it. Override it in a subclass."
             )
     for routed in handlers:
         if routed.operation is not None:

@@ -129,7 +129,7 @@ class Exchange:
         try:
             payload = Payload(
                 adapter.payload(self.policy),
-                method=http.method or "",
+                method=str(http.method),
                 route=route_of(http.resolver_match, adapter.kwargs, adapter.is_place_named),
                 query=http.META.get("QUERY_STRING", ""),
             )

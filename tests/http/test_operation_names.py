@@ -37,6 +37,12 @@ def by_decorator(view):
     return idempotent("tests.shared")(view)
 
 
+def named(name):
+    view = partial(plain_answer)
+    view.__qualname__ = name
+    return by_decorator(view)
+
+
 FIRST = partial(by_decorator, plain_answer)
 SECOND = partial(by_decorator, other)
 
@@ -48,13 +54,14 @@ SECOND = partial(by_decorator, other)
         (FIRST, lambda: api_view()(by_decorator(drf_answer))),
         (FIRST, lambda: protecting("decorator", PlainView, {"post": "tests.shared"})),
         (lambda: by_decorator(partial(partial(plain_answer))), lambda: by_decorator(partial(drf_answer))),
+        (partial(named, "one"), partial(named, "two")),
         (lambda: by_decorator(Calling()), FIRST),
         (lambda: by_decorator(PlainView.as_view()), lambda: by_decorator(type("Asking", (PlainView,), {}).as_view())),
         (FIRST, lambda: by_mixin(APIView, "options")),
         (lambda: by_mixin(ModelActions, "create"), lambda: by_mixin(type("Two", (ModelActions,), {}), "create")),
         (lambda: None, lambda: by_mixin(ModelActions, "create", "pay")),
     ],
-    ids=["function", "api_view", "method", "partial", "instance", "class", "mixin", "two mixins", "two handlers"],
+    ids=["function", "api_view", "method", "partial", "named", "instance", "class", "mixin", "mixins", "handlers"],
 )
 def test_a_second_function_under_a_bare_name_is_refused(first, second):
     first()
@@ -80,11 +87,13 @@ def test_a_subclass_belongs_to_the_operation_of_its_parent():
 
 
 def test_a_method_that_another_decorator_hides_is_refused_at_its_first_call(alice, serve):
-    idempotent("tests.hidden")(plain_answer)
-    hidden = method_decorator(never_cache)(idempotent("tests.hidden")(PlainView.post))
-    serve(type("Hidden", (View,), {"post": hidden}).as_view())
-    assert alice.post(key="k").status_code == 500
-    assert effects() == 0
+    def hiding(handler):
+        hidden = method_decorator(never_cache)(idempotent("tests.hidden")(handler))
+        return type("Hidden", (View,), {"post": hidden}).as_view()
+
+    serve(hiding(PlainView.post), **{"two/": hiding(PlainView.get)})
+    assert [alice.post(url, key="k").status_code for url in ("/", "/two/", "/")] == [201, 500, 201]
+    assert effects() == 1
 
 
 def test_one_operation_may_be_passed_to_several(alice, serve):

@@ -353,6 +353,12 @@ def test_query_and_method_count(same, framework, first, second, expected):
     assert same(first, second) == expected
 
 
+def test_a_server_may_leave_an_empty_query_out(same, serve):
+    view = idempotent("tests.query")(plain_answer)
+    serve(lambda request: ("X-Absent" in request.headers and request.META.pop("QUERY_STRING")) or view(request))
+    assert same("/", {"headers": {"X-Absent": "1"}})
+
+
 def test_another_route_argument_is_another_payload(same, framework, settings):
     view = framework.view(lambda request, **route: work(request), idempotent("tests.route"))
     if framework.name == "plain":

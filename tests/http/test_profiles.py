@@ -138,7 +138,7 @@ def test_the_status_of_a_key_needs_a_scope_without_a_path(rf):
         ({"profile": "acp", "ttl": timedelta(hours=24)}, []),
         ({"profile": "acp", "ttl": timedelta(hours=23)}, ["idempotency.W020"]),
         ({"profile": "acp", "required": False}, ["idempotency.W021"]),
-        ({"profile": "acp", "recordable": lambda status: True}, ["idempotency.W022"]),
+        ({"profile": "acp", "recordable": lambda status: status == 500}, ["idempotency.W022"]),
         ({"profile": "acp", "in_progress": ACCEPTED}, ["idempotency.W023"]),
         ({"profile": "stripe", "required": False, "recordable": lambda status: True, "in_progress": ACCEPTED}, []),
         ({"ttl": timedelta(hours=2), "transaction": False, "recovery": PARK}, []),
