@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 from contextvars import Context, copy_context
 from types import MethodType
-from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -82,9 +82,8 @@ class Protected(Protection):
 
     def __init__(self, operation: Operation, view: Callable[..., Any], *, owns_name: bool = False) -> None:
         _refuse_unprotectable(operation, view)
-        functools.update_wrapper(self, view)
-        # Django Ninja evaluates the annotations of a view in it, because it does not look at __wrapped__.
-        self.__globals__: Final = getattr(view, "__globals__", {})
+        # Django Ninja evaluates the annotations of a view in its globals, because it does not look at __wrapped__.
+        functools.update_wrapper(self, view, (*functools.WRAPPER_ASSIGNMENTS, "__globals__"))
         super().__init__(operation, view)
         #: The attribute of its class, if it is a handler. If another decorator is above, the class doesn't see it.
         self.name, self._is_seen = getattr(view, "__name__", ""), False

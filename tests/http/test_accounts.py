@@ -62,6 +62,7 @@ def test_a_token_names_the_account_by_its_claims_and_a_fixed_one_is_that_of_all(
 
 def test_two_resolvers_are_equal_if_they_read_the_same_claims():
     assert BOTH == FromToken("iss", "sub") != FromToken("sub", "iss")
+    assert BOTH(requested()) is None
     with pytest.raises(ValueError, match="name of a claim"):
         FromToken()
 

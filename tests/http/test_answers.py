@@ -12,8 +12,8 @@ from django.template.response import SimpleTemplateResponse
 from django.utils.decorators import decorator_from_middleware
 from django.utils.deprecation import MiddlewareMixin
 
-from idempotency import idempotent, require_claim
-from idempotency.http.adapter import Adapter, adapter_for, register, unregister
+from idempotency import Operation, idempotent, require_claim
+from idempotency.http.adapter import Adapter, adapter_for, adapters, register, unregister
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import assert_nothing_kept, effects, problem_code, replayed
 from tests.http.serving import serve_answer
@@ -283,10 +283,11 @@ def test_the_adapter_registered_last_is_asked_first_and_djangos_last(rf):
     http.user = None
     request = ToyRequest(http)
     assert type(adapter_for(request)) is ToyAdapter
+    assert adapter_for(request).http is http
     register(Later)
     register(ToyAdapter)  # again, as by a module that is imported twice: it stays where it is
     try:
-        assert type(adapter_for(request)) is Later
+        assert type(adapter_for(request)) is adapters[0] is Later
     finally:
         unregister(Later)
         unregister(Later)
@@ -296,3 +297,4 @@ def test_the_adapter_registered_last_is_asked_first_and_djangos_last(rf):
     assert type(adapter) is Adapter
     assert adapter.answer_to_exception(CrashError()) is None
     assert adapter.http is adapter.request
+    assert adapter.payload(Operation("tests.command", command=lambda request: [request]).policy) == [adapter.http]

@@ -157,11 +157,12 @@ def test_named_exceptions_and_djangos_admin_are_left_alone(alice, settings):
 def test_a_route_that_has_an_operation_keeps_it(alice, settings):
     class Mixed(View):
         post = idempotent("tests.own")(PlainView.post)
-        put = PlainView.post
+        put = patch = PlainView.post
 
     settings.ROOT_URLCONF = (path("", served(Mixed.as_view()), name="mixed"),)
     replayed(alice, key="a")
     replayed(alice, method="PUT", key="b")
+    replayed(alice, method="PATCH", key="c")
     assert set(IdempotencyRecord.objects.values_list("operation", flat=True)) == {"tests.own", "route:mixed"}
     assert alice.post()["Idempotency-Status"] == "not-recorded"  # its own operation needs a key
 

@@ -78,6 +78,8 @@ def test_a_double_click_and_the_back_button_send_one_transfer(browser):
     assert (first.status_code, second.status_code, second.url) == (302, 302, first.url)
     assert (second["Idempotency-Replayed"], effects()) == ("true", 1)
     assert browser.post("/", filled(browser.get("/"))).url != first.url  # shown again, it makes another transfer
+    by_header = browser.post("/", {"recipient": "carol", "amount": 5}, headers={"Idempotency-Key": "k"})
+    assert by_header.status_code == 302
 
 
 def test_a_corrected_form_has_a_key_of_its_own(browser):

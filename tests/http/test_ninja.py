@@ -63,7 +63,7 @@ def api(settings):
     return api
 
 
-async def create_async(request, payload: TransferIn):
+async def create_async(request, payload: "TransferIn"):  # a text, as all are with "from __future__ import annotations"
     return await Transfer.objects.acreate(account=request.auth, recipient="carol", amount=payload.amount)
 
 
