@@ -246,7 +246,7 @@ class Zygote:
         self.error_of(first)  # makes the database
         connections.close_all()
         for each in gc.get_objects():
-            if isinstance(each, FunctionType):
+            if type(each) is FunctionType:  # isinstance() would have a lazy object make its value
                 code = each.__code__
                 self.functions[code.co_filename, code.co_firstlineno, code.co_qualname].append(each)
         if not self.options.seen.exists():
