@@ -29,7 +29,7 @@ from idempotency.store import store_for
 from testproject.celery import app
 from testproject.models import UnprotectedReceipt
 from tests.contrib.consumers import send
-from tests.database.claiming import OUTCOME
+from tests.database.claiming import send_every_statement
 from tests.docs.pages import blocks
 from tests.harness.citus import host_of
 from tests.harness.postgres import Server
@@ -40,9 +40,6 @@ from tests.records import HOUR, make_records, remaining
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-HASH = "v1:" + "0" * 64
-LEASE, TTL = timedelta(minutes=1), timedelta(hours=1)
-OVER = timedelta(seconds=-1)
 SHARDS = 32  # as many as Citus makes by itself
 
 swept = Operation("scale.swept", recovery=REEXECUTE)
@@ -77,22 +74,8 @@ def planned(call):
 
 
 def every_change_of_a_record():
-    store, scope = store_for("default"), Scope("acme", "scale.tasks", "key")
-
-    def fence():
-        row = store.read(scope)
-        assert row is not None
-        return row.fence
-
     with transaction.atomic():
-        assert store.insert_claim(scope, HASH, lease=OVER, ttl=TTL, wait_for_disk=False)
-        assert store.take_over(fence(), lease=OVER, ttl=TTL)
-        assert store.set_lease(fence(), OVER, ttl=TTL)
-        assert store.park_abandoned(fence())
-        assert not store.release(fence())
-        assert not store.park(fence())
-        assert not store.complete(fence(), OUTCOME, ttl=TTL)
-        assert not store.start_over(fence(), HASH, lease=OVER, ttl=TTL)
+        send_every_statement(Scope("acme", "scale.tasks", "key"))
 
 
 def an_operation_and_its_replay():

@@ -8,6 +8,7 @@ from idempotency.identity.scope import Scope
 from idempotency.outcome import Outcome
 from idempotency.protocol import acquisition
 from idempotency.protocol.acquisition import ClaimRequest
+from idempotency.store import store_for
 
 PAYLOAD = Payload({"amount": 1})
 OUTCOME = Outcome(201, (), "{}")
@@ -30,3 +31,20 @@ def acquire(operation, key="k", payload=PAYLOAD):
     """The claim that account 1 is given for its key, or the recorded outcome."""
     request = ClaimRequest(operation.policy, Scope("1", operation.name, key), payload)
     return acquisition.acquire(request, expect_record=False)
+
+
+def send_every_statement(scope):
+    """Claim a scope, and make each change of its record as long as there is a claim, and in vain once it is parked."""
+    store, lease, ttl = store_for("default"), timedelta(seconds=-1), timedelta(hours=1)
+
+    def fence():
+        return store.read(scope).fence
+
+    assert store.insert_claim(scope, "v1:1", lease=lease, ttl=ttl, wait_for_disk=False)
+    assert store.take_over(fence(), lease=lease, ttl=ttl)
+    assert store.set_lease(fence(), lease, ttl=ttl)
+    assert store.park_abandoned(fence())
+    assert not store.release(fence())
+    assert not store.park(fence())
+    assert not store.complete(fence(), OUTCOME, ttl=ttl)
+    assert not store.start_over(fence(), "v1:2", lease=lease, ttl=ttl)

@@ -1,7 +1,5 @@
 """Tables that the documentation's SQL has split by account: nothing is lost, and a request reads one partition."""
 
-from datetime import timedelta
-
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -10,8 +8,7 @@ from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_batches, purge_body_batches, purge_once
-from idempotency.store import store_for
-from tests.database.claiming import OUTCOME
+from tests.database.claiming import send_every_statement
 from tests.database.statements import explaining, fill, relations_read
 from tests.partitions import partition
 from tests.records import HOUR, make_bodies, make_records
@@ -66,21 +63,8 @@ def test_the_partitioned_tables_have_what_the_tables_had():
 def test_each_statement_of_an_operation_reads_one_partition():
     for account in range(64):
         make_records(1, account_id=f"account-{account}")
-    statements = store_for("default")
-
-    def fence():
-        return statements.read(SCOPE).fence
-
-    lease, ttl = timedelta(seconds=-1), timedelta(hours=1)
     with CaptureQueriesContext(connection) as captured:
-        assert statements.insert_claim(SCOPE, "v1:1", lease=lease, ttl=ttl, wait_for_disk=True)
-        assert statements.take_over(fence(), lease=lease, ttl=ttl)
-        assert statements.set_lease(fence(), lease, ttl=ttl)
-        assert statements.park_abandoned(fence())
-        assert not statements.release(fence())
-        assert not statements.park(fence())
-        assert not statements.complete(fence(), OUTCOME, ttl=ttl)
-        assert not statements.start_over(fence(), "v1:2", lease=lease, ttl=ttl)
+        send_every_statement(SCOPE)
         IdempotencyStep.objects.filter(account_id=SCOPE.account_id, record_id=1).delete()
     read = [relations_read(one["sql"]) for one in captured]
     assert [len(relations) for relations in read[1:]] == [1] * (len(read) - 1), read
