@@ -1,8 +1,6 @@
 """Each signal is sent after the fact, with the arguments that are documented, and outside of transactions."""
 
 import logging
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -29,7 +27,7 @@ from tests.records import HOUR, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SIGNALS = {name: value for name, value in vars(signals).items() if isinstance(value, Signal) and name != "Signal"}
+NAMES = {signal: name for name, signal in vars(signals).items() if isinstance(signal, Signal)}
 
 FINDING = []
 asks = Operation(
@@ -37,38 +35,27 @@ asks = Operation(
 )
 
 
-@dataclass
-class Receiver:
-    """What was sent, and whether a transaction was open then. Raises after it took note, if told to."""
-
-    fails: bool = False
-    sent: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
-    inside: list[str] = field(default_factory=list)
-
-    def named(self, name):
-        def receive(sender, signal, **arguments):
-            if name in {"claimed", "taken_over"}:
-                assert arguments.pop("request_hash")
-            self.sent.append((name, sender, arguments))
-            if connection.in_atomic_block:
-                self.inside.append(name)
-            if self.fails:
-                raise RuntimeError("a receiver of the project's")
-
-        return receive
-
-
 @pytest.fixture(params=[False, True], ids=["receiver", "failing receiver"])
-def receiver(request):
-    """Every test here runs a second time with a receiver that fails, and must come out the same."""
-    receiver = Receiver(fails=request.param)
-    connected = [(signal, receiver.named(name)) for name, signal in SIGNALS.items()]
-    for signal, receive in connected:
+def received(request):
+    """What was sent, each time outside of transactions. Every test here runs a second time with a receiver that fails
+    after it took note, and must come out the same."""
+    received, inside = [], []
+
+    def receive(sender, signal, **arguments):
+        if signal in {signals.claimed, signals.taken_over}:
+            assert arguments.pop("request_hash")
+        received.append((NAMES[signal], sender, arguments))
+        if connection.in_atomic_block:
+            inside.append(NAMES[signal])
+        if request.param:
+            raise RuntimeError("a receiver of the project's")
+
+    for signal in NAMES:
         signal.connect(receive)
-    yield receiver
-    for signal, receive in connected:
+    yield received
+    for signal in NAMES:
         signal.disconnect(receive)
-    assert receiver.inside == []
+    assert inside == []
 
 
 def acquire(operation=plain, payload=PAYLOAD):
@@ -92,67 +79,67 @@ asked = sent("taken_over", asks, 2)
 
 
 @pytest.mark.parametrize("operation", [plain, parks], ids=lambda operation: operation.name)
-def test_a_run_is_claimed_and_completed_and_its_retry_replayed(receiver, operation):
+def test_a_run_is_claimed_and_completed_and_its_retry_replayed(received, operation):
     complete(acquire(operation))
     acquire(operation)
-    assert receiver.sent == [sent(name, operation) for name in ("claimed", "completed", "replayed")]
+    assert received == [sent(name, operation) for name in ("claimed", "completed", "replayed")]
     assert status() == Status.COMPLETED
 
 
-def test_a_duplicate_of_a_live_claim_is_a_conflict(receiver):
+def test_a_duplicate_of_a_live_claim_is_a_conflict(received):
     acquire()
     with pytest.raises(InProgressError):
         acquire()
-    assert receiver.sent == [sent("claimed"), sent("conflicted", attempt=0)]
+    assert received == [sent("claimed"), sent("conflicted", attempt=0)]
 
 
-def test_another_payload_is_a_reused_key(receiver):
+def test_another_payload_is_a_reused_key(received):
     complete(acquire())
     with pytest.raises(KeyReusedError):
         acquire(payload=Payload({"amount": 2}))
-    assert receiver.sent[2:] == [sent("key_reused")]
+    assert received[2:] == [sent("key_reused")]
 
 
 @pytest.mark.parametrize(
     ("operation", "name", "left"), [(plain, "released", Status.RECOVERABLE), (parks, "parked", Status.PARKED)]
 )
-def test_a_run_that_failed_is_released_or_parked(receiver, operation, name, left):
+def test_a_run_that_failed_is_released_or_parked(received, operation, name, left):
     with pytest.raises(ZeroDivisionError), running(Running(Claim(acquire(operation)))):
         _ = 1 / 0
-    assert receiver.sent[1:] == [sent(name, operation)]
+    assert received[1:] == [sent(name, operation)]
     assert status() == left
 
 
-def test_an_attempt_that_declined_and_then_failed_is_a_failure(receiver):
+def test_an_attempt_that_declined_and_then_failed_is_a_failure(received):
     held = acquire()
     held.declined = True
     release_or_park(held, "OperationalError: the connection is gone")
     acquire()
-    assert receiver.sent[1:] == [sent("released"), sent("claimed", attempt=2)]
+    assert received[1:] == [sent("released"), sent("claimed", attempt=2)]
 
 
-def test_an_abandoned_claim_is_taken_over_and_its_owner_learns_it(receiver):
+def test_an_abandoned_claim_is_taken_over_and_its_owner_learns_it(received):
     owner = acquire()
     end_lease()
     winner = acquire()
     with pytest.raises(LeaseLostError):
         complete(owner)
     complete(winner)
-    assert receiver.sent[1:] == [sent("taken_over", attempt=2), sent("lease_lost"), sent("completed", attempt=2)]
+    assert received[1:] == [sent("taken_over", attempt=2), sent("lease_lost"), sent("completed", attempt=2)]
 
 
-def test_a_record_past_retention_is_claimed_as_a_new_one(receiver):
+def test_a_record_past_retention_is_claimed_as_a_new_one(received):
     make_records(1, operation=plain.name, idempotency_key="k", request_hash="v1:0")
     acquire()
-    assert receiver.sent == [sent("claimed", attempt=2)]
+    assert received == [sent("claimed", attempt=2)]
 
 
-def test_what_nobody_may_run_again_is_parked_by_the_retry(receiver):
+def test_what_nobody_may_run_again_is_parked_by_the_retry(received):
     acquire(parks)
     end_lease()
     with pytest.raises(OutcomeUnknownError):
         acquire(parks)
-    assert receiver.sent[1:] == [sent("parked", parks)]
+    assert received[1:] == [sent("parked", parks)]
     assert status() == Status.PARKED
 
 
@@ -167,24 +154,24 @@ def test_what_nobody_may_run_again_is_parked_by_the_retry(receiver):
     ],
     ids=["reexecute", "park", "completed", "not executed", "unknown"],
 )
-def test_the_sweep_tells_what_became_of_each_claim(receiver, operation, finding, expected):
+def test_the_sweep_tells_what_became_of_each_claim(received, operation, finding, expected):
     FINDING[:] = [finding]
     acquire(operation)
     end_lease()
     recover_once()
-    assert receiver.sent[1:] == expected
+    assert received[1:] == expected
     assert status() == expected[-1][2]["status"]
 
 
-def test_a_retry_that_finds_the_outcome_tells_the_same(receiver):
+def test_a_retry_that_finds_the_outcome_tells_the_same(received):
     FINDING[:] = [Completed({})]
     acquire(asks)
     end_lease()
     assert isinstance(acquire(asks), Outcome)
-    assert receiver.sent[1:] == [asked, sent("recovered", asks, 2, status="completed")]
+    assert received[1:] == [asked, sent("recovered", asks, 2, status="completed")]
 
 
-def test_an_operator_settles_a_record(receiver):
+def test_an_operator_settles_a_record(received):
     make_records(1, Status.PARKED, expires=HOUR, operation=parks.name, idempotency_key="k")
     resolutions.mark_not_executed(IdempotencyRecord.objects.get(), by="ops")
     IdempotencyRecord.objects.update(status=Status.PARKED)
@@ -192,18 +179,18 @@ def test_an_operator_settles_a_record(receiver):
     IdempotencyRecord.objects.update(status=Status.PARKED, operation="tests.signals.unknown")
     resolutions.release(IdempotencyRecord.objects.get(), by="ops")
     assert registry.get("tests.signals.unknown") is None
-    assert receiver.sent == [
+    assert received == [
         sent("recovered", parks, status="recoverable"),
         sent("recovered", parks, status="completed"),
         sent("recovered", None, status="recoverable"),
     ]
 
 
-def test_a_purged_batch_is_counted(receiver):
+def test_a_purged_batch_is_counted(received):
     make_records(3)
     purge_once()
     purge_once()
-    assert receiver.sent == [("purged", IdempotencyRecord, {"count": 3})]
+    assert received == [("purged", IdempotencyRecord, {"count": 3})]
     assert not IdempotencyRecord.objects.exists()
 
 
