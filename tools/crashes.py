@@ -15,7 +15,7 @@ from itertools import product
 
 from tests.crash.arena import arena
 from tests.crash.failover import MODES, Failover, run_failover
-from tests.crash.matrix import Matrix, run_matrix, run_zombies
+from tests.crash.matrix import Matrix, run_matrix
 from tests.crash.points import DATABASES, DECLARATIONS, FAULTS, POINTS, cells
 from tests.crash.processes import Verdict
 from tests.crash.storms import run_lost_acknowledgements, run_restarts, server_to_stop
@@ -66,12 +66,11 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, default="plain", help="of the view")
     parser.add_argument("--level", choices=LEVELS, default=None, help="the isolation level, on PostgreSQL")
     parser.add_argument("--all", action="store_true", help="every kind and level on PostgreSQL, direct and pooled")
-    parser.add_argument("--zombies", type=int, default=0, help="how many frozen processes, on PostgreSQL")
     parser.add_argument("--acknowledgements", type=int, default=0, help="how many to swallow, on PostgreSQL")
     parser.add_argument("--restarts", type=int, default=0, help="how many stops of PostgreSQL in mid-load")
     parser.add_argument("--failover", action="store_true", help="only kill a primary and promote its standby")
     options = parser.parse_args()
-    others = options.database != "postgres" or options.zombies or options.acknowledgements
+    others = options.database != "postgres" or options.acknowledgements
     if others and (options.pgbouncer or options.all):
         parser.error("--pgbouncer and --all are about the matrix on PostgreSQL")
     chosen = [
@@ -108,11 +107,6 @@ def main() -> int:
             name = f"The matrix{', PgBouncer' if pooled else ''}, {kind}{f', {level}' if level else ''}"
             report.total(name, totals(matrix), passed=not matrix.failures)
             say(f"\n{table(matrix)}\n\n{reasons(matrix)}")
-        if options.zombies:
-            crowds = run_zombies(stack.enter_context(arena(url)), options.zombies)
-            for verdict in crowds.verdicts:
-                report.cell(verdict)
-            report.total("Zombies", totals(crowds), passed=not crowds.failures)
         if options.acknowledgements:
             tally = run_lost_acknowledgements(options.acknowledgements, stack.enter_context(arena(url)).url)
             report.total("Lost acknowledgements", tally, passed=tally.passed)

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 
 from tests.crash.points import LATE_CALL, OF_A_SWEEP, OF_RECONCILING, OF_RELEASING, blocks_everybody
 from tests.crash.processes import LIMIT, Processes, Verdict
-from tests.harness.channel import PATIENCE
 from tests.harness.zygote import ImpossibleError, wait_until
 
 #: A lease that a cell waits for by the real clock, in seconds.
@@ -25,8 +24,8 @@ PURGING = threading.Lock()
 _numbers = itertools.count(1)
 
 
-def run_cell(arena, cell, mutations=(), *, together=None, **spec):
-    """``spec`` goes to every worker. Cells with a barrier freeze, and wake, together."""
+def run_cell(arena, cell, mutations=(), **spec):
+    """``spec`` goes to every worker."""
     verdict = Verdict(cell)
     name = f"{next(_numbers)}-{cell}"
     with ExitStack() as stack:
@@ -34,14 +33,11 @@ def run_cell(arena, cell, mutations=(), *, together=None, **spec):
             stack.enter_context(PURGING)
         run = Run(arena, cell, stack.enter_context(arena.observer(name)), name, verdict)
         run.spec = {"mutations": mutations, **spec}
-        run.together = together
         stack.callback(run.end)
         try:
             run.play()
-        except (ImpossibleError, TimeoutError, threading.BrokenBarrierError) as error:
-            verdict.problems.append(str(error) or "another cell of the same crowd could not go on")
-            if together is not None:
-                together.abort()
+        except (ImpossibleError, TimeoutError) as error:
+            verdict.problems.append(str(error))
     if not verdict.fired:
         verdict.problems.append("the fault never fired")
     return verdict
@@ -49,8 +45,6 @@ def run_cell(arena, cell, mutations=(), *, together=None, **spec):
 
 class Run(Processes):
     """A cell on its way."""
-
-    together: threading.Barrier | None = None
 
     def __init__(self, arena, cell, observer, name, verdict):
         super().__init__(arena, cell, observer, name, verdict)
@@ -141,7 +135,6 @@ class Run(Processes):
         """The victim sleeps beyond its lease while another one wins, and goes on."""
         cell = self.cell
         victim.wait_until_stopped()
-        self._meet()
         self.end_lease()
         rival = None
         before = None
@@ -154,7 +147,6 @@ class Run(Processes):
         else:
             rival = self.start_rival()
             before = self.observer.record(self.operation)
-        self._meet()
         victim.wake()
         victim.go()
         self.answered(victim)
@@ -164,10 +156,6 @@ class Run(Processes):
                 self.problem(f"P6: a stale attempt changed its rival's live claim from {before} to {after}")
             rival.go()
             self.answered(rival)
-
-    def _meet(self):
-        if self.together is not None:
-            self.together.wait(PATIENCE)
 
     def overlap(self):
         """Not a fault: while the claim's owner lives, processes ask whose clocks are an hour fast and an hour slow."""

@@ -1,6 +1,5 @@
-"""All cells, several at a time, or a crowd of the same kind."""
+"""All cells, several at a time."""
 
-import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -51,30 +50,3 @@ def _run_until_it_fires(arena, mutations, spec, cell):
         if verdict.fired:
             break
     return verdict
-
-
-#: Every zombie holds a session, its cell another one and its rival a third; a server takes a hundred by default.
-CROWD = 25
-#: Where a write is pending, or about to be made.
-PLACES = (
-    "claim.committed",
-    "handler.before",
-    "handler.wrote",
-    "downstream.answered",
-    "render.after",
-    "complete.before",
-)
-
-
-def run_zombies(arena, count):
-    """Crowds of frozen processes, all of which wake after others have won. None of them may leave a trace."""
-    matrix = Matrix(arena.database)
-    for first in range(0, count, CROWD):
-        cells = [
-            Cell(PLACES[number % len(PLACES)], "stop", "inside", seed=number)
-            for number in range(first, min(first + CROWD, count))
-        ]
-        together = threading.Barrier(len(cells))
-        with ThreadPoolExecutor(len(cells)) as pool:
-            matrix.verdicts += pool.map(partial(run_cell, arena, together=together), cells)
-    return matrix

@@ -1,8 +1,7 @@
-"""Lost acknowledgements, servers that are stopped in mid-load, and crowds of zombies: the reduced runs."""
+"""Lost acknowledgements, and servers that are stopped in mid-load: the reduced runs."""
 
 import pytest
 
-from tests.crash.matrix import run_zombies
 from tests.crash.storms import run_lost_acknowledgements, run_restarts, server_to_stop
 
 pytestmark = pytest.mark.postgres
@@ -27,10 +26,3 @@ def test_swallowed_acknowledgements_of_commit_lose_and_double_nothing(shared):
     assert tally.swallowed >= 20, tally
     assert tally.ambiguous >= tally.swallowed, tally
     assert (tally.lost, tally.doubled, tally.stale_writes) == (0, 0, 0), tally
-
-
-def test_a_crowd_of_zombies_leaves_no_trace(shared):
-    crowd = run_zombies(shared, 12)  # two at each place
-
-    assert not crowd.failures, "\n".join(map(str, crowd.failures))
-    assert (len(crowd.verdicts), sum(verdict.stale_writes for verdict in crowd.verdicts)) == (12, 0)
