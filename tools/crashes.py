@@ -18,7 +18,7 @@ from tests.crash.failover import MODES, Failover, run_failover
 from tests.crash.matrix import Matrix, run_matrix
 from tests.crash.points import DATABASES, DECLARATIONS, FAULTS, POINTS, cells
 from tests.crash.processes import Verdict
-from tests.crash.storms import run_lost_acknowledgements, run_restarts, server_to_stop
+from tests.crash.storms import run_restarts, server_to_stop
 from tests.harness.mariadb import running_mariadb
 from tests.results import note
 from tools.reports import markdown, say
@@ -66,12 +66,10 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, default="plain", help="of the view")
     parser.add_argument("--level", choices=LEVELS, default=None, help="the isolation level, on PostgreSQL")
     parser.add_argument("--all", action="store_true", help="every kind and level on PostgreSQL, direct and pooled")
-    parser.add_argument("--acknowledgements", type=int, default=0, help="how many to swallow, on PostgreSQL")
     parser.add_argument("--restarts", type=int, default=0, help="how many stops of PostgreSQL in mid-load")
     parser.add_argument("--failover", action="store_true", help="only kill a primary and promote its standby")
     options = parser.parse_args()
-    others = options.database != "postgres" or options.acknowledgements
-    if others and (options.pgbouncer or options.all):
+    if options.database != "postgres" and (options.pgbouncer or options.all):
         parser.error("--pgbouncer and --all are about the matrix on PostgreSQL")
     chosen = [
         cell
@@ -107,9 +105,6 @@ def main() -> int:
             name = f"The matrix{', PgBouncer' if pooled else ''}, {kind}{f', {level}' if level else ''}"
             report.total(name, totals(matrix), passed=not matrix.failures)
             say(f"\n{table(matrix)}\n\n{reasons(matrix)}")
-        if options.acknowledgements:
-            tally = run_lost_acknowledgements(options.acknowledgements, stack.enter_context(arena(url)).url)
-            report.total("Lost acknowledgements", tally, passed=tally.passed)
     if options.restarts:
         with server_to_stop() as server:
             tally = run_restarts(server, options.restarts)
@@ -165,9 +160,9 @@ def failovers(runs: list[Failover]) -> str:
         [
             [
                 run.mode,
-                *(run.acknowledged["inside"], run.lost["inside"], run.torn, run.doubled["inside"]),
-                *(n for name in ("ask", "park") for n in (run.acknowledged[name], run.doubled[name])),
-                *(run.parked["park"], "yes" if run.warned else "no"),
+                *(len(run.inside.known), run.inside.lost, run.torn, run.inside.doubled),
+                *(n for tally in (run.ask, run.park) for n in (len(tally.known), tally.doubled)),
+                *(len(run.park.parked), "yes" if run.warned else "no"),
             ]
             for run in runs
         ],

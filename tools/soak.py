@@ -10,7 +10,6 @@ import argparse
 import random
 import sys
 import time
-from collections import Counter
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
@@ -105,11 +104,10 @@ class Judge:
 
     def _count_effects(self, database: Database) -> None:
         self.checked = 0
-        paid = Counter(effect.label for effect in self.servers.provider.effects())
         for kind, labels in self.load.operations.items():
             found = {table: database.transfers(kind, table) for table in TABLES.get(kind, ())}
             if kind in IN_LEDGER:
-                found["ledger"] = Counter({label: n for label, n in paid.items() if label.startswith(f"{kind}-")})
+                found["ledger"] = self.servers.provider.payouts(kind)
             for place, effects in found.items():
                 judged = judge_effects(effects, labels)
                 if kind == CONTROL:

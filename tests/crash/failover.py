@@ -8,17 +8,15 @@ what the new primary holds, and with the ledger of the provider. In the end ever
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from testproject import embedded
 from testproject.embedded import embedded_postgres
-from testproject.harness.effects import judge_effects
-from testproject.provider import Provider, running_provider
-from tests.crash.storms import Storm
+from testproject.provider import running_provider
+from tests.crash.storms import Storm, Tally
 from tests.harness.postgres import Server, running_standby
 from tests.harness.proxy import Proxy
 from tests.harness.world import Database, environment, migrate
@@ -44,28 +42,28 @@ ENOUGH = 20
 
 @dataclass
 class Failover:
-    """What became of the operations of each declaration."""
+    """What became of the operations of each declaration.
+
+    Rows are lost or not before every operation has been delivered once more. All else is counted after it.
+    """
 
     mode: str
-    acknowledged: Counter[str] = field(default_factory=Counter)
-    parked: Counter[str] = field(default_factory=Counter)
-    #: Acknowledged, and without an effect: in the new primary's tables, or in the ledger.
-    lost: Counter[str] = field(default_factory=Counter)
-    #: Several effects, when every operation has been delivered once more.
-    doubled: Counter[str] = field(default_factory=Counter)
+    inside: Tally
+    ask: Tally
+    park: Tally
     #: A row without its outcome, or an outcome without its row.
-    torn: int = 0
+    torn: int
     #: Whether ``check --database default`` had said so.
-    warned: bool = False
+    warned: bool
 
     @property
     def is_safe(self):
-        return self.is_whole and not (self.lost["inside"] or self.doubled["ask"] or self.doubled["park"])
+        return self.is_whole and not (self.inside.lost or self.ask.doubled or self.park.doubled)
 
     @property
     def is_whole(self):
         """Whatever was lost: in the database nothing is torn or doubled, and no call of the provider is missing."""
-        return not (self.torn or self.doubled["inside"] or self.lost["ask"] or self.lost["park"])
+        return not (self.torn or self.inside.doubled or self.ask.lost or self.park.lost)
 
     @property
     def is_as_expected(self):
@@ -117,8 +115,7 @@ def run_failover(mode):
         pair = stack.enter_context(running_pair(mode))
         warned = warns(pair.primary.url)
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="failover-")))
-        ledger = directory / "ledger.jsonl"
-        provider = Provider(stack.enter_context(running_provider(ledger)), ledger)
+        provider = stack.enter_context(running_provider(directory / "ledger.jsonl"))
         zygote = stack.enter_context(closing(Zygote("tests.crash.worker", environment(pair.url), directory / "log")))
         storms = {
             name: Storm(zygote, clients, name, None if name == "inside" else provider.url)
@@ -132,9 +129,9 @@ def run_failover(mode):
         get_further(storms)
         for storm in storms.values():
             storm.stop()
-        result = settle(mode, storms, pair, provider)
-        result.warned = warned
-        return result
+        with closing(Database(pair.standby.url)) as database:
+            torn = settle(storms, database, provider)
+        return Failover(mode, **{name: storm.tally for name, storm in storms.items()}, torn=torn, warned=warned)
 
 
 def warns(url):
@@ -167,28 +164,21 @@ def get_further_or_wait(storms, database):
     )
 
 
-def settle(mode, storms, pair, provider):
-    result = Failover(mode)
+def settle(storms, database, provider):
+    """Judge what there is on the new primary.
+
+    :returns: how many rows were torn.
+    """
     inside = storms["inside"]
-    with closing(Database(pair.standby.url)) as database:
-        result.lost["inside"] = len(judge_effects(database.transfers(inside.name), inside.tally.known).lost)
-        result.torn = torn(database, inside.name)
-        for storm in storms.values():
-            storm.redeliver()
-        rows = database.transfers(inside.name)
-    effects = {name: rows if name == "inside" else payouts(provider, storm.name) for name, storm in storms.items()}
+    inside.tally.judge(database.transfers(inside.name))
+    lost, found_torn = inside.tally.lost, torn(database, inside.name)
+    for storm in storms.values():
+        storm.redeliver()
     for name, storm in storms.items():
-        judged = judge_effects(effects[name], storm.tally.known)
-        result.acknowledged[name] = len(storm.tally.known)
-        result.parked[name] = len(storm.tally.parked)
-        result.doubled[name] = len(judged.doubled)
-        if name != "inside":
-            result.lost[name] = len(judged.lost)
-    return result
-
-
-def payouts(provider, prefix):
-    return Counter(effect.label for effect in provider.effects() if effect.label.startswith(f"{prefix}-"))
+        effects = database.transfers if name == "inside" else provider.payouts
+        storm.tally.judge(effects(storm.name))
+    inside.tally.lost = lost
+    return found_torn
 
 
 def torn(database, prefix):

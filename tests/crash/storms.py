@@ -1,4 +1,4 @@
-"""Clients that never stop, on a PostgreSQL that is stopped in mid-load, or whose acknowledgements a proxy swallows.
+"""Clients that never stop, on a PostgreSQL that is stopped in mid-load.
 
 What every client was told is compared with what the database holds at the end.
 """
@@ -11,11 +11,9 @@ from uuid import uuid4
 
 from testproject.embedded import embedded_postgres
 from testproject.harness.effects import judge_effects
-from tests.harness.channel import PATIENCE
 from tests.harness.postgres import Server
-from tests.harness.proxy import Proxy
 from tests.harness.world import Database, environment, migrate
-from tests.harness.zygote import ImpossibleError, Zygote
+from tests.harness.zygote import PATIENCE, ImpossibleError, Zygote
 
 CLIENTS = 6
 #: How long a claim that a crash left is in the way, in seconds. By the real clock: nothing is back-dated here.
@@ -31,11 +29,7 @@ class Tally:
     requests: int = 0
     #: Operations whose outcome stayed unknown, and which are not run again.
     parked: set[str] = field(default_factory=set)
-    #: COMMITs of an outcome whose answer never came, and how many of them had committed.
-    ambiguous: int = 0
-    ambiguous_committed: int = 0
     restarts: int = 0
-    swallowed: int = 0
     #: What became of it: operations that were acknowledged and have no effect, and those that have several.
     lost: int = 0
     doubled: int = 0
@@ -45,11 +39,13 @@ class Tally:
     def passed(self):
         return not (self.lost or self.doubled or self.stale_writes)
 
+    def judge(self, effects):
+        judged = judge_effects(effects, self.known)
+        self.lost, self.doubled = len(judged.lost), len(judged.doubled)
+
     def __str__(self):
         return (
-            f"{len(self.known)} operations acknowledged in {self.requests} requests; "
-            f"{self.restarts} restarts, {self.swallowed} acknowledgements swallowed; "
-            f"{self.ambiguous} ambiguous commits, {self.ambiguous_committed} of which had committed; "
+            f"{len(self.known)} operations acknowledged in {self.requests} requests; {self.restarts} restarts; "
             f"acknowledged and lost {self.lost}, doubled {self.doubled}, stale writes {self.stale_writes}"
         )
 
@@ -82,12 +78,8 @@ class Storm:
         try:
             while (event := worker.hear()) is not None and event["event"] == "known":
                 with self._changed:
-                    tally = self.tally
-                    (tally.parked if event["parked"] else tally.known).add(event["key"])
-                    tally.requests += event["asked"]
-                    tally.ambiguous += event["unconfirmed"]
-                    # The last one had committed if its outcome was there for the retry to replay; those before had not.
-                    tally.ambiguous_committed += bool(event["unconfirmed"] and event["replayed"])
+                    (self.tally.parked if event["parked"] else self.tally.known).add(event["key"])
+                    self.tally.requests += event["asked"]
                     self._changed.notify_all()
             if event is None or "operations" not in event:
                 raise ImpossibleError(f"a client ended with {event}")
@@ -97,17 +89,15 @@ class Storm:
                 self._errors.append(str(error))
                 self._changed.notify_all()
 
-    def wait_for(self, condition, what):
+    def get_further(self, by, what):
+        """Wait until the clients know so many outcomes more."""
+        known = self.tally.known
+        enough = len(known) + by
         with self._changed:
-            if not self._changed.wait_for(lambda: bool(self._errors) or condition(self.tally), PATIENCE):
+            if not self._changed.wait_for(lambda: bool(self._errors) or len(known) >= enough, PATIENCE):
                 raise ImpossibleError(f"the clients did not get there within {PATIENCE} s: {what}")
             if self._errors:
                 raise ImpossibleError("; ".join(self._errors))
-
-    def get_further(self, by, what):
-        """Wait until the clients know so many outcomes more."""
-        enough = len(self.tally.known) + by
-        self.wait_for(lambda tally: len(tally.known) >= enough, what)
 
     def stop(self):
         """Let every client learn the outcome of what it is at, and end."""
@@ -132,20 +122,6 @@ class Storm:
             if "redelivered" not in event:
                 raise ImpossibleError(f"a redelivery ended with {event}")
 
-    def settle(self, url):
-        """Compare what was told with what there is."""
-        with closing(Database(url)) as database:
-            rows = database.transfers(self.name)
-            self.tally.stale_writes = database.count(
-                "SELECT count(*) FROM testproject_transfer AS effect JOIN idempotency_record AS record "
-                "ON record.idempotency_key = effect.label "
-                "WHERE effect.label LIKE %s AND effect.recipient <> 'attempt ' || (record.response_body ->> 'attempt')",
-                f"{self.name}-%",
-            )
-        judged = judge_effects(rows, self.tally.known)
-        self.tally.lost, self.tally.doubled = len(judged.lost), len(judged.doubled)
-        return self.tally
-
 
 @contextmanager
 def server_to_stop():
@@ -155,18 +131,13 @@ def server_to_stop():
         yield Server(url)
 
 
-@contextmanager
-def storm_on(url):
-    with closing(Zygote("tests.crash.worker", environment(url))) as zygote:  # which ends the clients that are left
-        yield Storm(zygote)
-
-
 def run_restarts(server, rounds, *, seed=0):
     """Stop the server with ``-m immediate`` under load, ``rounds`` times, and count."""
     lots = random.Random(seed)
     with closing(Database(server.url)) as database:
         database.query("CHECKPOINT")  # a control is to lose what clients were told, and not the tables
-    with storm_on(server.url) as storm:
+    with closing(Zygote("tests.crash.worker", environment(server.url))) as zygote:  # which ends clients that are left
+        storm = Storm(zygote)
         for _ in range(rounds):
             # In mid-load: clients have got through since the last restart, a few or many of them.
             storm.get_further(lots.randint(20, 120), "operations between restarts")
@@ -174,24 +145,12 @@ def run_restarts(server, rounds, *, seed=0):
             storm.tally.restarts += 1
         storm.get_further(20, "operations after the last restart")
         storm.stop()
-        return storm.settle(server.url)
-
-
-def run_lost_acknowledgements(count, url, *, seed=0):
-    """Cut connections after COMMIT was forwarded and before it was answered, ``count`` times, and count effects.
-
-    ``url`` is that of a database with the tables.
-    """
-    chance = random.Random(seed)
-
-    def is_due(number):
-        return proxy.swallowed < count and chance.random() < 0.5
-
-    # Now and then it cuts before the COMMIT is forwarded: the client can't tell the one from the other.
-    with Proxy(url, is_due, lambda: chance.random() < 0.9) as proxy, storm_on(proxy.url) as storm:
-        for enough in range(0, count + 1, 10):  # the bound on waiting is for ten of them
-            storm.wait_for(lambda tally, enough=enough: proxy.swallowed >= enough, "acknowledgements to swallow")
-        storm.wait_for(lambda tally: proxy.swallowed >= count, "acknowledgements to swallow")
-        storm.stop()
-        storm.tally.swallowed = proxy.swallowed
-        return storm.settle(url)
+    with closing(Database(server.url)) as database:
+        storm.tally.judge(database.transfers(storm.name))
+        storm.tally.stale_writes = database.count(
+            "SELECT count(*) FROM testproject_transfer AS effect JOIN idempotency_record AS record "
+            "ON record.idempotency_key = effect.label "
+            "WHERE effect.label LIKE %s AND effect.recipient <> 'attempt ' || (record.response_body ->> 'attempt')",
+            f"{storm.name}-%",
+        )
+    return storm.tally

@@ -37,7 +37,6 @@ from idempotency.outbox import publish
 from idempotency.outbox.relay import relay_once
 from idempotency.protocol import faults
 from idempotency.store.postgresql import PostgreSQLStore
-from idempotency.store.postgresql.merged import has_open_transaction
 from testproject.models import Transfer
 from testproject.provider.client import find
 from tests.crash import urls
@@ -343,17 +342,11 @@ class Worker:
 
     def storm(self):
         """One operation after the other, each retried until its outcome is known, until told to stop."""
-        unconfirmed = []
-        self._watch_commits(unconfirmed)
         for number in count():
             if self.channel.has_something():
                 return {"operations": number}
-            unconfirmed.clear()
             answer, asked = self._ask_until_known(number)
-            self.channel.tell(
-                event="known", key=self.spec["key"], asked=asked, body=answer["body"], unconfirmed=len(unconfirmed),
-                replayed=answer["replayed"], parked=answer["status"] >= 300,
-            )  # fmt: skip
+            self.channel.tell(event="known", key=self.spec["key"], asked=asked, parked=answer["status"] >= 300)
         raise AssertionError
 
     def redeliver(self):
@@ -372,20 +365,6 @@ class Worker:
             time.sleep(0.01)  # a client's pause before its retry; nothing is ordered by it
             close_old_connections()  # what a server does between requests, and Django's test client does not
         raise AssertionError
-
-    def _watch_commits(self, unconfirmed):
-        """Note every COMMIT of an outcome whose answer did not come."""
-
-        def watched(commit):
-            try:
-                return commit()
-            except Exception:  # whatever kept the answer from coming; it is raised on
-                driver = connections["default"].connection
-                if driver is None or not has_open_transaction(driver):  # otherwise the update has failed
-                    unconfirmed.append(self.spec["key"])
-                raise
-
-        self._commit_outcomes_by(watched)
 
     def sweep(self):
         return {"swept": recover_once().as_dict()}

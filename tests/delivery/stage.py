@@ -195,8 +195,7 @@ class Scene:
 
     def payouts(self, kind):
         """How often the provider has paid for each message that it has paid for."""
-        prefix = f"{self.name}-{kind}-"
-        return Counter(effect.label for effect in self._provider.effects() if effect.label.startswith(prefix))
+        return self._provider.payouts(f"{self.name}-{kind}")
 
     def settle(self, meanwhile=lambda: None):
         """Wait until nothing is to be sent, nothing is queued, and nothing is with a worker.

@@ -7,7 +7,7 @@ what only tests need:
   and the test talk through a ``Channel``; a fork can be killed, frozen, woken and waited for.
 - ``strikes``: a ``Strike`` says at which place and with which message a process dies or is held. The process strikes
   itself, so each strike hits the intended moment and happens as often as planned. ``keeper`` restarts the dead.
-- ``proxy``: one proxy for PostgreSQL, RabbitMQ and Redis, that cuts connections and swallows the answer that matters.
+- ``proxy``: one proxy for PostgreSQL, RabbitMQ and Redis, that cuts connections and swallows a broker's confirm.
 - ``rabbitmq``, ``mariadb``, ``pgbouncer``: servers of one's own; ``postgres`` kills and promotes one.
 - ``world``: a database, two providers and a zygote, which all cells or scripts of a run share. What a test asserts is
   read through connections that know nothing of the package.

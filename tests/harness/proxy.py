@@ -1,8 +1,6 @@
-"""A proxy in front of a server, that cuts connections and swallows the answer that matters.
+"""A proxy in front of a server, that cuts connections, holds up what is said, and swallows the confirm of a broker.
 
-It lets through what a client says, understands so much of it that it knows when the client has committed something, and
-cuts before the answer comes back. What "committed" is, a dialect knows: the COMMIT of an outcome at PostgreSQL, a
-published message at RabbitMQ and Redis.
+A broker's dialect says when a client has published a message, and when the broker confirms it.
 """
 
 import contextlib
@@ -20,35 +18,17 @@ from testproject.harness.processes import short_directory
 CHUNK = 65_536
 
 
-class Postgres:
-    """Messages of a type, a length and a body, the first one without a type. What counts is the COMMIT of a completing
-    update, at the end of its message or as the next one.
+class Silent:
+    """A server whose answers all reach their clients.
 
-    In each dialect ``commits`` counts what the client commits, and ``confirms`` is whether the server confirms it.
+    In each dialect ``published`` counts a client's messages, and ``confirms`` is whether the broker confirms one.
     """
 
-    def __init__(self):
-        self._rest = b""
-        self._head = 0
-        self._completing = False
-
-    def commits(self, said):
-        self._rest += said
-        found = 0
-        while len(self._rest) >= self._head + 4:
-            end = self._head + struct.unpack_from("!I", self._rest, self._head)[0]
-            if len(self._rest) < end:
-                break
-            message, self._rest = self._rest[:end], self._rest[end:]
-            self._head = 1
-            self._completing = self._completing or b"completed_at = " in message
-            if message.rstrip(b"\0\n").endswith(b"COMMIT"):
-                found += self._completing
-                self._completing = False
-        return found
+    def published(self, said):
+        return 0
 
     def confirms(self, said):
-        return True
+        return False
 
 
 class Amqp:
@@ -61,7 +41,7 @@ class Amqp:
     def __init__(self):
         self._rest = {"client": b"", "server": b""}
 
-    def commits(self, said):
+    def published(self, said):
         return self._methods("client", said).count(self.PUBLISH)
 
     def confirms(self, said):
@@ -83,7 +63,7 @@ class Amqp:
 class Resp:
     """Redis: kombu puts a message in its queue with LPUSH, which answers with the queue's length."""
 
-    def commits(self, said):
+    def published(self, said):
         return said.count(b"\r\nLPUSH\r\n")
 
     def confirms(self, said):
@@ -94,15 +74,14 @@ class Proxy:
     """Listens as the server does: on a Unix socket, where nothing is encrypted or negotiated about, or on a port.
 
     :param url: of the server.
-    :param due: called with the number of each commit, from 1; whether to swallow its answer. False by default.
-    :param forwards: whether such a commit is forwarded at all: a client can't tell the one from the other.
+    :param due: called with the number of each message, from 1; whether to swallow its confirm. False by default.
     """
 
-    def __init__(self, url, due=lambda number: False, forwards=lambda: True):
+    def __init__(self, url, due=lambda number: False):
         self._parts = urlsplit(url)
-        self._due, self._forwards = due, forwards
+        self._due = due
         self._lock = threading.Lock()
-        self._commits = 0
+        self._published = 0
         self.swallowed = 0
         #: How many seconds later what a client says reaches the server.
         self.delay = 0.0
@@ -195,7 +174,7 @@ class Proxy:
 
     def _pass_on(self, client, server):
         dialects = {"amqp": Amqp, "redis+socket": Resp}
-        dialect = dialects.get(self._parts.scheme, Postgres)()
+        dialect = dialects.get(self._parts.scheme, Silent)()
         swallowing = False
         while True:
             heard = [client, self._closed] if self.holding else [client, server, self._closed]
@@ -213,16 +192,13 @@ class Proxy:
             if client in ready:
                 if not (said := client.recv(CHUNK)):
                     return
-                if self._is_due(dialect.commits(said)):
-                    if not self._forwards():
-                        return
-                    swallowing = True
+                swallowing = self._is_due(dialect.published(said)) or swallowing
                 if self.delay:
                     time.sleep(self.delay)  # this is the network that the proxy stands for
                 server.sendall(said)
 
-    def _is_due(self, commits):
+    def _is_due(self, messages):
         with self._lock:
-            numbers = range(self._commits + 1, self._commits + commits + 1)
-            self._commits += commits
+            numbers = range(self._published + 1, self._published + messages + 1)
+            self._published += messages
             return any(self._due(number) for number in numbers)
