@@ -22,10 +22,11 @@ from urllib.parse import urlsplit
 
 import psycopg
 from asgiref.sync import async_to_sync, sync_to_async
+from django.conf import settings
 from django.db import close_old_connections, connections, transaction
 from django.http import JsonResponse
 from django.test import AsyncClient, Client
-from django.urls import get_resolver
+from django.urls import path
 from psycopg.waiting import Wait
 from rest_framework.decorators import api_view, authentication_classes, permission_classes
 
@@ -39,19 +40,13 @@ from idempotency.protocol import faults
 from idempotency.store.postgresql import PostgreSQLStore
 from testproject.models import Transfer
 from testproject.provider.client import find
-from tests.crash import urls
 from tests.crash.mutations import MUTATIONS
-from tests.harness.channel import PATIENCE
+from tests.harness.zygote import PATIENCE
 
 AMOUNT = 100
 
 #: Where a cell may strike besides the places of the package.
 OWN_POINTS = ("on_commit", "handler.wrote", "downstream.sent", "downstream.answered", "reconciler.asked")
-
-
-def load():
-    """In the zygote: what every fork would load by itself."""
-    get_resolver().url_patterns  # noqa: B018 - loads the URLconf
 
 
 def run(spec, channel):
@@ -83,13 +78,13 @@ class Worker:
         self._passes = Counter()
 
     def run(self):
-        settings = connections["default"].settings_dict
+        database = connections["default"].settings_dict
         if self.spec.get("database"):  # a file of its own for each cell, on SQLite
-            settings["NAME"] = self.spec["database"]
+            database["NAME"] = self.spec["database"]
         elif connections["default"].vendor == "postgresql":
-            settings["OPTIONS"]["application_name"] = self.spec["operation"][:63]
+            database["OPTIONS"]["application_name"] = self.spec["operation"][:63]
             if level := self.spec.get("level"):
-                settings["OPTIONS"]["isolation_level"] = psycopg.IsolationLevel[level]
+                database["OPTIONS"]["isolation_level"] = psycopg.IsolationLevel[level]
         if skew := self.spec.get("skew"):
             true_time = time.time
             time.time = lambda: true_time() + skew
@@ -265,7 +260,7 @@ class Worker:
         view = idempotent(Operation(self.spec["operation"], **policy))(view)
         if self.kind == "drf":
             view = api_view(["POST"])(authentication_classes([])(permission_classes([])(view)))
-        urls.urlpatterns[0].callback = view
+        settings.ROOT_URLCONF = (path("operate/", view),)
 
     async def _handle_async(self, request):
         return await sync_to_async(self._handle)(request)

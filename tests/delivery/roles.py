@@ -27,20 +27,13 @@ ACCOUNT = "7"
 ORDER = "delivery.order"
 #: Seconds between two looks of a relay that found nothing due.
 PAUSE = 0.02
-#: What every process would load by itself.
+#: What every process would load by itself, and the zygote loads for all.
 LOADED_ONCE = (
-    "celery.apps.worker",
-    "celery.concurrency.prefork",
-    "celery.worker.consumer",
-    "kombu.transport.pyamqp",
-    "kombu.transport.redis",
+    *("celery.apps.worker", "celery.concurrency.prefork", "celery.worker.consumer"),
+    *("kombu.transport.pyamqp", "kombu.transport.redis"),
 )
-
-
-def load():
-    """In the zygote."""
-    for module in LOADED_ONCE:
-        import_module(module)
+for module in LOADED_ONCE:
+    import_module(module)
 
 
 def run(spec, channel):

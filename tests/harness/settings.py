@@ -6,7 +6,6 @@ from datetime import timedelta
 from testproject.settings import *  # noqa: F403
 from testproject.settings import DATABASES
 
-ROOT_URLCONF = "tests.crash.urls"
 # A request costs the claim, the handler and the completing update, and as little else as possible.
 MIDDLEWARE = []
 LOGGING = {

@@ -15,9 +15,8 @@ from uuid import uuid4
 
 from testproject.embedded import embedded_postgres
 from testproject.provider import Provider, running_providers
-from tests.harness.channel import PATIENCE
 from tests.harness.pgbouncer import Pooler, running_pgbouncer
-from tests.harness.zygote import ROOT, Zygote
+from tests.harness.zygote import PATIENCE, ROOT, Zygote
 
 #: A moment long gone. A lease that ended then has ended by anybody's clock.
 LONG_AGO = "2000-01-01 00:00:00"

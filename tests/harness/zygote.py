@@ -1,8 +1,8 @@
 """Processes that are forks of one that has loaded Django: ``python -m tests.harness.zygote FD MODULE``.
 
 To load Django, and Celery more so, takes about a second, and a fork takes milliseconds. So what MODULE needs is loaded
-once, in the zygote, where no connection is ever opened: ``MODULE.load()`` loads what its imports have not. For each
-message on the socket FD, a process's specification with its end of a channel, one child is forked, which does
+once, with it, in the zygote, where no connection is ever opened. For each message on the socket FD, a process's
+specification with its end of a channel, one child is forked, which does
 ``MODULE.run(specification, channel)``, and its process id is sent back. Children lead a session of their own, so that
 each can be killed as one with what it has started. They are reaped by the system; they die with the zygote, and the
 zygote ends when the other end of its socket is closed.
@@ -25,8 +25,9 @@ from importlib import import_module
 from pathlib import Path
 
 from testproject.harness import processes
-from tests.harness.channel import PATIENCE, Channel
 
+#: A bound for whatever waits, in seconds. Nothing that works comes near it.
+PATIENCE = 120
 ROOT = Path(__file__).resolve().parents[2]
 MAX_MESSAGE = 65_536
 PR_SET_PDEATHSIG = 1
@@ -38,6 +39,33 @@ class ImpossibleError(Exception):
 
 #: As in ``processes``, for as long as the harness waits for anything.
 wait_until = partial(processes.wait_until, limit=PATIENCE)
+
+
+class Channel:
+    """Lines of JSON over a socket, between a test and a process."""
+
+    def __init__(self, connection):
+        connection.settimeout(PATIENCE)
+        self._socket = connection
+        self._lines = connection.makefile("rb")
+
+    def tell(self, **event):
+        self._socket.sendall(json.dumps(event).encode() + b"\n")
+
+    def wait(self):
+        """The next line from the other side. If that is gone, EOFError."""
+        line = self._lines.readline()
+        if not line:
+            raise EOFError
+        return json.loads(line)
+
+    def has_something(self):
+        """Whether ``wait`` would return at once."""
+        return bool(select.select([self._socket], [], [], 0)[0])
+
+    def close(self):
+        self._lines.close()
+        self._socket.close()
 
 
 class Fork:
@@ -140,7 +168,6 @@ def main(descriptor, name):
 
     django.setup()
     module = import_module(name)
-    module.load()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
     libc = ctypes.CDLL(None)
