@@ -13,13 +13,13 @@ import time
 from contextlib import ExitStack
 from itertools import product
 
-from tests.crash.arena import arena
+from tests.crash.cells import Verdict
 from tests.crash.failover import MODES, Failover, run_failover
 from tests.crash.matrix import Matrix, run_matrix
 from tests.crash.points import DATABASES, DECLARATIONS, FAULTS, POINTS, cells
-from tests.crash.processes import Verdict
 from tests.crash.storms import run_restarts, server_to_stop
 from tests.harness.mariadb import running_mariadb
+from tests.harness.world import world
 from tests.results import note
 from tools.reports import markdown, say
 
@@ -88,7 +88,7 @@ def main() -> int:
             url = stack.enter_context(running_mariadb())
         ways = [(options.pgbouncer, options.kind, options.level)]
         for pooled, kind, level in product((False, True), KINDS, LEVELS) if options.all else ways:
-            with arena(url, pooled=pooled) as shared:
+            with world("tests.crash.worker", url, pooled=pooled) as shared:
                 matrix = run_matrix(shared, chosen, tell=report.cell, kind=kind, level=level)
             note(
                 "matrix",

@@ -4,7 +4,6 @@ A signal is injected when a call begins, so the process dies after all calls bef
 name, so the place of a call is its name and how many of that name came before it.
 """
 
-import itertools
 import re
 import subprocess
 import tempfile
@@ -12,16 +11,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.crash.cells import Run
+from tests.crash.cells import running
 from tests.crash.points import Cell
-from tests.crash.processes import Verdict
 from tests.harness.world import LONG_AGO
 from tests.harness.zygote import ImpossibleError
 
 JOBS = ("request", "sweep", "relay")
 KILLED = "+++ killed by SIGKILL +++"
-
-_numbers = itertools.count(1)
 
 
 @dataclass
@@ -33,10 +29,10 @@ class Kills:
     problems: list[str] = field(default_factory=list)
 
 
-def kill_at_each_call(arena, job, declaration="inside", *, stride=1, first=0, **spec):
+def kill_at_each_call(world, job, *, stride=1, first=0, **spec):
     """:param stride: only each so many-th call, beginning with ``first``."""
     kills = Kills()
-    trace, problems = _run(arena, job, declaration, None, spec)
+    trace, problems = _run(world, job, None, spec)
     if problems:
         raise ImpossibleError(f"undisturbed, the {job} fails: {problems}")
     names = re.findall(r"^(\w+)\(", trace, re.MULTILINE)
@@ -44,29 +40,25 @@ def kill_at_each_call(arena, job, declaration="inside", *, stride=1, first=0, **
     for place, name in enumerate(names):
         seen[name] += 1
         if place % stride == first % stride:
-            told, problems = _run(arena, job, declaration, f"{name}:signal=KILL:when={seen[name]}", spec)
+            told, problems = _run(world, job, f"{name}:signal=KILL:when={seen[name]}", spec)
             kills.calls += 1
             kills.fired += KILLED in told
             kills.problems += [f"{job} killed at {name} {seen[name]}, call {place}: {problem}" for problem in problems]
     return kills
 
 
-def _run(arena, job, declaration, injection, spec):
+def _run(world, job, injection, spec):
     """One run of the job, and what its retries find.
 
     :returns: strace's report, and what is wrong.
     """
-    cell = Cell("call", "kill", declaration)
-    name = f"{next(_numbers)}-{job}-{cell}"
-    with arena.observer(name) as observer:
-        run = Run(arena, cell, observer, name, Verdict(cell))
-        run.spec = spec
+    with running(world, Cell(job, "kill", "inside"), **spec) as run:
         try:
             if job == "sweep":
                 run.kill_at("handler.before")
                 run.end_lease()
             if job == "relay":
-                observer.query("DELETE FROM idempotency_outbox_message")
+                run.observer.query("DELETE FROM idempotency_outbox_message")
                 run.answered(run.fork("publish"))
             report = _trace(run, run.fork(job, held=True), injection)
             if job == "relay":
@@ -76,8 +68,6 @@ def _run(arena, job, declaration, injection, spec):
                 run.judge()
         except (ImpossibleError, TimeoutError) as error:
             return "", [str(error)]
-        finally:
-            run.end()
         return report, run.verdict.problems
 
 
@@ -107,7 +97,7 @@ def _judge_messages(run):
     run.answered(run.fork("relay"))
     messages = run.observer.query("SELECT message_id, status FROM idempotency_outbox_message")
     wanted = sorted(str(message).replace("-", "") for message, _ in messages)
-    ledger = run.arena.provider(deduplicate=True).effects()
+    ledger = run.provider.effects()
     keys = sorted(key for key in (str(effect.key).replace("-", "") for effect in ledger) if key in wanted)
     if len(wanted) != 2 or keys != wanted or {status for _, status in messages} != {"sent"}:
         run.problem(f"of {messages} the consumer has {keys}")

@@ -1,20 +1,28 @@
-"""One cell: break a process at a place, and let fresh processes find out."""
+"""One cell: break a process at a place, let fresh processes find out, and judge what all of them left.
+
+What they left is read from the ledger and the database.
+"""
 
 import itertools
 import threading
 import time
 import zlib
-from contextlib import ExitStack
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 
-from tests.crash.points import LATE_CALL, OF_A_SWEEP, OF_RECONCILING, OF_RELEASING, blocks_everybody
-from tests.crash.processes import LIMIT, Processes, Verdict
+from idempotency.identity.scope import Scope
+from testproject.harness.effects import judge_effects
+from tests.crash.observer import observing
+from tests.crash.points import LATE_CALL, OF_A_SWEEP, OF_RECONCILING, OF_RELEASING, Cell, blocks_everybody
 from tests.harness.zygote import ImpossibleError, wait_until
 
+#: How long fresh processes try to learn the outcome, in seconds. What takes longest is a claim whose owner is frozen
+#: inside the transaction that holds the record's lock, until the database ends that session after five seconds.
+LIMIT = 20.0
 #: A lease that a cell waits for by the real clock, in seconds.
 SHORT_LEASE = 0.5
 #: Four heartbeats, of which the first one is broken.
 HEARTBEAT = 10.0
-
 #: How wrong a clock is, in seconds.
 HOUR = 3600.0
 
@@ -24,32 +32,127 @@ PURGING = threading.Lock()
 _numbers = itertools.count(1)
 
 
-def run_cell(arena, cell, mutations=(), **spec):
-    """``spec`` goes to every worker."""
-    verdict = Verdict(cell)
+@dataclass
+class Verdict:
+    cell: Cell
+    problems: list[str] = field(default_factory=list)
+    fired: bool = False
+    doubled: int = 0
+    lost: int = 0
+    stale_writes: int = 0
+    parked: bool = False
+    processes: int = 0
+
+    @property
+    def passed(self):
+        return self.fired and not self.problems
+
+    def __str__(self):
+        return f"{self.cell}: {'; '.join(self.problems) or 'ok'}"
+
+
+@contextmanager
+def running(world, cell, **spec):
+    """A cell on its way. The block ends all its processes.
+
+    :param spec: what every worker is told besides.
+    """
     name = f"{next(_numbers)}-{cell}"
-    with ExitStack() as stack:
-        if cell.point == "purge.selected":
-            stack.enter_context(PURGING)
-        run = Run(arena, cell, stack.enter_context(arena.observer(name)), name, verdict)
-        run.spec = {"mutations": mutations, **spec}
-        stack.callback(run.end)
+    with observing(world, name) as observer:
+        run = Run(world, cell, observer, name, spec)
+        try:
+            yield run
+        finally:
+            run.end()
+
+
+def run_cell(world, cell, **spec):
+    with PURGING if cell.point == "purge.selected" else nullcontext(), running(world, cell, **spec) as run:
         try:
             run.play()
         except (ImpossibleError, TimeoutError) as error:
-            verdict.problems.append(str(error))
-    if not verdict.fired:
-        verdict.problems.append("the fault never fired")
-    return verdict
+            run.problem(str(error))
+    if not run.verdict.fired:
+        run.problem("the fault never fired")
+    return run.verdict
 
 
-class Run(Processes):
-    """A cell on its way."""
+class Run:
+    """The processes of one cell, and what they were told."""
 
-    def __init__(self, arena, cell, observer, name, verdict):
-        super().__init__(arena, cell, observer, name, verdict)
+    def __init__(self, world, cell, observer, name, spec):
+        self.world = world
+        self.cell = cell
+        self.observer = observer
+        self.operation = f"crash.{name}"
+        self.key = f"key-{name}"
+        self.spec = spec
+        self.verdict = Verdict(cell)
+        self.provider = world.providers[cell.declaration in {"inside", "again"}]
+        #: What callers were answered, in the order in which they asked.
+        self.answers = []
+        self._workers = []
         # What the seed decides, and the cell: which of two ways its process is prepared, and who comes first.
         self.coin = (zlib.crc32(" ".join(cell.kind).encode()) + cell.seed) % 2 == 0
+
+    # Processes
+
+    def fork(self, job="request", **spec):
+        worker = self.world.zygote.fork(
+            **{
+                "job": job,
+                "declaration": self.cell.declaration,
+                "operation": self.operation,
+                "key": self.key,
+                "provider": self.provider.url,
+                "pooled": self.world.pooler is not None,
+                "database": None if self.observer.path is None else str(self.observer.path),
+                **self.spec,
+                **spec,
+            }
+        )
+        self._workers.append(worker)
+        self.verdict.processes += 1
+        return worker
+
+    def end(self):
+        """Kill the workers that are left, held at a place or frozen."""
+        for worker in self._workers:
+            worker.end()
+
+    def ask(self, **spec):
+        """A request from a fresh process."""
+        return self.answered(self.fork(**spec))
+
+    def answered(self, worker):
+        event = worker.expect("done")
+        worker.hear()
+        if "status" in event:
+            self.answers.append(event)
+        return event
+
+    def kill_at(self, point, **spec):
+        worker = self.fork(arms=[[point, "kill"]], **spec)
+        worker.expect("reached")
+        self.bury(worker)
+
+    def bury(self, worker):
+        """Wait until a killed process is gone, and the database has noticed."""
+        if worker.hear() is not None:
+            raise ImpossibleError("a killed process goes on")
+        self.observer.wait_until_gone(self.operation)
+
+    def converge(self):
+        """Fresh processes ask until one knows the outcome."""
+        deadline = time.monotonic() + LIMIT
+        while time.monotonic() < deadline:
+            answer = self.ask()
+            if answer["status"] < 300 or answer["code"] == "idempotency_outcome_unknown":
+                return
+            if answer["status"] not in {409, 500, 503}:
+                raise ImpossibleError(f"an answer that makes no sense: {answer}")
+            self.end_lease()
+        raise ImpossibleError(f"P7: no process learned the outcome within {LIMIT:g} s; the last answer was {answer}")
 
     # Breaking
 
@@ -104,7 +207,7 @@ class Run(Processes):
         if self.waits_by_the_real_clock:
             wait_until(lambda: self.observer.lease_is_over(self.operation), "the lease ends")
         else:
-            super().end_lease()
+            self.observer.end_lease(self.operation, self.key)
 
     # A cell
 
@@ -138,7 +241,7 @@ class Run(Processes):
         self.end_lease()
         rival = None
         before = None
-        if blocks_everybody(cell, self.arena.database):
+        if blocks_everybody(cell, self.world.vendor):
             for answer in (self.ask(), self.ask()):
                 if answer["status"] < 400:
                     self.problem(f"another one ran while the file was locked: {answer}")
@@ -181,9 +284,7 @@ class Run(Processes):
         # Where it is held depends on the seed. A place that it doesn't meet is no place to be held at, so the last one
         # is met by everybody who runs; and a reconciler that finds the payout has nothing left to run.
         places = [("handler.wrote",), ("reconcile.before", "handler.wrote"), ("step.started", "render.before")]
-        held = places[0 if self.payouts() else self.cell.seed % 3]
-        if self.payouts():
-            held += ("reconcile.before",)
+        held = (*places[0], "reconcile.before") if self.payouts() else places[self.cell.seed % 3]
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
             rival = self.fork(arms=[[place, "gate"] for place in held])
@@ -237,7 +338,7 @@ class Run(Processes):
                 # Past its retention the key is a new request, whatever a frozen purge holds.
                 self.converge()  # which may sweep first, and so settle the abandoned claims that the purge has to keep
                 before = [self.observer.record(self.operation, key) for key in kept]
-                payouts += not self.deduplicate
+                payouts += self.provider is self.world.providers[False]
                 expected = "completed"
             victim.wake()
             victim.go()
@@ -254,3 +355,54 @@ class Run(Processes):
         if len(self.payouts()) != payouts:
             self.verdict.doubled = 1
             self.problem(f"P1: {len(self.payouts())} payouts in place of {payouts}")
+
+    # Judging
+
+    def problem(self, what):
+        self.verdict.problems.append(what)
+
+    def payouts(self, key=None):
+        """What the provider has paid for the operation, by its ledger."""
+        derived = str(Scope("1", self.operation, key or self.key).derive_key("payout"))
+        return [effect for effect in self.provider.effects() if effect.key == derived]
+
+    def judge(self):
+        for _ in range(2):
+            answer = self.ask()
+            if answer["status"] < 300 and not answer["replayed"]:
+                self.problem(f"P5: a retry after the outcome was taken for a new request: {answer}")
+        record = self.observer.record(self.operation)
+        if record is None:
+            self.problem("P7: the record is gone")
+            return
+        self.verdict.parked = record["status"] == "parked"
+        if record["status"] == "in_progress" or record["status"] == "recoverable":
+            self.problem(f"P7: the record never came to rest: {record}")
+        if self.verdict.parked and self.cell.declaration != "park":
+            self.problem("parked, although its declaration knows what to do")
+        given = [answer for answer in self.answers if answer["status"] < 300]
+        if len({(answer["status"], answer["body"]) for answer in given}) > 1:
+            self.problem(f"P3, P5: callers were told different outcomes: {given}")
+        if given and self.answers[-1]["status"] >= 300:
+            self.problem(f"P5: an outcome was given, and then taken back: {self.answers}")
+        self._count(record, acknowledged=bool(given))
+
+    def _count(self, record, *, acknowledged):
+        verdict = self.verdict
+        effects = {"payout": len(self.payouts())}
+        if self.cell.declaration == "inside":
+            writes = self.observer.writes(self.key)
+            effects["row"] = len(writes)
+            stale = [attempt for attempt in writes if attempt != f"attempt {record['attempt']}"]
+            verdict.stale_writes = len(stale)
+            if stale:
+                self.problem(f"P6: attempt {record['attempt']} completed, and there are writes of {stale}")
+        body = record["response_body"]
+        if record["status"] == "completed" and body["attempt"] != record["attempt"]:
+            self.problem(f"P6: attempt {record['attempt']} owned the record, and {body} was recorded")
+        judged = judge_effects(effects, effects, effects if acknowledged else ())
+        verdict.doubled, verdict.lost = len(judged.doubled), len(judged.lost)
+        if verdict.doubled:
+            self.problem(f"P1: doubled: {effects}")
+        if verdict.lost:
+            self.problem(f"P2: acknowledged and lost: {effects}")

@@ -1,16 +1,18 @@
-"""One arena for all crash tests of a session, and one behind PgBouncer: a database, providers and a zygote each."""
+"""One world for all crash tests of a session, and one behind PgBouncer: a database, providers and a zygote each."""
 
 import os
 
 import pytest
 
-from tests.crash.arena import arena
 from tests.harness.servers import ProgramMissingError, find_program
+from tests.harness.world import world
+
+WORKER = "tests.crash.worker"
 
 
 @pytest.fixture(scope="session")
 def shared():
-    with arena(os.environ["DATABASE_URL"]) as made:
+    with world(WORKER, os.environ["DATABASE_URL"]) as made:
         yield made
 
 
@@ -24,5 +26,5 @@ def pgbouncer():
 
 @pytest.fixture(scope="session")
 def pooled(pgbouncer):
-    with arena(os.environ["DATABASE_URL"], pooled=True) as made:
+    with world(WORKER, os.environ["DATABASE_URL"], pooled=True) as made:
         yield made

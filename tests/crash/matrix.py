@@ -24,18 +24,18 @@ class Matrix:
         return [verdict for verdict in self.verdicts if not verdict.passed]
 
 
-def run_matrix(arena, cells, *, mutations=(), tell=lambda verdict: None, **spec):
+def run_matrix(world, cells, *, tell=lambda verdict: None, **spec):
     """Run what makes sense of ``cells``. ``tell`` is called with each verdict as it comes; ``spec`` is for workers."""
-    matrix = Matrix(arena.database)
+    matrix = Matrix(world.vendor)
     sensible = []
     for cell in cells:
-        reason = excluded(cell, arena.database)
+        reason = excluded(cell, world.vendor)
         if reason is None:
             sensible.append(cell)
         else:
             matrix.excluded[reason].append(cell)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        run = partial(_run_until_it_fires, arena, mutations, spec)
+        run = partial(_run_until_it_fires, world, spec)
         for future in as_completed([pool.submit(run, cell) for cell in sensible]):
             verdict = future.result()
             matrix.verdicts.append(verdict)
@@ -43,10 +43,10 @@ def run_matrix(arena, cells, *, mutations=(), tell=lambda verdict: None, **spec)
     return matrix
 
 
-def _run_until_it_fires(arena, mutations, spec, cell):
+def _run_until_it_fires(world, spec, cell):
     """Run a cell. Under SERIALIZABLE the server may refuse its handler before the fault, because of another cell."""
     for _ in range(5 if spec.get("level") == "SERIALIZABLE" else 1):
-        verdict = run_cell(arena, cell, mutations, **spec)
+        verdict = run_cell(world, cell, **spec)
         if verdict.fired:
             break
     return verdict

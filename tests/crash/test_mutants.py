@@ -37,7 +37,7 @@ def test_every_broken_variant_is_caught(shared):
     runs = [(name, Cell(*place)) for name, (places, _) in CAUGHT_BY.items() for place in places]
     with ThreadPoolExecutor(AT_ONCE) as pool:  # they wait more than they compute
         sound = [*pool.map(partial(run_cell, shared), {cell for _, cell in runs})]
-        broken = [*pool.map(lambda run: (run[0], run_cell(shared, run[1], (run[0],))), runs)]
+        broken = [*pool.map(lambda run: (run[0], run_cell(shared, run[1], mutations=[run[0]])), runs)]
     assert all(verdict.passed for verdict in sound), sound
     survived = [(name, verdict.cell) for name, verdict in broken if verdict.passed]
     assert not survived

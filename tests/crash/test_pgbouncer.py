@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 import psycopg
 import pytest
 
-from tests.crash.cells import Run, Verdict, run_cell
+from tests.crash.cells import run_cell, running
 from tests.crash.points import Cell
 from tests.harness.pgbouncer import POOL_SIZE
 
@@ -29,9 +29,8 @@ def left_behind(pooler):
 
 
 def test_a_killed_process_leaves_neither_its_transaction_nor_its_settings_to_the_next_client(pooled):
-    cell = Cell("complete.before", "kill", "inside")
-    with pooled.observer("pooled") as observer:
-        run = Run(pooled, cell, observer, "pooled", Verdict(cell))
+    with running(pooled, Cell("complete.before", "kill", "inside")) as run:
+        observer = run.observer
         victim = run.fork(arms=[["complete.before", "stop"]])
         victim.expect("reached")
         open_ones = "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND state = 'idle in transaction'"
@@ -44,7 +43,6 @@ def test_a_killed_process_leaves_neither_its_transaction_nor_its_settings_to_the
         run.end_lease()
         run.converge()
         run.judge()
-        run.end()
         assert (run.verdict.problems, observer.writes(run.key)) == ([], ["attempt 2"])
     for point in ("handler.wrote", "release.sent"):
         assert run_cell(pooled, Cell(point, "raise", "inside")).passed

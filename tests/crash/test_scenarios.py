@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.crash.cells import Run, Verdict, run_cell
+from tests.crash.cells import run_cell, running
 from tests.crash.points import DECLARATIONS, LATE_CALL, Cell
 from tests.harness.zygote import wait_until
 
@@ -16,11 +16,8 @@ SETTLED = ("recoverable", "completed", "parked")
 @pytest.fixture
 def run(shared, request):
     """Processes of one operation, under the declaration that the test is marked with."""
-    cell = Cell("scenario", "none", getattr(request, "param", "inside"))
-    with shared.observer(request.node.name) as observer:
-        made = Run(shared, cell, observer, request.node.name, Verdict(cell))
+    with running(shared, Cell("scenario", "none", getattr(request, "param", "inside"))) as made:
         yield made
-        made.end()
 
 
 @pytest.mark.scenario_4
@@ -67,7 +64,7 @@ def converge(run, keys):
     """Every retry is answered, and every operation has had its one effect."""
     for key in keys:
         assert run.ask(key=key)["status"] == 201
-        assert len(run.arena.payouts(run.operation, key, deduplicate=run.deduplicate)) == 1
+        assert len(run.payouts(key)) == 1
     assert states(run, keys) == {"completed"}
 
 

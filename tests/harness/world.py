@@ -84,6 +84,10 @@ class World:
     #: What the forks connect to in place of the database, if they do.
     pooler: Pooler | None = None
 
+    @property
+    def vendor(self):
+        return vendor_of(self.url)
+
 
 def environment(url):
     """What processes see: the run's own database, and no broker that the environment names for another purpose.

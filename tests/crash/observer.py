@@ -1,4 +1,4 @@
-"""What the cells of a run share, and one cell's view of the database.
+"""One cell's view of the database.
 
 Nothing here goes through Django: what a cell asserts is read by a connection that knows nothing of the package.
 """
@@ -7,8 +7,7 @@ import json
 import shutil
 from contextlib import closing, contextmanager
 
-from idempotency.identity.scope import Scope
-from tests.harness.world import LONG_AGO, Database, vendor_of, world
+from tests.harness.world import LONG_AGO, Database
 from tests.harness.zygote import wait_until
 
 #: How long a change of the observer waits for a frozen process's lock: half a second, or a whole one.
@@ -117,39 +116,18 @@ class Observer(Database):
         wait_until(lambda: not self.query(find, session), "a session ends")
 
 
-class Arena:
-    def __init__(self, shared):
-        self.url, self.zygote, self.pooler = shared.url, shared.zygote, shared.pooler
-        self.database = vendor_of(self.url)
-        self._shared = shared
-
-    @contextmanager
-    def observer(self, name):
-        """A view of the database; on SQLite a file of the cell's own, because a frozen writer locks all of one."""
-        if self.database != "sqlite":
-            with closing(Observer(self.url, None, self.pooler)) as observer:
-                yield observer
-            return
-        path = self._shared.directory / f"{name}.sqlite3"
-        shutil.copyfile(self._shared.directory / "template.sqlite3", path)
-        try:
-            with closing(Observer(f"sqlite:///{path}", path)) as observer:
-                yield observer
-        finally:
-            for file in path.parent.glob(f"{path.name}*"):
-                file.unlink(missing_ok=True)
-
-    def provider(self, *, deduplicate):
-        return self._shared.providers[deduplicate]
-
-    def payouts(self, operation, key, *, deduplicate):
-        """What the provider has paid for an operation, by its ledger."""
-        derived = str(Scope("1", operation, key).derive_key("payout"))
-        return [effect for effect in self._shared.providers[deduplicate].effects() if effect.key == derived]
-
-
 @contextmanager
-def arena(url=None, *, pooled=False):
-    """Bring up what the cells share; ``url`` and ``pooled`` as for ``world``."""
-    with world("tests.crash.worker", url, pooled=pooled) as shared:
-        yield Arena(shared)
+def observing(world, name):
+    """A view of the database; on SQLite a file of the cell's own, because a frozen writer locks all of one."""
+    if world.vendor != "sqlite":
+        with closing(Observer(world.url, None, world.pooler)) as observer:
+            yield observer
+        return
+    path = world.directory / f"{name}.sqlite3"
+    shutil.copyfile(world.directory / "template.sqlite3", path)
+    try:
+        with closing(Observer(f"sqlite:///{path}", path)) as observer:
+            yield observer
+    finally:
+        for file in path.parent.glob(f"{path.name}*"):
+            file.unlink(missing_ok=True)
