@@ -39,7 +39,7 @@ from idempotency.outbox.relay import relay_once
 from idempotency.protocol import faults
 from idempotency.store.postgresql import PostgreSQLStore
 from testproject.models import Transfer
-from testproject.provider.client import find
+from testproject.provider.client import find, pay
 from tests.crash.mutations import MUTATIONS
 from tests.harness.zygote import PATIENCE
 
@@ -109,11 +109,11 @@ class Worker:
     def _arm(self):
         faults.fault_point.update(dict.fromkeys(OWN_POINTS, NoneType))
         arms = {
-            "commit.sent": self._arm_commit, "complete.sent": self._arm_complete, "claim.unanswered": self._arm_claim
+            "commit.sent": self._arm_commit, "complete.sent": self._arm_commit, "claim.unanswered": self._arm_claim
         }  # fmt: skip
         for point, fault, *passes in self.spec.get("arms", ()):
             if arm := arms.get(point):
-                arm(fault)
+                arm(point, fault)
             else:
                 faults.fault_point[point] = partial(self._strike, point, fault, *passes)
 
@@ -153,35 +153,48 @@ class Worker:
             return connection.connection.info.backend_pid
         return connection.connection.thread_id() if connection.vendor == "mysql" else None
 
-    def _arm_commit(self, fault):
-        """Strike when the first COMMIT of an outcome is on its way, and has not been answered."""
+    def _arm_commit(self, point, fault):
+        """Strike when the first COMMIT of an outcome is on its way and has not been answered, or before it is sent,
+        where it is not one message with the completing update.
+        """
         connection = connections["default"]
+        commit = connection._commit
+        due = False
 
-        def send_and_strike(commit):
+        def completing():
+            nonlocal due
+            due = True
+
+        def end(send):
+            nonlocal due
+            is_due, due = due, False
+            if not is_due:
+                return send()
+            if point == "complete.sent":
+                self._strike(point, fault)
+                return send()
             if connection.vendor == "postgresql":
-                with self._striking_before_the_answer(connection.connection, "commit.sent", fault):
-                    return commit()
-            answer = commit()  # one call of a library: there is no moment between sending it and its end
-            self._strike("commit.sent", fault)
+                with self._striking_before_the_answer(connection.connection, point, fault):
+                    return send()
+            answer = send()  # one call of a library: there is no moment between sending it and its end
+            self._strike(point, fault)
             return answer
 
-        self._commit_outcomes_by(send_and_strike)
+        def wrapper(execute, sql, *rest):
+            send = partial(execute, sql, *rest)
+            commits_itself = sql.rstrip().endswith("COMMIT") or connection.get_autocommit()
+            return end(send) if commits_itself else send()
 
-    def _arm_complete(self, fault):
-        """Strike between the first completing update and its COMMIT, where they are not one message."""
+        faults.fault_point["complete.before"] = completing
+        connection._commit = lambda: end(commit)
+        connection.execute_wrappers.append(wrapper)
 
-        def strike_and_commit(commit):
-            self._strike("complete.sent", fault)
-            return commit()
-
-        self._commit_outcomes_by(strike_and_commit)
-
-    def _arm_claim(self, fault):
+    def _arm_claim(self, point, fault):
         """Strike when the first claim is on its way to the server, and its answer has not been read."""
         insert = PostgreSQLStore.insert_claim
 
         def insert_struck(store, *arguments, **options):
-            with self._striking_before_the_answer(store.connection.connection, "claim.unanswered", fault):
+            with self._striking_before_the_answer(store.connection.connection, point, fault):
                 return insert(store, *arguments, **options)
 
         PostgreSQLStore.insert_claim = insert_struck
@@ -211,32 +224,6 @@ class Worker:
                     driver.pgconn.finish()  # its answer may be in the socket already, and is not to be read
                     raise psycopg.OperationalError("server closed the connection unexpectedly")
             ready = yield wanted
-
-    def _commit_outcomes_by(self, way):
-        """Have COMMITs of an outcome done by ``way``, which is given what sends one: by itself, or with the update."""
-        connection = connections["default"]
-        commit = connection._commit
-        due = False
-
-        def completing():
-            nonlocal due
-            due = True
-
-        def by_way_if_due(send):
-            nonlocal due
-            is_due, due = due, False
-            return way(send) if is_due else send()
-
-        def commits_itself(sql):
-            return sql.rstrip().endswith("COMMIT") or connection.get_autocommit()
-
-        def wrapper(execute, sql, *rest):
-            send = partial(execute, sql, *rest)
-            return by_way_if_due(send) if commits_itself(sql) else send()
-
-        faults.fault_point["complete.before"] = completing
-        connection._commit = lambda: by_way_if_due(commit)
-        connection.execute_wrappers.append(wrapper)
 
     # The operation
 
@@ -281,20 +268,20 @@ class Worker:
             self.waiting.set()
             assert self.beaten.wait(PATIENCE), "no heartbeat"
 
-        def pay():
-            return self._pay(str(claim.derive_key("payout")), label, valid_until)
+        def call():
+            return self._call(str(claim.derive_key("payout")), label, valid_until)
 
         if self.spec["provider"] is None:
             payout = None
         elif self.declaration == "inside" or self.spec.get("stepless"):
-            payout = pay()
+            payout = call()
         else:
-            payout = claim.step("payout", pay)
+            payout = claim.step("payout", call)
         if self.spec.get("fail"):
             raise HandlerError
         return JsonResponse({"attempt": claim.attempt, "payout": payout}, status=201)
 
-    def _pay(self, key, label, valid_until):
+    def _call(self, key, label, valid_until):
         with closing(HTTPConnection(urlsplit(self.spec["provider"]).netloc, timeout=PATIENCE)) as provider:
             body = {"label": label, "amount": AMOUNT}
             if self.declaration == "ask" and not self.spec.get("without_deadline"):
@@ -379,10 +366,7 @@ class Worker:
 
 def deliver(message):
     """Hand a message of the outbox to a provider that deduplicates."""
-    with closing(HTTPConnection(urlsplit(message.topic).netloc, timeout=PATIENCE)) as provider:
-        body = json.dumps({"label": message.topic, "amount": AMOUNT})
-        provider.request("POST", "/payouts", body, {"Idempotency-Key": str(message.message_id)})
-        provider.getresponse().read()
+    pay(message.topic, str(message.message_id), label=message.topic, amount=AMOUNT, timeout=PATIENCE)
 
 
 def account_of(request):
