@@ -56,7 +56,7 @@ def consume(scene, verdict, *strikes, meanwhile=lambda: None, **options):
     scene.publish()
     scene.settle(meanwhile=meanwhile)
     verdict.lost_by_broker = scene.send_again_what_was_lost()
-    if not isinstance(scene.stage.broker, Redis):
+    if not isinstance(scene.broker, Redis):
         verdict.expect(not verdict.lost_by_broker, f"the broker has lost {verdict.lost_by_broker} messages")
     scene.finish(relay)
     return keeper
@@ -99,12 +99,12 @@ def redelivered_while_it_runs(scene, verdict):
     delivery. In both the message is delivered again while its first run goes on, and goes on to its end.
     """
     fault = Strike("handler", "hold", every=one_in(scene, 100))
-    if isinstance(scene.stage.broker, Redis):
+    if isinstance(scene.broker, Redis):
         # Children enough for what is held and for its second delivery, which is what lets it go.
         release = release_each(scene, lambda label: scene.deliveries_of(label.split("-")[-2])[label] > 1)
         consume(scene, verdict, fault, meanwhile=release, visibility=1.0, concurrency=6)
     else:
-        with Proxy(scene.stage.broker.url) as proxy:
+        with Proxy(scene.broker.url) as proxy:
 
             def cut(label):
                 scene.outages += 1
@@ -137,7 +137,7 @@ def confirm_lost(scene, verdict):
     """The broker has the message and says so, and the connection breaks before the relay hears it."""
     scene.start_workers()
     scene.publish()
-    with Proxy(scene.stage.broker.url, lambda number: number % 4 == 0) as proxy:
+    with Proxy(scene.broker.url, lambda number: number % 4 == 0) as proxy:
         scene.relay_all(broker=proxy.url)
         scene.settle()
         verdict.struck = proxy.swallowed
@@ -213,7 +213,7 @@ def producer_rolled_back(scene, verdict):
     relay = scene.start_relay()
     scene.publish(rolled_back=True)
     scene.until(lambda: not scene.unsent(), "what is committed is sent")
-    highest = scene.stage.count("SELECT max(id) FROM idempotency_outbox_message WHERE status = 'sent'")
+    highest = scene.database.count("SELECT max(id) FROM idempotency_outbox_message WHERE status = 'sent'")
     skipped = sum(number < highest for number in written)
     for writer in writers:
         writer.go()
@@ -232,7 +232,7 @@ def broker_restarted(scene, verdict):
     """
     restarts = max(1, min(5, scene.count // 300))
     workers = 2
-    broker = scene.stage.broker
+    broker = scene.broker
 
     def restart(label):
         failures = scene.log().count("Cannot connect to")
@@ -253,7 +253,7 @@ def broker_restarted(scene, verdict):
 def other_payload(scene, verdict):
     """Each protected message is published again under its id with another amount. One of the two is dead-lettered."""
     consume_outbox(scene)
-    sent = scene.stage.query(
+    sent = scene.database.query(
         "SELECT topic, payload ->> 'label', message_id::text, idempotency_key, account_id "
         "FROM idempotency_outbox_message WHERE payload ->> 'label' LIKE %s",
         f"{scene.name}-%",
@@ -296,7 +296,7 @@ def forgotten(scene, verdict):
     """
     consume_outbox(scene)
     gone = scene.labels("kept", range(scene.count // 2, scene.count))
-    scene.stage.query(
+    scene.database.query(
         "UPDATE idempotency_record SET expires_at = %s WHERE operation = %s AND idempotency_key IN ("
         "SELECT idempotency_key FROM idempotency_outbox_message WHERE payload ->> 'label' = ANY(%s))",
         LONG_AGO,
@@ -304,7 +304,7 @@ def forgotten(scene, verdict):
         gone,
     )
     verdict.struck = scene.run("purger")["deleted"]
-    scene.stage.query(
+    scene.database.query(
         "UPDATE idempotency_outbox_message SET status = 'pending' WHERE payload ->> 'label' LIKE %s",
         f"{scene.name}-kept-%",
     )

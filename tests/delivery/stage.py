@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from uuid import uuid4
 
@@ -17,8 +17,8 @@ from testproject.harness.marks import Marks
 from testproject.harness.redis import Redis, redelivering, running_redis
 from tests.delivery import names
 from tests.harness.keeper import Keeper
-from tests.harness.rabbitmq import running_rabbitmq
-from tests.harness.world import LONG_AGO, Database, world
+from tests.harness.rabbitmq import Rabbit, running_rabbitmq
+from tests.harness.world import LONG_AGO, Database, World, world
 from tests.harness.zygote import ImpossibleError
 
 BROKERS = {"redis": running_redis, "rabbitmq": running_rabbitmq}
@@ -27,17 +27,13 @@ BROKERS = {"redis": running_redis, "rabbitmq": running_rabbitmq}
 VISIBILITY = 600.0
 
 
+@dataclass(frozen=True)
 class Stage:
     """One broker and one database, on which one script runs after the other."""
 
-    def __init__(self, broker, shared, database):
-        self.broker = broker
-        self.zygote = shared.zygote
-        self.log = shared.log
-        self.query = database.query
-        self.count = database.count
-        self.transfers = database.transfers
-        self._providers = shared.providers
+    broker: Redis | Rabbit
+    world: World
+    database: Database
 
     @contextmanager
     def scene(self, name, count, *, deduplicate=False, **defaults):
@@ -47,7 +43,7 @@ class Stage:
         """
         with tempfile.TemporaryDirectory(prefix="delivery-marks-") as marks:
             name = f"{name}-{uuid4().hex[:6]}"
-            scene = Scene(self, name, count, Marks(marks), self._providers[deduplicate], defaults)
+            scene = Scene(self, name, count, Marks(marks), self.world.providers[deduplicate], defaults)
             try:
                 yield scene
             finally:
@@ -56,17 +52,18 @@ class Stage:
 
 class Scene:
     def __init__(self, stage, name, count, marks, provider, defaults):
-        self.stage = stage
+        self.broker, self.database = stage.broker, stage.database
         self.name = name
         self.count = count
         self.marks = marks
+        self._zygote, self._log = stage.world.zygote, stage.world.log
         self._provider = provider
         self._defaults = defaults
         #: How often the broker, or the connection to it, was taken from the workers.
         self.outages = 0
         self._processes = []
         self._keepers = []
-        self._log_offset = stage.log.stat().st_size
+        self._log_offset = self._log.stat().st_size
 
     def labels(self, kind, numbers=None):
         """The labels of messages of a kind; by default of all."""
@@ -78,13 +75,13 @@ class Scene:
         options = {**self._defaults, **more}
         visibility = options.pop("visibility", VISIBILITY)
         transport = {"confirm_publish": True}
-        if isinstance(self.stage.broker, Redis):
+        if isinstance(self.broker, Redis):
             transport = {**redelivering(visibility, look_every=0.2), "unacked_restore_limit": 1000}
         return {
             "role": role,
             "name": self.name,
             "queue": self.name,
-            "broker": self.stage.broker.url,
+            "broker": self.broker.url,
             "transport": transport,
             "provider": self._provider.url,
             "marks": str(self.marks.directory),
@@ -94,7 +91,7 @@ class Scene:
         }
 
     def start(self, role, *strikes, **more):
-        process = self.stage.zygote.fork(**self.spec(role, *strikes, **more))
+        process = self._zygote.fork(**self.spec(role, *strikes, **more))
         self._processes.append(process)
         return process
 
@@ -110,7 +107,7 @@ class Scene:
         """Workers that are started again when they have died."""
         spec = self.spec("worker", *strikes, **more)
         keeper = Keeper(
-            *(partial(self.stage.zygote.fork, **spec) for _ in range(count)),
+            *(partial(self._zygote.fork, **spec) for _ in range(count)),
             killed=lambda: self.marks.count("main.*") + self.marks.count("group.*"),
             outages=lambda: self.outages,
         )
@@ -142,15 +139,15 @@ class Scene:
         for process in self._processes:
             process.end()
         # Only a script that failed has left anything, and that must not fail those after it.
-        self.stage.query("DELETE FROM idempotency_outbox_message WHERE status <> 'sent'")
-        forget(self.stage.broker)
+        self.database.query("DELETE FROM idempotency_outbox_message WHERE status <> 'sent'")
+        forget(self.broker)
 
     # The database's clock, moved by back-dating
 
     def back_date(self, column):
         """Let the leases of all relays end, ``lease_expires_at``, or their pauses, ``next_try_at``."""
         late = f"UPDATE idempotency_outbox_message SET {column} = %s WHERE status = 'pending' AND {column} > now()"
-        self.stage.query(late, LONG_AGO)
+        self.database.query(late, LONG_AGO)
 
     # Looking
 
@@ -177,10 +174,10 @@ class Scene:
 
     def log(self):
         """What the script's processes have written."""
-        return self.stage.log.read_bytes()[self._log_offset :].decode(errors="replace")
+        return self._log.read_bytes()[self._log_offset :].decode(errors="replace")
 
     def unsent(self):
-        return self.stage.count("SELECT count(*) FROM idempotency_outbox_message WHERE status = 'pending'")
+        return self.database.count("SELECT count(*) FROM idempotency_outbox_message WHERE status = 'pending'")
 
     def deliveries(self):
         """How often a message has reached a task."""
@@ -191,7 +188,7 @@ class Scene:
 
     def rows(self, kind):
         """How many rows there are of each message that has any."""
-        return self.stage.transfers(f"{self.name}-{kind}")
+        return self.database.transfers(f"{self.name}-{kind}")
 
     def payouts(self, kind):
         """How often the provider has paid for each message that it has paid for."""
@@ -206,7 +203,7 @@ class Scene:
         calm = []
 
         def idle():
-            if self.unsent() or self.stage.broker.count(self.name):
+            if self.unsent() or self.broker.count(self.name):
                 calm.clear()
                 return False
             calm.append(self.deliveries())
@@ -222,7 +219,7 @@ class Scene:
         sent_again = 0
         while missing := self._without_record():
             # It waits for longer the longer a message has been waiting.
-            self.stage.query(
+            self.database.query(
                 "UPDATE idempotency_outbox_message "
                 "SET created_at = (created_at AT TIME ZONE 'UTC' - interval '1 hour') AT TIME ZONE 'UTC', "
                 "sent_at = (sent_at AT TIME ZONE 'UTC' - interval '1 hour') AT TIME ZONE 'UTC' "
@@ -238,8 +235,10 @@ class Scene:
 
     def _without_record(self):
         # Citus joins no table that is spread over servers with one that is not, so this is two questions.
-        known = set(self.stage.query("SELECT idempotency_key FROM idempotency_record WHERE operation = %s", names.KEPT))
-        keys = self.stage.query(
+        known = set(
+            self.database.query("SELECT idempotency_key FROM idempotency_record WHERE operation = %s", names.KEPT)
+        )
+        keys = self.database.query(
             "SELECT idempotency_key FROM idempotency_outbox_message WHERE topic = %s AND payload ->> 'label' LIKE %s",
             names.KEPT,
             f"{self.name}-%",
@@ -249,7 +248,7 @@ class Scene:
     def dead_letters(self):
         """Take what lies in the dead-letter queue: the headers of each message."""
         found = []
-        with Connection(self.stage.broker.url) as connection:
+        with Connection(self.broker.url) as connection:
             queue = connection.SimpleQueue(names.DEAD)
             while True:
                 try:

@@ -102,7 +102,7 @@ def judge(scene, verdict, kept=None, plain=None, *, dead_letters=0, cut_off=0, l
     )
     states = Counter(
         dict(
-            scene.stage.query(
+            scene.database.query(
                 "SELECT record.status, count(*) FROM idempotency_record AS record "
                 "JOIN idempotency_outbox_message AS message USING (idempotency_key) "
                 "WHERE record.operation = %s AND message.payload ->> 'label' LIKE %s GROUP BY record.status",
