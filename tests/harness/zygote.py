@@ -131,13 +131,15 @@ class Fork:
 class Zygote:
     """The test's end of a zygote. Safe to use from several threads."""
 
-    def __init__(self, module, environment, log=None):
-        """Its forks run ``module``, and write to ``log``, or where the test writes."""
+    def __init__(self, module, environment, log=None, directory=ROOT):
+        """Its forks run ``module``, and write to ``log``, or where the test writes. They find imports in ``directory``
+        first.
+        """
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there, contextlib.nullcontext() if log is None else log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "tests.harness.zygote", str(there.fileno()), module],
-                cwd=ROOT,
+                cwd=directory,
                 env=environment,
                 pass_fds=(there.fileno(),),
                 stdin=subprocess.DEVNULL,

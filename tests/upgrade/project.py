@@ -1,6 +1,6 @@
-"""A project that two releases of the package serve on one database. It uses nothing but public names.
+"""A project that two releases of the package serve on one database: settings, URLs and views.
 
-It is settings, URLs and views in one file, so that a process needs this folder and the release on its path only.
+It uses nothing but public names.
 """
 
 import uuid
@@ -17,7 +17,7 @@ INSTALLED_APPS = [
     "idempotency.outbox",
     "idempotency.contrib.dashboard",
 ]
-ROOT_URLCONF = "project"
+ROOT_URLCONF = "tests.upgrade.project"
 DATABASES = {"default": environ.Env().db("DATABASE_URL")}
 USE_TZ = True
 
@@ -77,7 +77,7 @@ def declare():
     @idempotent("upgrade.order", **options)
     def order(request):
         with transaction.atomic():
-            publish("orders.placed", {"order": 71}, sender="project.send")
+            publish("orders.placed", {"order": 71}, sender=f"{__name__}.send")
         return act(request, "order")
 
     views = {"charge": charge, "park": park, "ask": ask, "steps": steps, "order": order}

@@ -1,27 +1,33 @@
-"""``python serve.py``: one release, which does what lines of JSON on its input ask for, and answers with such lines."""
+"""What a process does with its release: one job, which it is told with its arguments."""
 
-import json
 import os
-import sys
 from io import StringIO
 
-import django
-import project
 from django.core.management import call_command
 from django.db import connection
 from django.test import Client
 
+import idempotency
+from tests.upgrade import project
 
-def tell(**event):
-    sys.__stdout__.write(json.dumps(event) + "\n")
-    sys.__stdout__.flush()
+project.declare()
 
 
-def request(path, key, amount=1, at="", act=""):
+def run(spec, channel):
+    """In its fork."""
+    channel.tell(event="done", **JOBS[spec.pop("job")](channel, **spec))
+    connection.close()
+
+
+def identify(channel):
+    return {"file": idempotency.__file__}
+
+
+def request(channel, path, key, amount=1, at="", act=""):
     """Send a request to the project.
 
     :param at: a place in its handler.
-    :param act: what happens there: ``die``, as when the process is killed, or ``hold``, until the next line.
+    :param act: what happens there: ``die``, as when the process is killed, or ``hold``, until it may go on.
     """
 
     def strike(place):
@@ -29,8 +35,8 @@ def request(path, key, amount=1, at="", act=""):
             return
         if act == "die":
             os._exit(1)
-        tell(held=place)
-        sys.stdin.readline()
+        channel.tell(event="held")
+        channel.wait()
 
     project.strike = strike
     response = Client(raise_request_exception=False).post(
@@ -45,18 +51,17 @@ def request(path, key, amount=1, at="", act=""):
     }
 
 
-def command(name, *arguments):
+def command(channel, name, arguments):
     output = StringIO()
     try:
         call_command(name, *arguments, stdout=output, stderr=output, no_color=True)
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)
-    sent, project.sent[:] = [*project.sent], []
-    return {"code": code, "output": output.getvalue(), "sent": sent}
+    return {"code": code, "output": output.getvalue(), "sent": project.sent}
 
 
-def not_executed(key):
+def not_executed(channel, key):
     from idempotency.models import IdempotencyRecord
     from idempotency.operate.resolutions import mark_not_executed
 
@@ -64,19 +69,4 @@ def not_executed(key):
     return {}
 
 
-def main():
-    os.environ["DJANGO_SETTINGS_MODULE"] = "project"
-    django.setup()
-    project.declare()
-    import idempotency
-
-    tell(file=idempotency.__file__, version=idempotency.__version__)
-    jobs = {"request": request, "command": command, "not_executed": not_executed}
-    for line in sys.stdin:
-        job, arguments, options = json.loads(line)
-        tell(**jobs[job](*arguments, **options))
-    connection.close()
-
-
-if __name__ == "__main__":
-    main()
+JOBS = {"identify": identify, "request": request, "command": command, "not_executed": not_executed}

@@ -1,4 +1,4 @@
-"""The release before beside this one: two processes, each with its own copy of the package, on one database.
+"""The release before beside this one: processes of each, with its own copy of the package, on one database.
 
 The release before is the newest tag, or the one before it if this is the tagged commit. Until there is a second release
 it is a copy of this one. What one of the two has claimed, recorded or published, the other replays, takes over,
@@ -9,22 +9,19 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 from contextlib import closing
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 import idempotency
-from tests.harness.world import Database, own_database
+from tests.harness.world import Database, environment, own_database
+from tests.harness.zygote import ROOT, Zygote
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(240)]
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 FIRST = "0.1.0"
 
 
@@ -58,68 +55,63 @@ def releases(tmp_path_factory):
 
 
 class Release:
-    """A process that serves the project with one release of the package."""
+    """Processes that serve the project with one release of the package."""
 
     def __init__(self, folder, database):
-        # Coverage is not measured, because the copy is no part of the source.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-        self.process = subprocess.Popen(
-            [sys.executable, HERE / "serve.py"],
-            env={**inherited, "PYTHONPATH": str(folder), "DATABASE_URL": database},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert Path(self.hear()["file"]).parent == folder / "idempotency"
+        paths = os.pathsep.join(map(str, (folder, ROOT)))
+        variables = {"DJANGO_SETTINGS_MODULE": "tests.upgrade.project", "PYTHONPATH": paths}
+        self._zygote = Zygote("tests.upgrade.serve", environment(database) | variables, directory=folder)
+        assert Path(self.do("identify")["file"]).parent == folder / "idempotency"
 
-    def hear(self):
-        line = self.process.stdout.readline()
-        assert line, "the process has ended"
-        return json.loads(line)
+    def start(self, job, **spec):
+        return self._zygote.fork(job=job, **spec)
 
-    def tell(self, job, *arguments, **options):
-        self.process.stdin.write(json.dumps([job, arguments, options]) + "\n")
-        self.process.stdin.flush()
+    def do(self, job, **spec):
+        return done(self.start(job, **spec))
 
     def post(self, path, key, **options):
-        self.tell("request", path, key, **options)
-        return self.hear()
+        return self.do("request", path=path, key=key, **options)
 
     def run(self, name, *arguments):
-        self.tell("command", name, *arguments)
-        return self.hear()
+        return self.do("command", name=name, arguments=arguments)
 
-    def end(self):
-        self.process.kill()
-        self.process.communicate()
+    def close(self):
+        self._zygote.close()
+
+
+def done(process):
+    """What a process tells in the end."""
+    told = process.expect("done")
+    process.end()
+    return told
 
 
 class Pair:
     """Two releases on one database. ``writer`` acts first, and ``reader`` meets what it left."""
 
-    def __init__(self, writer, reader, url, database):
-        self._start = partial(Release, writer, url)
-        self.query = database.query
-        self.writer, self.reader = self._start(), Release(reader, url)
+    def __init__(self, writer, reader, database):
+        self.writer, self.reader, self.query = writer, reader, database.query
 
     def abandon(self, path, key, at="wrote"):
-        """Let one more process of the first release die while it serves a request, and its lease end."""
-        release = self._start()
-        release.tell("request", path, key, at=at, act="die")
-        try:
-            assert release.process.wait(60) == 1
-        finally:
-            release.end()
+        """Let a process of the first release die while it serves a request, and its lease end."""
+        process = self.writer.start("request", path=path, key=key, at=at, act="die")
+        assert process.hear() is None
+        process.end()
         self.move_back("lease_expires_at", key)
 
     def hold(self, key):
-        """Let the writer begin a charge, and stop before it answers."""
-        self.writer.tell("request", "/charge/", key, at="wrote", act="hold")
-        assert self.writer.hear() == {"held": "wrote"}
+        """Let the writer begin a charge, and stop before it answers.
 
-    def go_on(self):
-        self.writer.tell("go")
-        return self.writer.hear()
+        :returns: a function that lets it go on.
+        """
+        process = self.writer.start("request", path="/charge/", key=key, at="wrote", act="hold")
+        process.expect("held")
+
+        def go_on():
+            process.go()
+            return done(process)
+
+        return go_on
 
     def effects(self, effect):
         ((count,),) = self.query(f"SELECT count(*) FROM upgrade_effect WHERE effect = '{effect}'")
@@ -137,26 +129,23 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def database(releases):
-    """A database that the release before has migrated, and then this one."""
+def serving(releases):
+    """A database that the release before has migrated, and then this one; and both on it."""
     with own_database(os.environ["DATABASE_URL"]) as url:
         with closing(Database(url)) as connection:
             connection.query("CREATE TABLE upgrade_effect (effect text)")
-        for name in ("before", "this"):
-            release = Release(releases[name], url)
-            assert release.run("migrate", "--verbosity", "0")["code"] == 0
-            release.end()
-        yield url
+        with closing(Release(releases["before"], url)) as before, closing(Release(releases["this"], url)) as this:
+            for release in (before, this):
+                assert release.run("migrate", "--verbosity", "0")["code"] == 0
+            yield url, {"before": before, "this": this}
 
 
 @pytest.fixture(scope="module", params=[("before", "this"), ("this", "before")], ids=["upgrade", "back"])
-def pair(request, releases, database):
-    with closing(Database(database)) as connection:
+def pair(request, serving):
+    url, releases = serving
+    with closing(Database(url)) as connection:
         connection.query("TRUNCATE upgrade_effect, idempotency_record, idempotency_step, idempotency_outbox_message")
-        pair = Pair(*(releases[name] for name in request.param), database, connection)
-        yield pair
-        pair.writer.end()
-        pair.reader.end()
+        yield Pair(*(releases[name] for name in request.param), connection)
 
 
 def test_an_outcome_is_replayed_byte_for_byte(pair):
@@ -169,10 +158,10 @@ def test_an_outcome_is_replayed_byte_for_byte(pair):
 
 
 def test_a_duplicate_of_a_running_request_is_refused(pair):
-    pair.hold("running")
+    go_on = pair.hold("running")
     duplicate = pair.reader.post("/charge/", "running")
     assert (duplicate["status"], duplicate["code"]) == (409, "idempotency_in_progress")
-    first = pair.go_on()
+    first = go_on()
     assert first["status"] == 201
     assert pair.reader.post("/charge/", "running")["body"] == first["body"]
     assert pair.effects("charge running") == 1
@@ -187,10 +176,10 @@ def test_the_claim_of_a_process_that_died_is_taken_over(pair):
 
 
 def test_an_owner_that_wakes_late_commits_nothing(pair):
-    pair.hold("late")
+    go_on = pair.hold("late")
     pair.move_back("lease_expires_at", "late")
     winner = pair.reader.post("/charge/", "late")
-    late = pair.go_on()
+    late = go_on()
     assert (winner["status"], late["replayed"], late["body"]) == (201, True, winner["body"])
     assert pair.effects("charge late") == 1
 
@@ -201,8 +190,7 @@ def test_an_abandoned_claim_is_parked_and_a_decision_holds(pair):
     assert pair.status("parked") == "parked"
     refused = pair.writer.post("/park/", "parked")
     assert (refused["status"], refused["code"]) == (409, "idempotency_outcome_unknown")
-    pair.writer.tell("not_executed", "parked")
-    assert pair.writer.hear() == {}
+    pair.writer.do("not_executed", key="parked")
     assert pair.reader.post("/park/", "parked")["status"] == 201
 
 
