@@ -1,25 +1,26 @@
-"""PostgreSQL servers that are stopped, killed and promoted, and the standby of one."""
+"""PostgreSQL servers that are stopped, killed and promoted, the standby of one, and one whose clock is moved."""
 
 import os
 import signal
+import struct
+import subprocess
 from contextlib import closing, contextmanager
 from pathlib import Path
+from unittest import mock
 from urllib.parse import parse_qs, urlsplit
 
 from testproject import embedded
 from tests.harness.world import Database
-from tests.harness.zygote import wait_until
+from tests.harness.zygote import state_of, wait_until
 
 #: Server settings with which what clients were told may be lost: a control has to see that.
 NOT_DURABLE = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
+CLOCK = Path(__file__).with_name("clock.c")
 
 
 def has_ended(process):
     """Whether it is gone, or is a zombie. In a container without an init process it may stay one for ever."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    return state_of(process) in {"", "Z"}
 
 
 class Server:
@@ -71,6 +72,26 @@ class Server:
         """Take away what durability rests on, for a control."""
         self.configure(**NOT_DURABLE)
         self.restart()
+
+
+class ClockedServer(Server):
+    """One whose clock moves while it runs, and no other clock with it."""
+
+    def __init__(self, url):
+        super().__init__(url)
+        self._moved, self._library = self.directory / "clock", self.directory / "clock.so"
+        self._moved.write_bytes(bytes(8))
+        subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", self._library, CLOCK], check=True)
+        self.restart()
+
+    def run(self, program, *arguments):
+        with mock.patch.dict(os.environ, {"LD_PRELOAD": str(self._library), "CLOCK": str(self._moved)}):
+            super().run(program, *arguments)
+
+    def move_clock(self, seconds):
+        """Let the clock be so much ahead of this machine's."""
+        with self._moved.open("r+b") as moved:  # never shorter, because processes have it in their memory
+            moved.write(struct.pack("q", round(seconds * 1_000_000)))
 
 
 @contextmanager

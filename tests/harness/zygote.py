@@ -41,6 +41,14 @@ class ImpossibleError(Exception):
 wait_until = partial(processes.wait_until, limit=PATIENCE)
 
 
+def state_of(pid):
+    """The letter by which the kernel knows a process's state; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
+
+
 class Channel:
     """Lines of JSON over a socket, between a test and a process."""
 
@@ -108,8 +116,7 @@ class Fork:
             raise ImpossibleError("a process that should go on is gone") from error
 
     def wait_until_stopped(self):
-        stat = Path(f"/proc/{self.pid}/stat")
-        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "a process stops")
+        wait_until(lambda: state_of(self.pid) == "T", "a process stops")
 
     def wake(self):
         """Wake it from SIGSTOP."""

@@ -6,6 +6,7 @@ The judge sees the record after each step, so it knows the whole history. It kno
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,7 @@ from idempotency.operate.resolutions import ResolutionRefusedError, release
 from idempotency.operate.sweep import recover_once
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
+from testproject.harness.effects import judge_effects
 from testproject.models import Transfer
 from tests.model.moves import Seen, is_legal
 from tests.orders.scheduler import HERE
@@ -249,18 +251,19 @@ class Schedule:
                 self.problems.append(f"an answer that makes no sense: {answer.status_code} {answer.content!r}")
             if answer.status_code == 201 and json.loads(answer.content)["effect"] not in known:
                 self.problems.append(f"P2: {answer.content!r} was told and never recorded")
-        effects = [str(pk) for pk in Transfer.objects.values_list("pk", flat=True)] or outside
-        counted = set(effects) if self.declaration == "again" else effects  # its provider knows its keys
-        if self.declaration == "inside" and set(effects) != known:
-            self.problems.append(f"P1, P2: the effects are {effects}, and the outcomes {known}")
+        effects = Counter([str(pk) for pk in Transfer.objects.values_list("pk", flat=True)] or outside)
+        judged = judge_effects(effects, known)
+        if self.declaration == "inside" and judged.examples:
+            self.problems.append(f"P1, P2: the effects are not those of the outcomes: {judged.examples}")
+        count = len(effects) if self.declaration == "again" else judged.count  # its provider knows its keys
         is_forgotten = erase in self.acts or any(seen is not None and seen.retention_over for seen in self.history)
-        if len(counted) != 1 and not is_forgotten:
-            self.problems.append(f"P1: {len(counted)} effects")
+        if count != 1 and not is_forgotten:
+            self.problems.append(f"P1: {count} effects")
 
     def _judge_messages(self):
-        sent = sorted(str(pk) for pk in OutboxMessage.objects.values_list("message_id", flat=True))
-        if sorted(outside) != sent:
-            self.problems.append(f"of {len(sent)} messages {len(outside)} were sent")
+        published = [str(pk) for pk in OutboxMessage.objects.values_list("message_id", flat=True)]
+        if examples := judge_effects(Counter(outside), published).examples:
+            self.problems.append(f"the messages that were sent are not those that were published: {examples}")
         if OutboxMessage.objects.exclude(status=MessageStatus.SENT).exists():
             self.problems.append("a message that was sent is not marked")
 

@@ -10,8 +10,8 @@ from testproject.harness.processes import Daemon, answers, free_port, short_dire
 from testproject.harness.redis import running_redis
 from testproject.provider import running_providers
 from tests.crash.storms import server_to_stop
-from tests.harness.clock import ClockedServer
 from tests.harness.pgbouncer import running_pgbouncer
+from tests.harness.postgres import ClockedServer
 from tests.harness.world import Database, environment
 from tests.harness.zygote import ROOT, wait_until
 from tests.soak.load import TOKEN
