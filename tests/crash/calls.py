@@ -86,7 +86,7 @@ def _trace(run, worker, injection):
                 worker.hear()
                 if "status" in event:
                     run.answers.append(event)
-        run.observer.wait_until_gone(run.operation)
+        run.observer.wait_until_gone()
         return Path(report.name).read_text(encoding="utf-8", errors="replace")
 
 

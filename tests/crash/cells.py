@@ -57,9 +57,8 @@ def running(world, cell, **spec):
 
     :param spec: what every worker is told besides.
     """
-    name = f"{next(_numbers)}-{cell}"
-    with observing(world, name) as observer:
-        run = Run(world, cell, observer, name, spec)
+    with observing(world, f"crash.{next(_numbers)}-{cell}") as observer:
+        run = Run(world, cell, observer, spec)
         try:
             yield run
         finally:
@@ -80,12 +79,12 @@ def run_cell(world, cell, **spec):
 class Run:
     """The processes of one cell, and what they were told."""
 
-    def __init__(self, world, cell, observer, name, spec):
+    def __init__(self, world, cell, observer, spec):
         self.world = world
         self.cell = cell
         self.observer = observer
-        self.operation = f"crash.{name}"
-        self.key = f"key-{name}"
+        self.operation = observer.operation
+        self.key = f"key-{self.operation}"
         self.spec = spec
         self.verdict = Verdict(cell)
         self.provider = world.providers[cell.declaration in {"inside", "again"}]
@@ -140,7 +139,7 @@ class Run:
         """Wait until a killed process is gone, and the database has noticed."""
         if worker.hear() is not None:
             raise ImpossibleError("a killed process goes on")
-        self.observer.wait_until_gone(self.operation)
+        self.observer.wait_until_gone()
 
     def converge(self):
         """Fresh processes ask until one knows the outcome."""
@@ -168,7 +167,7 @@ class Run:
             # With or without an effect; a sweep releases what was certainly not executed.
             unpaid = self.coin or cell.point in OF_RELEASING or cell.fault == "stop-live"
             self.kill_at("handler.before" if unpaid else "downstream.answered")
-            self.observer.end_lease(self.operation)
+            self.observer.end_lease()
 
     def start_victim(self):
         cell = self.cell
@@ -190,7 +189,7 @@ class Run:
         event = victim.expect("reached")
         self.verdict.fired = True
         if cell.fault == "drop":
-            self.observer.end_session(event["session"], self.operation)
+            self.observer.end_session(event["session"])
             victim.go()
         if cell.point == "downstream.sent":
             # The call is on its way. What a provider promises is to answer for it within the lease.
@@ -205,9 +204,9 @@ class Run:
 
     def end_lease(self):
         if self.waits_by_the_real_clock:
-            wait_until(lambda: self.observer.lease_is_over(self.operation), "the lease ends")
+            wait_until(lambda: self.observer.lease_is_over(), "the lease ends")
         else:
-            self.observer.end_lease(self.operation, self.key)
+            self.observer.end_lease(self.key)
 
     # A cell
 
@@ -249,12 +248,12 @@ class Run:
             self.converge()
         else:
             rival = self.start_rival()
-            before = self.observer.record(self.operation)
+            before = self.observer.record()
         victim.wake()
         victim.go()
         self.answered(victim)
         if rival is not None:
-            after = self.observer.record(self.operation)
+            after = self.observer.record()
             if before != after:
                 self.problem(f"P6: a stale attempt changed its rival's live claim from {before} to {after}")
             rival.go()
@@ -265,13 +264,13 @@ class Run:
         owner = self.fork(arms=[[self.cell.point, "gate"]])
         owner.expect("reached")
         self.verdict.fired = True
-        before = self.observer.record(self.operation)
+        before = self.observer.record()
         for skew in (HOUR, -HOUR):
             answer = self.ask(skew=skew)
             if answer["code"] != "idempotency_in_progress":
                 self.problem(f"a living claim was not respected by a process with a wrong clock: {answer}")
         self.answered(self.fork("sweep", skew=HOUR))
-        after = self.observer.record(self.operation)
+        after = self.observer.record()
         if before != after:
             self.problem(f"P6: a living claim was changed from {before} to {after}")
         owner.go()
@@ -306,7 +305,7 @@ class Run:
         """P7: after its lease and one sweep nothing is a claim any more."""
         self.end_lease()
         swept = self.answered(self.fork("sweep"))
-        record = self.observer.record(self.operation)
+        record = self.observer.record()
         if record is not None and record["status"] == "in_progress":
             self.problem(f"P7: still a claim after its lease and a sweep, which said {swept}: {record}")
 
@@ -318,15 +317,15 @@ class Run:
         self.prepare()
         kept = [f"{self.key}-abandoned", f"{self.key}-live"]
         self.kill_at("handler.before", key=kept[0])
-        self.observer.end_lease(self.operation)
+        self.observer.end_lease()
         if cell.declaration == "park":
             kept.append(f"{self.key}-parked")
             self.kill_at("handler.before", key=kept[-1])
-            self.observer.end_lease(self.operation, kept[-1])
+            self.observer.end_lease(kept[-1])
             self.ask(key=kept[-1])
         self.kill_at("handler.before", key=kept[1])
-        self.observer.end_retention(self.operation)
-        before = [self.observer.record(self.operation, key) for key in kept]
+        self.observer.end_retention()
+        before = [self.observer.record(key) for key in kept]
         victim = self.start_victim()
         payouts, expected = len(self.payouts()), None
         if cell.fault == "kill":
@@ -337,7 +336,7 @@ class Run:
             if self.spec.get("wanted"):
                 # Past its retention the key is a new request, whatever a frozen purge holds.
                 self.converge()  # which may sweep first, and so settle the abandoned claims that the purge has to keep
-                before = [self.observer.record(self.operation, key) for key in kept]
+                before = [self.observer.record(key) for key in kept]
                 payouts += self.provider is self.world.providers[False]
                 expected = "completed"
             victim.wake()
@@ -347,10 +346,10 @@ class Run:
             self.answered(victim)
         for _ in range(3):
             self.answered(self.fork("purge"))
-        record = self.observer.record(self.operation, self.key)
+        record = self.observer.record(self.key)
         if (record and record["status"]) != expected:
             self.problem(f"after the purge was run again the record should be {expected or 'gone'}: {record}")
-        if before != [self.observer.record(self.operation, key) for key in kept]:
+        if before != [self.observer.record(key) for key in kept]:
             self.problem(f"P7: the purge touched a claim or a parked record: {before}")
         if len(self.payouts()) != payouts:
             self.verdict.doubled = 1
@@ -371,7 +370,7 @@ class Run:
             answer = self.ask()
             if answer["status"] < 300 and not answer["replayed"]:
                 self.problem(f"P5: a retry after the outcome was taken for a new request: {answer}")
-        record = self.observer.record(self.operation)
+        record = self.observer.record()
         if record is None:
             self.problem("P7: the record is gone")
             return

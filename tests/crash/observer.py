@@ -1,4 +1,4 @@
-"""One cell's view of the database.
+"""One cell's view of the database: of its operation, whose name its workers' sessions have too.
 
 Nothing here goes through Django: what a cell asserts is read by a connection that knows nothing of the package.
 """
@@ -26,18 +26,19 @@ END_SESSION = {
 class Observer(Database):
     """One cell's view of the database, and its hand on the clock: a lease is ended by back-dating it."""
 
-    def __init__(self, url, path, pooler=None):
+    def __init__(self, url, operation, path=None, pooler=None):
         super().__init__(url)
+        self.operation = operation
         #: The cell's own file, on SQLite.
         self.path = path
         self.pooler = pooler
         self.query(BOUND_WAITING[self.vendor])
 
-    def record(self, operation, key="%"):
+    def record(self, key="%"):
         names = ("id", "status", "attempt", "response_status", "response_body", "lease_expires_at")
         rows = self.query(
             f"SELECT {', '.join(names)} FROM idempotency_record WHERE operation = %s AND idempotency_key LIKE %s",
-            operation,
+            self.operation,
             key,
         )
         if not rows:
@@ -48,13 +49,12 @@ class Observer(Database):
         record["lease_expires_at"] = str(record["lease_expires_at"])
         return record
 
-    def end_lease(self, operation, key="%"):
-        self._back_date(
-            "lease_expires_at", "operation = %s AND idempotency_key LIKE %s AND status = 'in_progress'", operation, key
-        )
+    def end_lease(self, key="%"):
+        live = "operation = %s AND idempotency_key LIKE %s AND status = 'in_progress'"
+        self._back_date("lease_expires_at", live, self.operation, key)
 
-    def end_retention(self, operation):
-        self._back_date("expires_at", "operation = %s", operation)
+    def end_retention(self):
+        self._back_date("expires_at", "operation = %s", self.operation)
 
     def _back_date(self, column, condition, *parameters):
         """Not for longer than a worker waits, should a frozen one hold the row: its lease is over then anyway.
@@ -70,37 +70,35 @@ class Observer(Database):
                 if not any(said in str(error).lower() for said in ("is locked", "lock timeout", "lock wait timeout")):
                     raise
 
-    def lease_is_over(self, operation):
+    def lease_is_over(self):
         over = "SELECT 1 FROM idempotency_record WHERE operation = %s AND lease_expires_at <= CURRENT_TIMESTAMP"
-        return bool(self.query(over, operation))
+        return bool(self.query(over, self.operation))
 
     def writes(self, label):
         """Which attempts have left an effect in the database."""
         rows = self.query("SELECT recipient FROM testproject_transfer WHERE label = %s ORDER BY id", label)
         return [row[0] for row in rows]
 
-    def wait_until_gone(self, operation):
-        """Wait until the sessions of an operation's workers are gone, as they are soon after a worker was killed."""
+    def wait_until_gone(self):
+        """Wait until the sessions of the operation's workers are gone, as they are soon after a worker was killed."""
         if self.vendor != "postgres":  # MariaDB's sessions don't say whose they are
             return
-        name = operation[:63]
         if pooler := self.pooler:
             wait_until(
-                lambda: name not in [client["application_name"] for client in pooler.show("clients")],
+                lambda: self.operation[:63] not in [client["application_name"] for client in pooler.show("clients")],
                 "the pooler notices that a process was killed",
             )
-        wait_until(lambda: not self._sessions(name), "the sessions of a killed process end")
+        wait_until(lambda: not self._sessions(), "the sessions of a killed process end")
 
-    def _sessions(self, name):
+    def _sessions(self):
         """The sessions of a worker, without those that the pooler keeps: for another client, or because the worker has
         a second connection. One that it has left works on with what it was sent."""
         kept = [server["remote_pid"] for server in self.pooler.show("servers")] if self.pooler else []
-        return self.query(
-            "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND pid <> ALL(%s::int[])", name, kept
-        )
+        of_workers = "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND pid <> ALL(%s::int[])"
+        return self.query(of_workers, self.operation[:63], kept)
 
-    def end_session(self, session, operation):
-        """End a session of an operation's worker.
+    def end_session(self, session):
+        """End a session of a worker.
 
         :param session: its process on the server; behind a pooler the port of a client that was cut off.
         """
@@ -109,7 +107,7 @@ class Observer(Database):
                 lambda: session not in [client["port"] for client in pooler.show("clients")],
                 "the pooler notices that a client was cut off",
             )
-            wait_until(lambda: not self._sessions(operation[:63]), "the server is done with what the client has sent")
+            wait_until(lambda: not self._sessions(), "the server is done with what the client has sent")
             return
         end, find = END_SESSION[self.vendor]
         self.query(end, session)
@@ -117,16 +115,16 @@ class Observer(Database):
 
 
 @contextmanager
-def observing(world, name):
+def observing(world, operation):
     """A view of the database; on SQLite a file of the cell's own, because a frozen writer locks all of one."""
     if world.vendor != "sqlite":
-        with closing(Observer(world.url, None, world.pooler)) as observer:
+        with closing(Observer(world.url, operation, pooler=world.pooler)) as observer:
             yield observer
         return
-    path = world.directory / f"{name}.sqlite3"
+    path = world.directory / f"{operation}.sqlite3"
     shutil.copyfile(world.directory / "template.sqlite3", path)
     try:
-        with closing(Observer(f"sqlite:///{path}", path)) as observer:
+        with closing(Observer(f"sqlite:///{path}", operation, path)) as observer:
             yield observer
     finally:
         for file in path.parent.glob(f"{path.name}*"):

@@ -36,7 +36,7 @@ def test_a_killed_process_leaves_neither_its_transaction_nor_its_settings_to_the
         open_ones = "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND state = 'idle in transaction'"
         ((session,),) = observer.query(open_ones, run.operation)
         victim.end()
-        observer.wait_until_gone(run.operation)
+        observer.wait_until_gone()
 
         assert not observer.query("SELECT 1 FROM pg_stat_activity WHERE pid = %s", session)
         assert observer.writes(run.key) == []

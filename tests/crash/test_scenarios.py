@@ -27,7 +27,7 @@ def test_a_killed_process_is_recovered_after_its_lease(run):
     run.kill_at("handler.wrote", lease=LEASE)
     assert run.observer.writes(run.key) == []
     early = run.ask()
-    wait_until(lambda: run.observer.lease_is_over(run.operation), "the lease ends")
+    wait_until(lambda: run.observer.lease_is_over(), "the lease ends")
     recovered = run.ask()
 
     assert (early["status"], early["code"]) == (409, "idempotency_in_progress")
@@ -56,7 +56,7 @@ def abandon(run):
     keys = [f"{run.key}-{number}" for number in range(CLAIMS)]
     for number, key in enumerate(keys):
         run.kill_at("downstream.answered" if number % 2 else "handler.before", key=key)
-    run.observer.end_lease(run.operation)
+    run.observer.end_lease()
     return keys
 
 
@@ -69,7 +69,7 @@ def converge(run, keys):
 
 
 def states(run, keys):
-    records = [run.observer.record(run.operation, key) for key in keys]
+    records = [run.observer.record(key) for key in keys]
     return {"gone" if record is None else record["status"] for record in records}
 
 
@@ -85,7 +85,7 @@ def test_a_recovery_killed_half_way_is_simply_run_again(run, passes):
     killed.expect("reached")
     run.bury(killed)
 
-    run.observer.end_lease(run.operation)  # of what the killed one was at
+    run.observer.end_lease()  # of what the killed one was at
     run.answered(run.fork("sweep"))
 
     if run.cell.declaration == "park":
