@@ -107,11 +107,11 @@ def main() -> int:
             say(f"\n{table(matrix)}\n\n{reasons(matrix)}")
     if options.restarts:
         with server_to_stop() as server:
-            tally = run_restarts(server, options.restarts)
-            report.total("Restarts", tally, passed=tally.passed)
+            storms = run_restarts(server, options.restarts)
+            report.total("Restarts", f"{options.restarts} times; {storms}", passed=storms.is_safe)
             server.stop_being_durable()
             control = run_restarts(server, 3)
-            report.total("Restarts, control without durable commits", control, passed=control.lost > 0)
+            report.total("Restarts, control without durable commits", control, passed=control.inside.lost > 0)
     return 1 if report.failed else 0
 
 
@@ -160,11 +160,12 @@ def failovers(runs: list[Failover]) -> str:
         [
             [
                 run.mode,
-                *(len(run.inside.known), run.inside.lost, run.torn, run.inside.doubled),
-                *(n for tally in (run.ask, run.park) for n in (len(tally.known), tally.doubled)),
-                *(len(run.park.parked), "yes" if run.warned else "no"),
+                *(len(storms.inside.known), storms.inside.lost, storms.torn, storms.inside.doubled),
+                *(n for storm in (storms.ask, storms.park) for n in (len(storm.known), storm.doubled)),
+                *(len(storms.park.parked), "yes" if run.warned else "no"),
             ]
             for run in runs
+            for storms in [run.storms]
         ],
     )
 

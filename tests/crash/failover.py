@@ -2,12 +2,11 @@
 
 While they run, the network between the two servers stands still: the primary goes on, and the standby gets nothing.
 Then the primary is killed, the standby is promoted, and the clients go on there. What they were told is compared with
-what the new primary holds, and with the ledger of the provider. In the end every operation is delivered once more.
+what the new primary holds.
 """
 
 import subprocess
 import sys
-import tempfile
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,11 @@ from urllib.parse import parse_qs, urlsplit
 
 from testproject import embedded
 from testproject.embedded import embedded_postgres
-from testproject.provider import running_provider
-from tests.crash.storms import Storm, Tally
+from tests.crash.storms import CLIENTS, ENOUGH, Storms, storms_on
 from tests.harness.postgres import Server, running_standby
 from tests.harness.proxy import Proxy
 from tests.harness.world import Database, environment, migrate
-from tests.harness.zygote import ROOT, Zygote, wait_until
+from tests.harness.zygote import ROOT, wait_until
 
 STANDBY = "standby_1"
 NAMED = {"synchronous_standby_names": f"ANY 1 ({STANDBY})"}
@@ -34,41 +32,20 @@ MODES = {
 }
 #: Where a COMMIT waits for the standby.
 SAFE = ("remote_write", "on", "remote_apply")
-#: How many clients there are of each declaration. The provider deduplicates for none of them.
-CLIENTS = {"inside": 3, "ask": 2, "park": 3}
-#: Operations of each declaration that are acknowledged before, during and after the lag.
-ENOUGH = 20
 
 
 @dataclass
 class Failover:
-    """What became of the operations of each declaration.
-
-    Rows are lost or not before every operation has been delivered once more. All else is counted after it.
-    """
-
     mode: str
-    inside: Tally
-    ask: Tally
-    park: Tally
-    #: A row without its outcome, or an outcome without its row.
-    torn: int
-    #: Whether ``check --database default`` had said so.
+    storms: Storms
+    #: Whether ``check --database default`` had said that what was acknowledged may be lost.
     warned: bool
-
-    @property
-    def is_safe(self):
-        return self.is_whole and not (self.inside.lost or self.ask.doubled or self.park.doubled)
-
-    @property
-    def is_whole(self):
-        """Whatever was lost: in the database nothing is torn or doubled, and no call of the provider is missing."""
-        return not (self.torn or self.inside.doubled or self.ask.lost or self.park.lost)
 
     @property
     def is_as_expected(self):
         """A control that loses and doubles nothing shows nothing."""
-        return self.is_whole and self.is_safe == (self.mode in SAFE) == (not self.warned)
+        is_safe = self.storms.is_safe
+        return self.storms.is_whole and is_safe == (self.mode in SAFE) == (not self.warned)
 
 
 class Pair:
@@ -111,27 +88,17 @@ def running_pair(mode):
 
 
 def run_failover(mode):
-    with ExitStack() as stack:
-        pair = stack.enter_context(running_pair(mode))
+    with running_pair(mode) as pair:
         warned = warns(pair.primary.url)
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="failover-")))
-        provider = stack.enter_context(running_provider(directory / "ledger.jsonl"))
-        zygote = stack.enter_context(closing(Zygote("tests.crash.worker", environment(pair.url), directory / "log")))
-        storms = {
-            name: Storm(zygote, clients, name, None if name == "inside" else provider.url)
-            for name, clients in CLIENTS.items()
-        }
-        get_further(storms)
-        pair.lag()
-        with closing(Database(pair.primary.url)) as database:
-            get_further_or_wait(storms, database)
-        pair.fail_over()
-        get_further(storms)
-        for storm in storms.values():
-            storm.stop()
-        with closing(Database(pair.standby.url)) as database:
-            torn = settle(storms, database, provider)
-        return Failover(mode, **{name: storm.tally for name, storm in storms.items()}, torn=torn, warned=warned)
+        with storms_on(pair.url) as (storms, provider):
+            storms.get_further()
+            pair.lag()
+            with closing(Database(pair.primary.url)) as database:
+                get_further_or_wait(storms, database)
+            pair.fail_over()
+            storms.get_further()
+            storms.settle(pair.standby.url, provider)
+        return Failover(mode, storms, warned)
 
 
 def warns(url):
@@ -143,12 +110,7 @@ def warns(url):
 
 
 def acknowledged(storms):
-    return [len(storm.tally.known) for storm in storms.values()]
-
-
-def get_further(storms):
-    for storm in storms.values():
-        storm.get_further(ENOUGH, "operations on a primary")
+    return [len(storm.known) for storm in storms.all]
 
 
 def get_further_or_wait(storms, database):
@@ -161,32 +123,4 @@ def get_further_or_wait(storms, database):
             or database.count(waiting) == sum(CLIENTS.values())
         ),
         "clients go on without the standby, or wait for it",
-    )
-
-
-def settle(storms, database, provider):
-    """Judge what there is on the new primary.
-
-    :returns: how many rows were torn.
-    """
-    inside = storms["inside"]
-    inside.tally.judge(database.transfers(inside.name))
-    lost, found_torn = inside.tally.lost, torn(database, inside.name)
-    for storm in storms.values():
-        storm.redeliver()
-    for name, storm in storms.items():
-        effects = database.transfers if name == "inside" else provider.payouts
-        storm.tally.judge(effects(storm.name))
-    inside.tally.lost = lost
-    return found_torn
-
-
-def torn(database, prefix):
-    """How many rows have no outcome, and how many outcomes no row."""
-    return database.count(
-        "SELECT count(*) FROM (SELECT label FROM testproject_transfer WHERE label LIKE %s) AS effect FULL JOIN "
-        "(SELECT idempotency_key FROM idempotency_record WHERE status = 'completed' AND idempotency_key LIKE %s) AS "
-        "record ON record.idempotency_key = effect.label WHERE record.idempotency_key IS NULL OR effect.label IS NULL",
-        f"{prefix}-%",
-        f"{prefix}-%",
     )

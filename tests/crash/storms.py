@@ -1,72 +1,53 @@
-"""Clients that never stop, on a PostgreSQL that is stopped in mid-load.
+"""Clients that never stop, while the PostgreSQL under them is stopped.
 
-What every client was told is compared with what the database holds at the end.
+What they were told is compared with what the database holds and with the ledger of the provider, which deduplicates for
+none of them. In the end every operation is delivered once more.
 """
 
 import random
+import tempfile
 import threading
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from uuid import uuid4
 
 from testproject.embedded import embedded_postgres
 from testproject.harness.effects import judge_effects
+from testproject.provider import running_provider
 from tests.harness.postgres import Server
 from tests.harness.world import Database, environment, migrate
 from tests.harness.zygote import PATIENCE, ImpossibleError, Zygote
 
-CLIENTS = 6
+#: How many clients there are of each declaration.
+CLIENTS = {"inside": 3, "ask": 2, "park": 3}
 #: How long a claim that a crash left is in the way, in seconds. By the real clock: nothing is back-dated here.
 LEASE = 0.5
-OPERATION = "crash.storm"
-
-
-@dataclass
-class Tally:
-    """What the clients were told."""
-
-    known: set[str] = field(default_factory=set)
-    requests: int = 0
-    #: Operations whose outcome stayed unknown, and which are not run again.
-    parked: set[str] = field(default_factory=set)
-    restarts: int = 0
-    #: What became of it: operations that were acknowledged and have no effect, and those that have several.
-    lost: int = 0
-    doubled: int = 0
-    stale_writes: int = 0
-
-    @property
-    def passed(self):
-        return not (self.lost or self.doubled or self.stale_writes)
-
-    def judge(self, effects):
-        judged = judge_effects(effects, self.known)
-        self.lost, self.doubled = len(judged.lost), len(judged.doubled)
-
-    def __str__(self):
-        return (
-            f"{len(self.known)} operations acknowledged in {self.requests} requests; {self.restarts} restarts; "
-            f"acknowledged and lost {self.lost}, doubled {self.doubled}, stale writes {self.stale_writes}"
-        )
+#: Operations of each declaration that are acknowledged before anything happens, and after it.
+ENOUGH = 20
 
 
 class Storm:
-    """Clients under way, each in a process of its own, and a tally that grows while they report."""
+    """Clients of one declaration under way, each in a process of its own, and what they were told."""
 
-    def __init__(self, zygote, clients=CLIENTS, declaration="inside", provider=None):
-        """
-        :param provider: the address of what the operation calls, if it does.
-        """
-        self.tally = Tally()
+    def __init__(self, zygote, declaration, provider):
+        self.known = set()
+        #: Operations whose outcome stayed unknown, and which are not run again.
+        self.parked = set()
+        #: Operations that were acknowledged and have no effect, and those that have several.
+        self.lost = self.doubled = 0
         self.name = f"storm-{uuid4().hex[:8]}"  # the database may hold the effects of others
         self._zygote = zygote
         self._ended = {}
         self._changed = threading.Condition()
         self._errors = []
         self._spec = {
-            "declaration": declaration, "operation": f"{OPERATION}.{declaration}", "provider": provider, "lease": LEASE
-        }  # fmt: skip
-        prefixes = [f"{self.name}-client-{number}" for number in range(clients)]
+            "declaration": declaration,
+            "operation": f"crash.storm.{declaration}",
+            "provider": None if declaration == "inside" else provider.url,
+            "lease": LEASE,
+        }
+        prefixes = [f"{self.name}-client-{number}" for number in range(CLIENTS[declaration])]
         self._workers = [zygote.fork(job="storm", prefix=prefix, **self._spec) for prefix in prefixes]
         self._readers = [
             threading.Thread(target=self._read, args=each) for each in zip(self._workers, prefixes, strict=True)
@@ -78,8 +59,7 @@ class Storm:
         try:
             while (event := worker.hear()) is not None and event["event"] == "known":
                 with self._changed:
-                    (self.tally.parked if event["parked"] else self.tally.known).add(event["key"])
-                    self.tally.requests += event["asked"]
+                    (self.parked if event["parked"] else self.known).add(event["key"])
                     self._changed.notify_all()
             if event is None or "operations" not in event:
                 raise ImpossibleError(f"a client ended with {event}")
@@ -89,13 +69,12 @@ class Storm:
                 self._errors.append(str(error))
                 self._changed.notify_all()
 
-    def get_further(self, by, what):
+    def get_further(self, by=ENOUGH):
         """Wait until the clients know so many outcomes more."""
-        known = self.tally.known
-        enough = len(known) + by
+        enough = len(self.known) + by
         with self._changed:
-            if not self._changed.wait_for(lambda: bool(self._errors) or len(known) >= enough, PATIENCE):
-                raise ImpossibleError(f"the clients did not get there within {PATIENCE} s: {what}")
+            if not self._changed.wait_for(lambda: bool(self._errors) or len(self.known) >= enough, PATIENCE):
+                raise ImpossibleError(f"the clients did not learn {by} outcomes within {PATIENCE} s")
             if self._errors:
                 raise ImpossibleError("; ".join(self._errors))
 
@@ -122,6 +101,77 @@ class Storm:
             if "redelivered" not in event:
                 raise ImpossibleError(f"a redelivery ended with {event}")
 
+    def judge(self, effects):
+        judged = judge_effects(effects, self.known)
+        self.lost, self.doubled = len(judged.lost), len(judged.doubled)
+
+    def __repr__(self):
+        return f"{len(self.known)} acknowledged, {len(self.parked)} parked, lost {self.lost}, doubled {self.doubled}"
+
+
+@dataclass
+class Storms:
+    """Those of each declaration.
+
+    Rows are lost or not before every operation has been delivered once more. All else is counted after it.
+    """
+
+    inside: Storm
+    ask: Storm
+    park: Storm
+    #: Rows without their outcome or with that of another attempt, and outcomes without their row.
+    torn: int = 0
+
+    @property
+    def all(self):
+        return self.inside, self.ask, self.park
+
+    @property
+    def is_safe(self):
+        return self.is_whole and not (self.inside.lost or self.ask.doubled or self.park.doubled)
+
+    @property
+    def is_whole(self):
+        """Whatever was lost: in the database nothing is torn or doubled, and no call of the provider is missing."""
+        return not (self.torn or self.inside.doubled or self.ask.lost or self.park.lost)
+
+    def get_further(self):
+        for storm in self.all:
+            storm.get_further()
+
+    def settle(self, url, provider):
+        """Let the clients end, and judge what there is in the database of ``url`` and in the provider's ledger."""
+        for storm in self.all:
+            storm.stop()
+        with closing(Database(url)) as database:
+            self.inside.judge(database.transfers(self.inside.name))
+            lost, self.torn = self.inside.lost, torn(database, self.inside.name)
+            for storm in self.all:
+                storm.redeliver()
+            self.inside.judge(database.transfers(self.inside.name))
+        self.inside.lost = lost
+        for storm in (self.ask, self.park):
+            storm.judge(provider.payouts(storm.name))
+
+
+def torn(database, prefix):
+    labels = f"{prefix}-%"
+    rows = dict(database.query("SELECT label, recipient FROM testproject_transfer WHERE label LIKE %s", labels))
+    completed = "SELECT idempotency_key, 'attempt ' || (response_body ->> 'attempt') FROM idempotency_record"
+    outcomes = dict(database.query(f"{completed} WHERE status = 'completed' AND idempotency_key LIKE %s", labels))
+    return sum(rows.get(label) != outcomes.get(label) for label in rows.keys() | outcomes.keys())
+
+
+@contextmanager
+def storms_on(url):
+    """Clients on the database of ``url``, and the provider that they call."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="storm-")))
+        provider = stack.enter_context(running_provider(directory / "ledger.jsonl"))
+        # It ends the clients that are left.
+        zygote = stack.enter_context(closing(Zygote("tests.crash.worker", environment(url), directory / "log")))
+        yield Storms(**{declaration: Storm(zygote, declaration, provider) for declaration in CLIENTS}), provider
+
 
 @contextmanager
 def server_to_stop():
@@ -136,21 +186,11 @@ def run_restarts(server, rounds, *, seed=0):
     lots = random.Random(seed)
     with closing(Database(server.url)) as database:
         database.query("CHECKPOINT")  # a control is to lose what clients were told, and not the tables
-    with closing(Zygote("tests.crash.worker", environment(server.url))) as zygote:  # which ends clients that are left
-        storm = Storm(zygote)
+    with storms_on(server.url) as (storms, provider):
         for _ in range(rounds):
             # In mid-load: clients have got through since the last restart, a few or many of them.
-            storm.get_further(lots.randint(20, 120), "operations between restarts")
+            storms.inside.get_further(lots.randint(20, 120))
             server.restart()
-            storm.tally.restarts += 1
-        storm.get_further(20, "operations after the last restart")
-        storm.stop()
-    with closing(Database(server.url)) as database:
-        storm.tally.judge(database.transfers(storm.name))
-        storm.tally.stale_writes = database.count(
-            "SELECT count(*) FROM testproject_transfer AS effect JOIN idempotency_record AS record "
-            "ON record.idempotency_key = effect.label "
-            "WHERE effect.label LIKE %s AND effect.recipient <> 'attempt ' || (record.response_body ->> 'attempt')",
-            f"{storm.name}-%",
-        )
-    return storm.tally
+        storms.get_further()
+        storms.settle(server.url, provider)
+    return storms
