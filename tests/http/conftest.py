@@ -4,12 +4,10 @@ import pytest
 from django.core.cache import cache
 from django.db import connection
 from django.urls import path
-from django.views.decorators.csrf import csrf_exempt
 
-from testproject.authentication import token_required
 from tests.factories import UserFactory
 from tests.http.callers import Caller, Same
-from tests.http.serving import Framework
+from tests.http.serving import Framework, served
 from tests.operations import forgetting_operations
 
 
@@ -50,21 +48,14 @@ def _empty_cache():
 
 @pytest.fixture
 def serve(settings):
-    """Serve views: ``serve(view)``, or a view under ``@serve``, at ``/``, and ``**{"a/": other}`` beside it.
-
-    Plain views get their caller from the token; DRF views, which authenticate by themselves, are served as they are.
-    """
+    """Serve views: ``serve(view)``, or a view under ``@serve``, at ``/``, and ``**{"a/": other}`` beside it."""
 
     def serve(view=None, **others):
         views = {**({} if view is None else {"": view}), **others}
-        settings.ROOT_URLCONF = tuple(path(route, _authenticated(served)) for route, served in views.items())
+        settings.ROOT_URLCONF = tuple(path(route, served(each)) for route, each in views.items())
         return view
 
     return serve
-
-
-def _authenticated(view):
-    return view if hasattr(getattr(view, "cls", None), "handle_exception") else csrf_exempt(token_required(view))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from rest_framework.response import Response
 
 from idempotency import PARK, idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
+from testproject.authentication import token_required
 from tests.http.callers import effects
 from tests.http.views import Methods, drf_answer, plain_answer, work
 
@@ -27,6 +28,11 @@ OUTSIDE = {"transaction": False, "recovery": PARK}
 
 #: A transaction around the handler, and none, for a test that asks for a ``policy``.
 policies = pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["in a transaction", "outside"])
+
+
+def served(view):
+    """A plain view gets its caller from the token. A DRF view, which authenticates by itself, stays as it is."""
+    return view if hasattr(getattr(view, "cls", None), "handle_exception") else token_required(view)
 
 
 def drf_view(view, *, parsers=PARSERS, renderers=None):

@@ -15,9 +15,8 @@ from rest_framework.views import APIView
 from idempotency import idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.models import IdempotencyRecord
-from testproject.authentication import token_required
 from tests.http.callers import effects, problem_code
-from tests.http.serving import Calling, Creating, Declaring, EveryMethod, runs_once
+from tests.http.serving import Calling, Creating, Declaring, EveryMethod, runs_once, served
 from tests.http.views import AsyncView, MethodAPIView, Methods, MethodView, drf_answer, plain_answer
 
 # Whether a method is protected is decided before the database is asked.
@@ -214,7 +213,7 @@ def test_a_handler_gets_the_arguments_of_its_route(alice, settings, atomic):
 
         post = idempotent("tests.echo")(get)
 
-    view = token_required(Echo.as_view())
+    view = served(Echo.as_view())
     settings.ROOT_URLCONF = (re_path("^([0-9]+)/$", view), path("orders/<int:pk>/", view))
     for url, expected in (("/7/", [["7"], {}]), ("/orders/7/", [[], {"pk": 7}])):
         assert alice.post(url, key=url).json() == alice.get(url).json() == expected

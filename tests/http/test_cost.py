@@ -19,10 +19,9 @@ from django.urls import path
 from idempotency import PARK, REEXECUTE, Wait, idempotent, require_claim
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import acquisition
-from testproject.authentication import token_required
 from tests.concurrency.traces import rows
 from tests.http.callers import claim_anew, effects
-from tests.http.serving import OUTSIDE
+from tests.http.serving import OUTSIDE, served
 from tests.http.views import KINDS, plain_answer
 from tests.records import HOUR
 from tools.benchmarks.instruments import round_trips
@@ -74,7 +73,7 @@ def statements():
 def protected(request, settings):
     """One kind of protected view at ``/``, and the same work unprotected at ``/bare/``."""
     view, _ = KINDS[request.param]
-    settings.ROOT_URLCONF = (path("", view), path("bare/", token_required(plain_answer)))
+    settings.ROOT_URLCONF = (path("", view), path("bare/", served(plain_answer)))
 
 
 def authentication(alice):

@@ -14,7 +14,6 @@ from django.utils.decorators import method_decorator
 from django.utils.functional import lazy
 from django.utils.translation import get_language
 from django.views import View
-from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.utils import extend_schema
@@ -30,10 +29,9 @@ from idempotency.http import every_route
 from idempotency.http.checks import check_every_route
 from idempotency.http.route_audit import audit
 from idempotency.models import IdempotencyRecord
-from testproject.authentication import token_required
 from testproject.models import Transfer
 from tests.http.callers import effects, records, replayed
-from tests.http.serving import Calling
+from tests.http.serving import Calling, served
 from tests.http.views import Actions, AsyncView, LabelSerializer, PlainView, async_answer, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -66,10 +64,6 @@ def keeping_keywords(view):
     if not callable(view):
         never = None
     return wrapper
-
-
-def served(view):
-    return csrf_exempt(token_required(view))
 
 
 KINDS = {

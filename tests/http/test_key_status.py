@@ -6,15 +6,12 @@ from datetime import datetime
 import pytest
 from django.db.utils import OperationalError
 from django.http import HttpResponse
-from django.urls import path
-from django.views.decorators.csrf import csrf_exempt
 
 from idempotency import PARK, REEXECUTE, Operation, Reconcile, idempotent
 from idempotency.contrib.rest_framework import KeyStatusView as KeyStatusAPIView
 from idempotency.http.key_status import KeyStatusView
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import acquisition
-from testproject.authentication import token_required
 from tests.factories import RecordFactory
 from tests.http.callers import effects, problem_code, store_refusing
 from tests.http.test_cost import LOOK, authentication, statements
@@ -28,22 +25,18 @@ UNKNOWN = {"status": "unknown", "response_status": None, "created_at": None, "co
 
 
 @pytest.fixture(params=["plain", "drf"])
-def operation(request, settings):
+def operation(request, serve):
     """An operation at ``/``, and views that tell the status of its keys: by the URL's argument, or fixed."""
     made = Operation("tests.asked")
-    drf = request.param == "drf"
-
-    def view(**fixed):
-        return KeyStatusAPIView.as_view(**fixed) if drf else token_required(KeyStatusView.as_view(**fixed))
-
-    settings.ROOT_URLCONF = (
-        path("", csrf_exempt(token_required(idempotent(made)(plain_answer)))),
-        path("bare/", csrf_exempt(token_required(plain_answer))),
-        path("keys/<str:operation>/", view()),
-        path("key/", view(operation="tests.asked")),
-        path("same/", view(operation=made)),
-        path("missing/", view(operation="tests.missing")),
-    )
+    view = (KeyStatusAPIView if request.param == "drf" else KeyStatusView).as_view
+    views = {
+        "bare/": plain_answer,
+        "keys/<str:operation>/": view(),
+        "key/": view(operation="tests.asked"),
+        "same/": view(operation=made),
+        "missing/": view(operation="tests.missing"),
+    }
+    serve(idempotent(made)(plain_answer), **views)
     return made
 
 

@@ -13,11 +13,10 @@ from rest_framework.parsers import FormParser, JSONParser
 from idempotency import idempotent
 from idempotency.identity import fingerprint
 from idempotency.models import IdempotencyRecord
-from testproject.authentication import token_required
 from testproject.models import Transfer
 from tests.factories import UserFactory
 from tests.http.callers import FORM, assert_refused, effects, multipart, records, replayed
-from tests.http.serving import drf_view
+from tests.http.serving import drf_view, served
 from tests.http.views import drf_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_16, pytest.mark.once]
@@ -228,7 +227,7 @@ RELEASED = {
 def test_a_request_has_the_fingerprint_that_it_had_when_it_was_released(alice, settings, url, sent, expected):
     """An upgrade may come between a request and its retry."""
     settings.IDEMPOTENCY = {"FINGERPRINT_KEYS": ["secret"]}
-    view = token_required(idempotent("tests.released")(lambda request, *args, **route: plain_answer(request)))
+    view = served(idempotent("tests.released")(lambda request, *args, **route: plain_answer(request)))
     named = path("orders/<int:pk>/", view, name="order")
     settings.ROOT_URLCONF = (path("", view), re_path("^([0-9]+)/MAX/$", view), named)
     assert alice.post(url, key="k", **sent).status_code == 201
@@ -359,11 +358,9 @@ def test_a_server_may_leave_an_empty_query_out(same, serve):
     assert same("/", {"headers": {"X-Absent": "1"}})
 
 
-def test_another_route_argument_is_another_payload(same, framework, settings):
+def test_another_route_argument_is_another_payload(same, framework, serve):
     view = framework.view(lambda request, **route: work(request), idempotent("tests.route"))
-    if framework.name == "plain":
-        view = token_required(view)
-    settings.ROOT_URLCONF = (path("users/<int:user>/orders/<str:order>/", view),)
+    serve(**{"users/<int:user>/orders/<str:order>/": view})
     assert not same("/users/1/orders/2/", "/users/2/orders/1/")
     assert not same("/users/1/orders/2/", "/users/1/orders/3/")
     assert not same("/users/1/orders/11/", "/users/11/orders/1/")
@@ -383,7 +380,7 @@ class NamedSeat(Seat):
 
 def serve_with(settings, *arguments):
     """Serve an operation at ``/0/``, ``/1/`` and so on, one place whose route has these arguments."""
-    view = token_required(idempotent("tests.route")(lambda request, *args, **route: plain_answer(request)))
+    view = served(idempotent("tests.route")(lambda request, *args, **route: plain_answer(request)))
     routes = [path(f"{number}/", view, {"of": each}, name="place") for number, each in enumerate(arguments)]
     settings.ROOT_URLCONF = (*routes, re_path("^by-position/([0-9]+)(/)$", view))
 
@@ -413,7 +410,7 @@ def test_the_route_is_read_only_for_a_key(alice, settings):
             raise ValueError
 
     view = idempotent("tests.route", required=False)(lambda request, value: plain_answer(request))
-    settings.ROOT_URLCONF = (path("", token_required(view), {"value": Unreadable()}),)
+    settings.ROOT_URLCONF = (path("", served(view), {"value": Unreadable()}),)
     assert alice.post().status_code == 201
     assert alice.post(key="k").status_code == 500
     assert effects() == 1
