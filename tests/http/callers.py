@@ -172,28 +172,23 @@ def store_refusing(statement, error):
         yield
 
 
-class Same:
-    """Says whether a second request is the first one again, by effects and by answers.
+def is_same(caller, first, second, **of_both):
+    """Whether a second request is the first one again, by effects and by answers.
 
     A request is given as its body (bytes), as its URL, or as the arguments of ``Caller.request``.
     """
-
-    def __init__(self, caller):
-        self.caller = caller
-
-    def __call__(self, first, second, **of_both):
-        IdempotencyRecord.objects.all().delete()
-        one, other = ({"method": "POST", "key": "k"} | of_both | _arguments(sent) for sent in (first, second))
-        answer, _ = replayed(self.caller, **one)
-        assert answer.status_code == 201, answer.content
-        before = effects()
-        again = self.caller.request(**other)
-        assert effects() == before
-        if again.status_code == 201:
-            assert (again.content, again["Idempotency-Replayed"]) == (answer.content, "true")
-            return True
-        assert problem_code(again) == "idempotency_key_reused"
-        return False
+    IdempotencyRecord.objects.all().delete()
+    one, other = ({"method": "POST", "key": "k"} | of_both | _arguments(sent) for sent in (first, second))
+    answer, _ = replayed(caller, **one)
+    assert answer.status_code == 201, answer.content
+    before = effects()
+    again = caller.request(**other)
+    assert effects() == before
+    if again.status_code == 201:
+        assert (again.content, again["Idempotency-Replayed"]) == (answer.content, "true")
+        return True
+    assert problem_code(again) == "idempotency_key_reused"
+    return False
 
 
 def _arguments(sent):

@@ -1,12 +1,14 @@
 """Callers, and a way to put views in front of them. Tests here commit for real, so each of their files says so."""
 
+from functools import partial
+
 import pytest
 from django.core.cache import cache
 from django.db import connection
 from django.urls import path
 
 from tests.factories import UserFactory
-from tests.http.callers import Caller, Same
+from tests.http.callers import Caller, is_same
 from tests.http.serving import Framework, served
 from tests.operations import forgetting_operations
 
@@ -83,4 +85,4 @@ def framework(request, serve):
 
 @pytest.fixture
 def same(alice):
-    return Same(alice)
+    return partial(is_same, alice)

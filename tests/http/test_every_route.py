@@ -213,12 +213,9 @@ class OfSite(PlainView):
         return super().as_view(**initkwargs)
 
 
-def test_a_class_that_can_not_be_protected_breaks_no_other_route(alice, settings):
-    settings.ROOT_URLCONF = (
-        path("registered/", served(Registering.as_view())),
-        path("site/", served(OfSite.as_view("site"))),
-        path("", served(lambda request: plain_answer(request))),
-    )
+def test_a_class_that_can_not_be_protected_breaks_no_other_route(alice, serve):
+    others = {"registered/": Registering.as_view(), "site/": OfSite.as_view("site")}
+    serve(lambda request: plain_answer(request), **others)
     for url in ("/registered/", "/site/"):
         assert alice.post(url, key="k")["Idempotency-Status"] == "ignored"
     replayed(alice)
