@@ -54,7 +54,7 @@ def test_what_was_not_executed_runs_under_the_reconcilers_own_attempt(post, aban
 def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post, abandoned_one, settings):
     asked = []
     handler.find_out = lambda row: asked.append(row.attempt) or Unknown()
-    for attempt, longest, told in ((2, 30, "4"), (3, 0.5, "1")):
+    for attempt, longest, told in ((2, 0.5, "1"), (3, 30, "8")):
         settings.IDEMPOTENCY = {"MAX_RETRY_AFTER": timedelta(seconds=longest)}
         answer = post("/reconciled/")
         assert (problem(answer), answer["Retry-After"]) == (IN_PROGRESS, told)

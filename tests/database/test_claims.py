@@ -1,11 +1,13 @@
 """Claims and their records: what a statement on one reads and leaves, for how long it is kept, and why it failed."""
 
+import re
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 from django.db import connection, transaction
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 from django.utils.connection import ConnectionDoesNotExist
 
 from idempotency import PARK, Operation, Wait, claim, require_claim
@@ -38,6 +40,7 @@ from tests.records import HOUR, MINUTE, database_now, expire, from_now, make_rec
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+bounded = Operation("tests.claims.bounded", idle_timeout=MINUTE)
 rolls_back = Operation("tests.claims.rolls_back", recovery=PARK)
 
 # The writer's connection, and its database
@@ -86,21 +89,48 @@ def test_a_record_is_read_first_where_an_insert_would_wait_or_be_in_vain(
 
 
 @pytest.mark.parametrize(
-    ("operation", "waits", "commits"),
-    [(plain, False, True), (rolls_back, True, True), (again, True, False), (parks, True, False)],
+    ("operation", "waits", "commits", "idles"),
+    [
+        (plain, False, True, None),
+        (bounded, False, True, MINUTE),
+        (rolls_back, True, True, None),
+        (again, True, False, None),
+        (parks, True, False, None),
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_a_store_is_told_what_it_may_lose_and_when_it_may_commit(operation, waits, commits):
+def test_a_store_is_told_what_it_may_lose_when_it_may_commit_and_how_long_to_wait(operation, waits, commits, idles):
     """A lost claim does no harm if the effects are in a later transaction of the same database, and run again."""
     told = {}
     store = store_for("default")
     with (
         just_before(store, "insert_claim", lambda *args, **options: told.update(options)),
         just_before(store, "complete", lambda *args, **options: told.update(options)),
+        just_before(store, "bound_transaction", lambda **options: told.update(options)),
+        just_before(store, "own_transaction", lambda what: told.update(whole=True)),  # where one statement is enough
         claim(operation, account_id="1", key="k"),
     ):
         pass
-    assert (told["wait_for_disk"], told["commit"]) == (waits, commits)
+    assert (told["wait_for_disk"], told["commit"], told.get("idle")) == (waits, commits, idles)
+    assert "whole" not in told
+
+
+def test_every_statement_about_a_record_names_its_account():
+    """Of a table that is split by account, it reads one part."""
+    with CaptureQueriesContext(connection) as captured:
+        abandoned = acquire(asks)
+        with claim(again, account_id="1", key="k") as run:
+            run.claim.step("one", lambda: 1)
+    IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
+    IdempotencyRecord.objects.filter(operation=again.name).update(expires_at=from_now(-HOUR))
+    with CaptureQueriesContext(connection) as captured_later:
+        reconcile(abandoned)
+        assert isinstance(acquire(again), Ownership)
+    statements = [
+        one["sql"] for one in (*captured, *captured_later) if re.search("idempotency_(record|step)", one["sql"])
+    ]
+    assert len(statements) > 10
+    assert [sql for sql in statements if not re.search("INSERT|WHERE.*account_id", sql, re.DOTALL)] == []
 
 
 @pytest.mark.parametrize(("change", "expires"), [("take_over", HOUR), ("start_over", -HOUR)])

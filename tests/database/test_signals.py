@@ -110,6 +110,13 @@ def test_a_run_that_failed_is_released_or_parked(received, operation, name, left
     assert status() == left
 
 
+def test_a_run_without_an_outcome_is_released(received):
+    with running(Running(Claim(acquire()))):
+        pass
+    assert received[1:] == [sent("released")]
+    assert status() == Status.RECOVERABLE
+
+
 def test_an_attempt_that_declined_and_then_failed_is_a_failure(received):
     held = acquire()
     held.declined = True

@@ -245,7 +245,7 @@ def test_a_derived_key_has_no_time_and_may_begin(key, begins):
     """Each attempt of the operation that sends it sends the same one."""
     with (
         nullcontext() if begins else pytest.raises(KeyInvalidError),
-        claim("late.derived", account_id="1", key=key, timed_keys=True, **LATE) as run,
+        claim("late.derived", account_id="1", key=key, timed_keys=True) as run,
     ):
         run.result = None
     assert len(records()) == begins

@@ -58,7 +58,10 @@ def test_a_renewal_that_no_caller_waits_for_is_not_made(owned, renewing, monkeyp
     assert len(made) == 1
 
 
-def test_a_renewal_that_fails_raises_its_error_for_the_caller(owned, renewing):
+def test_a_renewal_that_fails_raises_its_error_for_the_caller(owned, renewing, monkeypatch):
+    opened = []
+    monkeypatch.setattr(renewal, "settings", lambda: SimpleNamespace(renewal_databases={"default": "renewals"}))
+    monkeypatch.setattr(renewal, "open_own_connection", lambda using, entry: opened.append((using, entry)))
     renewing(Mock(side_effect=OperationalError("the database has gone")))
     renewer = Renewer("default")
     with pytest.raises(OperationalError, match="the database has gone"):
@@ -66,6 +69,8 @@ def test_a_renewal_that_fails_raises_its_error_for_the_caller(owned, renewing):
     end(renewer)
     renewing(lambda renewed: True)
     assert renewer.renew(owned)
+    end(renewer)
+    assert opened == [("default", "renewals")] * 2  # by each thread
 
 
 def test_without_a_thread_nothing_is_renewed_until_one_can_be_had(owned, renewing, monkeypatch, caplog):
@@ -93,6 +98,7 @@ def test_a_renewal_that_comes_after_the_end_of_its_attempt_says_nothing_of_it(ow
     assert not owned.lost
 
 
+@pytest.mark.django_db
 def test_each_beat_comes_after_a_third_of_the_lease(owned, renewing, monkeypatch):
     renewing(lambda renewed: True)
     renewer = Renewer("default")
@@ -104,7 +110,10 @@ def test_each_beat_comes_after_a_third_of_the_lease(owned, renewing, monkeypatch
     assert (task.due, owned.held_until) == (now + lease / 3, now + lease)
     now += 30
     assert (task.work(), owned.held_until) == (now + lease / 3, now + lease)
-    now += lease - 30  # the cap
+    renewing(Mock(side_effect=OperationalError("the database has gone")))
+    held_until, now = owned.held_until, now + 1
+    assert (task.work(), owned.held_until) == (now + lease / 3, held_until)
+    now += lease - 31  # the cap
     assert task.work() is None
     waits = []
     now = task.due - 0.5
