@@ -47,7 +47,7 @@ class Row:
     status: Status
     lease_left: float  # seconds; 0 or less if the lease is over or there is none
     retention_over: bool
-    outcome: Outcome | None = field(repr=False)  # for a completed record only
+    outcome: Outcome | None  # for a completed record only
 
 
 def newer_record(what: str) -> UnavailableError:

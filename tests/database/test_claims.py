@@ -355,6 +355,11 @@ def test_a_late_outcome_is_kept_for_the_whole_retention_and_no_longer_because_so
     assert not is_kept_for_the_whole_retention()
 
 
+def test_a_body_is_kept_from_its_outcome_on():
+    ownership.record(acquire(plain), Outcome(201, body="1", body_ttl=HOUR))
+    assert timedelta(0) <= HOUR - (IdempotencyRecord.objects.get().body_expires_at - database_now()) < MINUTE
+
+
 @pytest.mark.failure_69
 def test_a_retention_that_ends_later_by_an_earlier_policy_stays():
     owned = acquire(plain)

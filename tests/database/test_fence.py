@@ -76,6 +76,11 @@ def row():
     return IdempotencyRecord.objects.values().get()
 
 
+def only_claims_in_progress_have_a_lease():
+    records = IdempotencyRecord.objects.values_list("status", "lease_expires_at")
+    return all((lease is not None) is (status == Status.IN_PROGRESS) for status, lease in records)
+
+
 @pytest.mark.failure_7
 @pytest.mark.failure_8
 @pytest.mark.scenario_24
@@ -127,6 +132,7 @@ def test_a_request_changes_no_claim_whose_owner_was_only_late(read, settle):
 def test_one_of_two_that_have_read_the_same_claim_gets_it(read):
     answer = read(acquire(plain))
     assert [answer() for _ in range(2)] == [True, False]
+    assert only_claims_in_progress_have_a_lease()
 
 
 def test_an_owner_that_was_overtaken_before_its_transaction_renews_nothing_in_it():
@@ -144,3 +150,4 @@ def test_an_owner_changes_its_own_claim():
     for number, change in enumerate(CHANGES.values()):
         assert change(acquire(plain, f"key-{number}"))
     assert IdempotencyRecord.objects.filter(status=Status.IN_PROGRESS).count() == 2
+    assert only_claims_in_progress_have_a_lease()

@@ -13,10 +13,11 @@ from django.test.utils import CaptureQueriesContext
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
-from idempotency.store import Fence, Store, retry_lost_races, store_for
+from idempotency.store import Fence, Store, postgresql, retry_lost_races, store_for
 from idempotency.store.mysql import MySQLStore
 from idempotency.store.own_connection import LIMIT, open_own_connection
 from idempotency.store.portable import SQLiteStore
+from idempotency.store.postgresql import PostgreSQLStore
 from idempotency.store.transaction_guard import TransactionWatch
 from tests.concurrency.racing import elsewhere
 from tests.database.statements import before_statement
@@ -25,8 +26,12 @@ connection = connections["default"]
 mysql, portable, sqlite = MySQLStore(connection), Store(connection), SQLiteStore(connection)
 
 
-@pytest.mark.parametrize(("vendor", "kind"), [("mysql", MySQLStore), ("sqlite", SQLiteStore), ("oracle", Store)])
+@pytest.mark.parametrize(
+    ("vendor", "kind"),
+    [("postgresql", PostgreSQLStore), ("mysql", MySQLStore), ("sqlite", SQLiteStore), ("oracle", Store)],
+)
 def test_a_database_gets_the_store_of_its_vendor(vendor, kind, monkeypatch):
+    monkeypatch.setattr(postgresql, "_ask", lambda connection: False)
     monkeypatch.setattr(type(connection), "vendor", vendor)
     assert type(elsewhere(lambda: store_for("default"))) is kind
 

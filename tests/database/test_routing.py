@@ -1,12 +1,15 @@
 """A router of the project may keep records in different databases, by their operation or their account."""
 
+from uuid import uuid4
+
 import pytest
 from django.core.management import call_command
-from django.db import connections
+from django.db import connections, transaction
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 
 from idempotency import PARK, REEXECUTE, Operation, claim, idempotent
+from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.http.accounts import Fixed
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
@@ -14,9 +17,12 @@ from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_body_batches, purge_once
 from idempotency.operate.resolutions import mark_not_executed
 from idempotency.operate.sweep import recover_once
+from idempotency.outbox.models import OutboxMessage
 from idempotency.outcome import BODY_GONE
 from idempotency.protocol.key_status import key_status
+from idempotency.store import store_for
 from tests.aliases import added
+from tests.outbox import SENDER
 from tests.records import MINUTE, from_now
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
@@ -105,6 +111,19 @@ def test_steps_are_kept_read_and_forgotten_in_the_database_of_their_record():
     assert (records.get().response_body, IdempotencyStep.objects.using(ELSEWHERE).count()) == (BODY_GONE, 0)
     records.update(expires_at=from_now(-MINUTE))
     assert (purge_once().deleted, purge_once(using=ELSEWHERE, batch_size=1).deleted) == (0, 1)
+
+
+def test_messages_and_counters_are_written_to_the_database_of_their_store():
+    for app in ("idempotency_outbox", "idempotency_dashboard"):
+        call_command("migrate", app, database=ELSEWHERE, verbosity=0)
+    made = {"message_id": uuid4(), "idempotency_key": "k", "topic": "orders.placed", "sender": SENDER, "payload": "1"}
+    for using, count in ((ELSEWHERE, 1), ("default", 2)):
+        with transaction.atomic(using=using):
+            store = store_for(using)
+            assert [store.insert_message(OutboxMessage(**made), MINUTE) for _ in range(2)] == [True, False]
+            store.add_counts({("orders.create", "claimed"): count}, 7)
+        assert OutboxMessage.objects.using(using).count() == 1
+        assert {*IdempotencyCounter.objects.using(using).values_list("hour", "total")} == {(0, count), (7, count)}
 
 
 def test_an_attempt_without_an_outcome_is_undone_in_the_database_of_its_record():

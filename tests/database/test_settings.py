@@ -103,6 +103,9 @@ def test_a_claim_waits_for_the_disk_if_it_must(store, binding, wait_for_disk):
     with transaction.atomic(durable=True):
         store.add_counts({("tests.settings", "claimed"): 1}, 1)
         assert in_force() == WAITING | IDLING | NO_DISK
+    with transaction.atomic(durable=True):
+        store.bound_transaction(idle=timedelta(seconds=5), wait_for_disk=wait_for_disk)
+        assert in_force() == IDLING | ({} if wait_for_disk else NO_DISK)
     assert IdempotencyCounter.objects.filter(operation="tests.settings").count() == 2
 
 

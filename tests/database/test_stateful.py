@@ -319,7 +319,7 @@ def test_any_sequence_of_calls_does_what_the_model_does(count):
     before = Machine.steps_made
     try_sequences(count or SEQUENCES)
     assert Machine.steps_made > before
-    note("sequences", calls=Machine.steps_made - before, database=connection.vendor, violations=0)
+    note("sequences", calls=Machine.steps_made - before, database=connection.display_name.lower(), violations=0)
 
 
 def test_a_sweep_that_frees_what_may_not_run_again_is_found(monkeypatch):

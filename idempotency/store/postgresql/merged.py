@@ -94,8 +94,9 @@ class BeginningWatch(TransactionWatch):
 
 def _begin(driver: Any) -> str:
     """The BEGIN that the driver would send."""
-    level = driver.isolation_level
-    return "BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}"
+    if driver.isolation_level is None:
+        return "BEGIN"
+    return f"BEGIN ISOLATION LEVEL {driver.isolation_level.name.replace('_', ' ')}"
 
 
 def _identity(connection: Any) -> object:

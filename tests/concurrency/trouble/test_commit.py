@@ -105,6 +105,7 @@ def test_an_error_before_commit_is_sent_is_no_answer_of_the_server(post):
     with business_commit(fail):
         assert post().status_code == 500
     assert state() == ("recoverable", [])
+    assert record().error == "RuntimeError: on purpose"
     assert post().status_code == 201
 
 
