@@ -53,9 +53,11 @@ from tools.mutants import copies, write
 LIST = Path(__file__).with_suffix(".toml")
 ROOMS = ("idempotency/protocol", "idempotency/store", "idempotency/http")
 LEFT_OUT = ("citus.py", "mysql.py")
+#: What does something on PostgreSQL only.
+ONLY_POSTGRESQL = ("/postgresql/", "own_connection.py", "statement_timeout.py")
 TESTS = ("tests/unit", "tests/http", "tests/database", "tests/concurrency")
 MODULES = "tests/unit/test_public_names.py"  # looks at what each module has
-SLOW = ("tests/database/test_stateful.py", "tests/http/test_fuzz.py", "tests/database/counters")
+SLOW = ("tests/database/test_stateful.py", "tests/http/test_fuzz.py")
 IMPORTS, NO_DIFFERENCE, LATE = "import", "no difference", "the time limit"
 PYTEST = ("-p", "no:randomly", "-p", "no:cacheprovider")
 
@@ -385,7 +387,7 @@ def try_mutants(zygote: Zygote, options: argparse.Namespace) -> int:
         (file, number)
         for file in files
         if file.endswith(".py") and not file.endswith(LEFT_OUT)
-        if options.database == "postgres" or "/postgresql/" not in file
+        if options.database == "postgres" or not any(name in file for name in ONLY_POSTGRESQL)
         for number in range(len(mutations(file)[1]))
     ]
     chosen = [tuple(one.split("#")) for one in options.only] or there
