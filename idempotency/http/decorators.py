@@ -315,7 +315,7 @@ def _check(view_class: Any, handlers: Collection[RoutedHandler]) -> None:
         if protection is not None:
             refuse_hook(protection.operation, view_class, name)
     for name, declared in getattr(view_class, "idempotent_operations", {}).items():
-        if protection_of(getattr(view_class, name, None)) is None:
+        if protection_of(getattr(view_class, name)) is None:
             raise ImproperlyConfigured(
                 f"{view_class.__name__}.{name} was replaced after the class was made, so "
                 f"{operation_for(declared, {})} does not protect it. Override it in a subclass."

@@ -1,6 +1,7 @@
 """What a handler may return, in any framework, what becomes of an answer that is not sent, and a replay's type."""
 
 import json
+import logging
 from unittest.mock import Mock
 
 import pytest
@@ -58,7 +59,7 @@ class Stream(list):
 @pytest.mark.failure_1
 @pytest.mark.failure_31
 @pytest.mark.parametrize("code", ["idempotency_response_unrecordable", "idempotency_in_progress"])
-def test_the_stream_of_an_answer_that_is_not_sent_is_closed(alice, serve, code):
+def test_the_stream_of_an_answer_that_is_not_sent_is_closed(alice, serve, caplog, code):
     stream, over = Stream(), Mock()
 
     @serve
@@ -72,6 +73,8 @@ def test_the_stream_of_an_answer_that_is_not_sent_is_closed(alice, serve, code):
     request_finished.connect(over)
     assert problem_code(alice.post(key="k")) == code
     assert (stream.closed, over.call_count) == (True, 1)
+    warned = ("idempotency", logging.WARNING, "Operation 'tests.stream': attempt 1 lost its lease")
+    assert (warned in caplog.record_tuples) == (code == "idempotency_in_progress")
 
 
 class AppRedirect(http.HttpResponseRedirect):

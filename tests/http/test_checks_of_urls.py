@@ -201,7 +201,8 @@ TRANSACTIONS = {
 @pytest.mark.parametrize("kind", TRANSACTIONS)
 def test_a_wrong_transaction_around_a_view_is_found(kind, settings, atomic):
     view, expected = TRANSACTIONS[kind]
-    settings.ROOT_URLCONF = (path("api/", include([path("pay/", view)])),)
+    now = idempotent("urls.now")(plain_answer)
+    settings.ROOT_URLCONF = (path("api/", include([path("pay/", view)])), path("now/", now))
     found = check_atomic_requests(None)
     assert [message.id for message in found] == [f"idempotency.{each}" for each in expected if atomic]
     assert all("/api/pay/" in message.msg for message in found)

@@ -17,7 +17,7 @@ from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import effects, problem_code
 from tests.http.serving import Calling, Creating, Declaring, EveryMethod, runs_once, served
-from tests.http.views import AsyncView, MethodAPIView, Methods, MethodView, drf_answer, plain_answer
+from tests.http.views import AsyncView, MethodAPIView, Methods, MethodView, async_answer, drf_answer, plain_answer
 
 # Whether a method is protected is decided before the database is asked.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_62, pytest.mark.once]
@@ -67,6 +67,16 @@ def test_an_async_handler_is_protected(alice, serve, transport, way):
     serve(view.as_view())
     assert view.view_is_async
     assert runs_once(alice, "POST")
+
+
+async def awaiting(self, request, number):
+    return await async_answer(request)
+
+
+@pytest.mark.parametrize("handler", [lambda self, request, number: plain_answer(request), awaiting])
+def test_an_inherited_handler_has_the_arguments_of_its_url(alice, serve, handler):
+    serve(**{"<int:number>/": type("Mixed", (Declaring, type("Base", (View,), {"post": handler})), {}).as_view()})
+    assert runs_once(alice, "POST", "/7/")
 
 
 def test_a_handler_of_a_mixin_in_between_is_called_in_its_turn(alice, serve):

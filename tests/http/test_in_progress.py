@@ -105,7 +105,7 @@ def test_duplicates_get_the_job_and_then_its_outcome(alice, framework, jobs):
         running = alice.post(key="k")
         assert (running.status_code, running["Location"]) == (202, expected(alice))
         assert running["Idempotency-Status"] == status
-        assert int(running["Retry-After"]) >= 1
+        assert running["Retry-After"] == "1"
         assert "Idempotency-Replayed" not in running  # not an outcome yet
     assert "Location" not in assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
     jobs.outcome = {"rows": 7}

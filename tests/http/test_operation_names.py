@@ -15,7 +15,7 @@ from rest_framework.views import APIView
 from idempotency import Operation, idempotent
 from tests.http.callers import assert_refused, effects, replayed
 from tests.http.serving import EveryMethod, protecting, refused
-from tests.http.views import ModelActions, PlainView, drf_answer, plain_answer
+from tests.http.views import AsyncView, ModelActions, PlainView, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_62, pytest.mark.failure_66, pytest.mark.once]
 
@@ -51,17 +51,18 @@ SECOND = partial(by_decorator, other)
     ("first", "second"),
     [
         (FIRST, SECOND),
+        (FIRST, lambda: by_decorator(lambda request: plain_answer(request))),
         (FIRST, lambda: api_view()(by_decorator(drf_answer))),
         (FIRST, lambda: protecting("decorator", PlainView, {"post": "tests.shared"})),
         (lambda: by_decorator(partial(partial(plain_answer))), lambda: by_decorator(partial(drf_answer))),
         (partial(named, "one"), partial(named, "two")),
-        (lambda: by_decorator(Calling()), FIRST),
-        (lambda: by_decorator(PlainView.as_view()), lambda: by_decorator(type("Asking", (PlainView,), {}).as_view())),
+        (lambda: by_decorator(Calling()), lambda: by_decorator(type("Asking", (Calling,), {})())),
+        (lambda: by_decorator(PlainView.as_view()), lambda: by_decorator(AsyncView.as_view())),
         (FIRST, lambda: by_mixin(APIView, "options")),
         (lambda: by_mixin(ModelActions, "create"), lambda: by_mixin(type("Two", (ModelActions,), {}), "create")),
         (lambda: None, lambda: by_mixin(ModelActions, "create", "pay")),
     ],
-    ids=["function", "api_view", "method", "partial", "named", "instance", "class", "mixin", "mixins", "handlers"],
+    ids=["function", "local", "api_view", "method", "partial", "named", "instance", "class", "mixin", "mixins", "both"],
 )
 def test_a_second_function_under_a_bare_name_is_refused(first, second):
     first()

@@ -226,9 +226,12 @@ def test_the_decorator_above_what_asks_for_the_caller_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("base", "name"), [(View, "setup"), (APIView, "setup"), (APIView, "initial"), (APIView, "check_permissions")]
+    ("base", "name"),
+    [*[(base, name) for base in (View, APIView) for name in ("dispatch", "setup")], (APIView, "initial")],
 )
-def test_a_hook_whose_answer_is_thrown_away_is_refused_and_stops_the_request_if_it_is_hidden(alice, serve, base, name):
+def test_a_hook_whose_answer_is_thrown_away_is_refused_and_stops_the_request_if_it_is_hidden(
+    alice, serve, caplog, base, name
+):
     def hook(self, request, *args, **kwargs):
         getattr(super(view, self), name)(request, *args, **kwargs)
 
@@ -236,17 +239,18 @@ def test_a_hook_whose_answer_is_thrown_away_is_refused_and_stops_the_request_if_
         ran.append(request)
 
     ran = []
+    why = "where it would run before" if name == "dispatch" else "which is no handler: its answer is ignored"
     hook.__name__, hook.__qualname__ = name, f"Shop.{name}"
     for way in WAYS:
-        with refused("its answer is ignored"):
+        with refused(f"Operation 'tests.refused' is declared for Shop.{name}, {why}"):
             protecting(way, type("Shop", (base,), {name: hook}), {name: Operation("tests.refused")})
     decorated = method_decorator(never_cache)(idempotent("tests.hook")(hook))
     view = type("Shop", (base,), {name: decorated, "post": post})
     serve(view.as_view())
     assert alice.post(key="k").status_code == 500
-    assert ran == []
+    assert (ran, f"Operation 'tests.hook' is declared for Shop.{name}, {why}" in caplog.text) == ([], True)
     guarded = type("Guarded", (view,), {"put": idempotent("tests.put")(post)})
-    with refused("which is no handler: its answer is ignored"):
+    with refused(f"Operation 'tests.hook' is declared for Guarded.{name}, {why}"):
         guarded.as_view()
 
 
