@@ -56,10 +56,24 @@ class Stream(list):
         raise OSError("gone already")
 
 
+def that_fails_to_render(stream):
+    response = SimpleTemplateResponse("none.html")
+    response._resource_closers.append(stream.close)
+    return response
+
+
 @pytest.mark.failure_1
 @pytest.mark.failure_31
-@pytest.mark.parametrize("code", ["idempotency_response_unrecordable", "idempotency_in_progress"])
-def test_the_stream_of_an_answer_that_is_not_sent_is_closed(alice, serve, caplog, code):
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        ("idempotency_response_unrecordable", http.FileResponse),
+        ("idempotency_response_unrecordable", lambda stream: stream),
+        ("idempotency_in_progress", http.FileResponse),
+        (None, that_fails_to_render),
+    ],
+)
+def test_the_stream_of_an_answer_that_is_not_sent_is_closed(alice, serve, caplog, code, answer):
     stream, over = Stream(), Mock()
 
     @serve
@@ -68,10 +82,11 @@ def test_the_stream_of_an_answer_that_is_not_sent_is_closed(alice, serve, caplog
         if code == "idempotency_in_progress":
             require_claim().reference = "late"
             IdempotencyRecord.objects.update(attempt=2)
-        return http.FileResponse(stream)
+        return answer(stream)
 
     request_finished.connect(over)
-    assert problem_code(alice.post(key="k")) == code
+    refused = alice.post(key="k")
+    assert (refused.status_code if code is None else problem_code(refused)) == (code or 500)
     assert (stream.closed, over.call_count) == (True, 1)
     warned = ("idempotency", logging.WARNING, "Operation 'tests.stream': attempt 1 lost its lease")
     assert (warned in caplog.record_tuples) == (code == "idempotency_in_progress")
