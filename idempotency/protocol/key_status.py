@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from django.db.models import DateTimeField, ExpressionWrapper
 from django.db.models.functions import Now
 
 from ..identity.keys import KeyStatus
@@ -36,7 +35,7 @@ def key_status(policy: Policy, scope: Scope) -> KeyStatus:
     records = IdempotencyRecord.objects.using(using).in_scope(scope.account_id, scope.operation, scope.idempotency_key)
     fields = ("status", "response_status", "created_at", "completed_at", "expires_at", "lease_expires_at", "now")
     with store_errors(using):
-        found = records.annotate(now=ExpressionWrapper(Now(), DateTimeField())).values(*fields).first()
+        found = records.annotate(now=Now()).values(*fields).first()
     if found is None:
         return KeyStatus()
     now, lease_expires_at = found["now"], found["lease_expires_at"]
