@@ -114,8 +114,8 @@ def handlers_of_class(view_class: Any) -> list[RoutedHandler]:
 
 
 def methods_of_class(view_class: Any) -> set[str]:
-    """The methods that a class has handlers for. OPTIONS and HEAD are the framework's own."""
-    return {name.upper() for name in view_class.http_method_names if hasattr(view_class, name)} - {"OPTIONS", "HEAD"}
+    """The methods that a class has handlers for. OPTIONS is the framework's own."""
+    return {method for routed in handlers_of_class(view_class) for method in routed.methods} - {"OPTIONS"}
 
 
 def is_within_atomic(outermost: Iterable[Any]) -> bool:

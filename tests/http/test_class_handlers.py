@@ -57,13 +57,27 @@ def test_a_mixin_protects_wherever_it_stands(alice, serve, bases, atomic):
     assert effects() == (1 if atomic else 2)
 
 
-@pytest.mark.parametrize("way", ["inherited", "decorated below its protection"])
+@pytest.mark.parametrize("way", ["inherited", "decorated below its protection", "by a function of the project"])
 def test_an_async_handler_is_protected(alice, serve, transport, way):
     decorated = method_decorator(never_cache)(AsyncView.post)
     decorated.__qualname__ = "Decorated.post"
     view = type("Mixed", (Declaring, AsyncView), {})
-    if way != "inherited":
+    if way == "decorated below its protection":
         view = type("Decorated", (View,), {"post": idempotent("tests.decorated")(decorated)})
+    if way == "by a function of the project":
+
+        class Wrapped(AsyncView):
+            post = idempotent("tests.wrapped")(AsyncView.post)
+
+            @classmethod
+            def as_view(cls):
+                async def wrapped(request):
+                    return await called(request)
+
+                called = super().as_view()
+                return wrapped
+
+        view = Wrapped
     serve(view.as_view())
     assert view.view_is_async
     assert runs_once(alice, "POST")

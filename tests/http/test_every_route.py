@@ -148,7 +148,7 @@ def test_named_exceptions_and_djangos_admin_are_left_alone(alice, settings):
     assert (records(), check_every_route(None)) == ([], [])
 
 
-def test_a_route_that_has_an_operation_keeps_it(alice, settings):
+def test_a_route_that_has_an_operation_keeps_it(alice, settings, atomic):
     class Mixed(View):
         post = idempotent("tests.own")(PlainView.post)
         put = patch = PlainView.post
@@ -159,6 +159,7 @@ def test_a_route_that_has_an_operation_keeps_it(alice, settings):
     replayed(alice, method="PATCH", key="c")
     assert set(IdempotencyRecord.objects.values_list("operation", flat=True)) == {"tests.own", "route:mixed"}
     assert alice.post()["Idempotency-Status"] == "not-recorded"  # its own operation needs a key
+    assert alice.request("PUT").json()["in_transaction"] == atomic
 
 
 @method_decorator(transaction.atomic, name="dispatch")
@@ -196,6 +197,15 @@ def test_two_patterns_of_one_view_are_one_operation(alice, settings):
     assert alice.post("/one/", key="k")["Idempotency-Replayed"] == "true"
 
 
+class Slotted:
+    """A view that has no attributes."""
+
+    __slots__ = ()
+
+    def __call__(self, request):
+        return plain_answer(request)
+
+
 class Registered(View):
     """A class that a subclass has to say more of than its body."""
 
@@ -214,8 +224,9 @@ class OfSite(PlainView):
 
 
 def test_a_class_that_can_not_be_protected_breaks_no_other_route(alice, serve):
-    others = {"registered/": Registering.as_view(), "site/": OfSite.as_view("site")}
+    others = {"registered/": Registering.as_view(), "site/": OfSite.as_view("site"), "slots/": Slotted()}
     serve(lambda request: plain_answer(request), **others)
+    replayed(alice, "/slots/", key="s")
     for url in ("/registered/", "/site/"):
         assert alice.post(url, key="k")["Idempotency-Status"] == "ignored"
     replayed(alice)

@@ -6,11 +6,13 @@ from itertools import pairwise
 import pytest
 from django.core.exceptions import BadRequest
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.http import HttpResponse
 from django.urls import path, re_path
 from rest_framework import serializers
 from rest_framework.parsers import FormParser, JSONParser
 
 from idempotency import idempotent
+from idempotency.http.accounts import Fixed
 from idempotency.identity import fingerprint
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
@@ -99,8 +101,8 @@ def test_a_payload_that_no_parser_reads_is_left_to_the_handler(alice, serve, set
         return plain_answer(request)
 
     serve(drf_view(idempotent("tests.unread")(handler), parsers=[JSONParser]))
-    replayed(alice, data=b"a text", **AS_TEXT)
-    assert_refused(alice, "idempotency_key_reused", data=b"another", key="k", **AS_TEXT)
+    replayed(alice, data=b'{"a": 1}', **AS_TEXT)
+    assert_refused(alice, "idempotency_key_reused", data=b'{"a":1}', key="k", **AS_TEXT)
     for _ in range(2):
         assert alice.post("/?look", data=b"a text", key="looks", **AS_TEXT).status_code == 415
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10  # no memory holds it either
@@ -364,6 +366,12 @@ def test_another_route_argument_is_another_payload(same, framework, serve):
     assert not same("/users/1/orders/2/", "/users/2/orders/1/")
     assert not same("/users/1/orders/2/", "/users/1/orders/3/")
     assert not same("/users/1/orders/11/", "/users/11/orders/1/")
+
+
+def test_the_arguments_of_a_view_that_a_test_calls_count(rf):
+    view = idempotent("tests.called", account=Fixed("a"))(lambda request, order: HttpResponse())
+    answers = [view(rf.post("/", headers={"Idempotency-Key": "k"}), order=order) for order in (1, 1, 2)]
+    assert [answer.status_code for answer in answers] == [200, 200, 422]
 
 
 class Seat:

@@ -137,6 +137,12 @@ def test_a_function_that_serves_none_of_the_methods_is_protected(alice, serve, m
     assert runs_once(alice, method, "/class/")
 
 
+def test_the_safe_methods_of_a_class_pass_through_beside_unsafe_ones(alice, serve):
+    both = type("Both", (View,), {"get": EveryMethod.get, "put": EveryMethod.get})
+    serve(idempotent("tests.both")(both.as_view()))
+    assert [alice.request(method).status_code for method in ("GET", "HEAD", "PUT")] == [201, 201, 400]
+
+
 def test_an_operations_own_methods_come_first_and_those_of_a_function_next(alice, serve):
     class Service:  # is no view, so its method is a function
         run = idempotent("tests.service")(PlainView.post)
@@ -154,7 +160,7 @@ def test_an_operations_own_methods_come_first_and_those_of_a_function_next(alice
 
 
 def test_a_function_whose_methods_its_operation_leaves_out_is_refused():
-    with refused("protects nothing: PlainView.as_view() serves GET, POST"):
+    with refused("protects nothing: PlainView.as_view() serves GET, HEAD, POST"):
         idempotent("tests.class", methods=("PUT",))(PlainView.as_view())
     with refused("protects nothing: drf_answer() serves PUT"):
         api_view(["PUT"])(idempotent("tests.drf", methods=("POST",))(drf_answer))

@@ -1,16 +1,20 @@
 """How a run's transaction ends, and what becomes of one that is already there: ATOMIC_REQUESTS, and ``atomic()``."""
 
+import functools
 import json
 from contextlib import suppress
 
 import pytest
 from django.db import IntegrityError, connection, transaction
+from django.http import HttpResponse
+from django.views import View
 from rest_framework import exceptions
 from rest_framework.decorators import api_view
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
 from idempotency import idempotent
+from idempotency.http.key_sources import FromHeader
 from tests.http.callers import assert_nothing_kept, assert_refused, effects, problem_code, records, replayed
 from tests.http.serving import OUTSIDE
 from tests.http.views import KINDS, VIEWSETS, AsyncMethodView, HiddenView, PlainView, async_answer, plain_answer, work
@@ -117,6 +121,40 @@ def test_another_action_of_a_protected_viewset_keeps_its_transaction(alice, serv
 
 
 @pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.parametrize(
+    ("protected", "policy", "others", "sent", "expected"),
+    [
+        ("post", {}, "", {"method": "POST", "key": "k"}, False),
+        ("post", {}, "", {"method": "POST"}, False),  # it is refused
+        ("post", {}, "get", {"method": "GET", "key": "k"}, True),
+        ("post", {}, "", {"method": "DELETE", "key": "k"}, True),  # there is no such handler
+        *[("get", {}, "", {"method": method, "key": "k"}, False) for method in ("GET", "HEAD")],
+        ("get", {}, "head", {"method": "HEAD", "key": "k"}, True),
+        ("post", {"methods": ("POST",)}, "", {"method": "POST", "key": "k"}, False),
+        ("post", {"required": False}, "", {"method": "POST", "key": "k"}, False),
+        ("post", {"required": False}, "", {"method": "POST"}, True),
+        ("post", {"required": False, "key": FromHeader("Event")}, "", {"method": "POST"}, False),
+    ],
+)
+def test_what_is_above_a_handler_has_a_transaction_unless_the_request_is_protected(
+    alice, serve, protected, policy, others, sent, expected
+):
+    class Looking(View):
+        def dispatch(self, request, *args, **kwargs):
+            seen.append(connection.in_atomic_block)
+            return super().dispatch(request, *args, **kwargs)
+
+    def answer(self, request):
+        return HttpResponse()
+
+    seen = []
+    handlers = {protected: idempotent("tests.looking", **policy)(answer)} | dict.fromkeys(others.split(), answer)
+    serve(type("Handling", (Looking,), handlers).as_view())
+    alice.request(**sent)
+    assert seen == [expected]
+
+
+@pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("kind", [*ASYNC, "without a key"])
 def test_what_passes_through_an_async_view_is_refused_as_django_refuses_it(alice, serve, kind, transport, caplog):
     optional = idempotent("tests.optional", required=False)(async_answer)
@@ -134,6 +172,19 @@ def test_an_async_view_that_the_project_has_exempted_passes_through(alice, serve
     serve(transaction.non_atomic_requests(view))
     for answer, in_transaction in ((alice.get(), False), (alice.post(key="k"), True)):
         assert (answer.status_code, answer.json()["in_transaction"]) == (201, in_transaction)
+
+
+@pytest.mark.usefixtures("atomic_requests")
+def test_an_async_handler_under_a_decorator_is_protected(alice, serve):
+    def around(handler):
+        @functools.wraps(handler)
+        async def post(self, request):
+            return await handler(self, request)
+
+        return post
+
+    serve(type("Decorated", (AsyncMethodView,), {"post": around(AsyncMethodView.post)}).as_view())
+    replayed(alice)
 
 
 @pytest.mark.usefixtures("atomic_requests")
