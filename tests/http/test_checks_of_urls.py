@@ -180,20 +180,20 @@ class Copy:
 
 
 TRANSACTIONS = {
-    "unprotected": (plain_answer, []),
-    "function": (protected, []),
-    "decorated": (csrf_exempt(never_cache(protected)), []),
-    "proxy": (Proxy(never_cache(protected)), []),
-    "class": (csrf_exempt(MethodView.as_view()), []),
-    "around": (idempotent("urls.around")(PlainView.as_view()), []),
-    "drf": (Transfers.as_view({"post": "create"}), []),
-    "hidden": (HiddenView.as_view(), ["E031"]),
-    "exempted": (transaction.non_atomic_requests(HiddenView.as_view()), []),
-    "seen": (Calling.as_view(), []),
-    "copied": (functools.wraps(protected)(lambda request: plain_answer(request)), ["W019"]),
-    "copied by an object": (functools.update_wrapper(Copy(), protected), ["W019"]),
-    "copied class by an object": (functools.update_wrapper(Copy(), MethodView.as_view()), ["W019"]),
-    "copied class": (functools.wraps(MethodView.as_view())(lambda request: plain_answer(request)), ["W019"]),
+    "unprotected": (lambda: plain_answer, []),
+    "function": (lambda: protected, []),
+    "decorated": (lambda: csrf_exempt(never_cache(protected)), []),
+    "proxy": (lambda: Proxy(never_cache(protected)), []),
+    "class": (lambda: csrf_exempt(MethodView.as_view()), []),
+    "around": (lambda: idempotent("urls.around")(PlainView.as_view()), []),
+    "drf": (lambda: Transfers.as_view({"post": "create"}), []),
+    "hidden": (lambda: HiddenView.as_view(), ["E031"]),
+    "exempted": (lambda: transaction.non_atomic_requests(HiddenView.as_view()), []),
+    "seen": (lambda: Calling.as_view(), []),
+    "copied": (lambda: functools.wraps(protected)(lambda request: plain_answer(request)), ["W019"]),
+    "copied by an object": (lambda: functools.update_wrapper(Copy(), protected), ["W019"]),
+    "copied class by an object": (lambda: functools.update_wrapper(Copy(), MethodView.as_view()), ["W019"]),
+    "copied class": (lambda: functools.wraps(MethodView.as_view())(lambda request: plain_answer(request)), ["W019"]),
 }
 
 
@@ -202,7 +202,7 @@ TRANSACTIONS = {
 def test_a_wrong_transaction_around_a_view_is_found(kind, settings, atomic):
     view, expected = TRANSACTIONS[kind]
     now = idempotent("urls.now")(plain_answer)
-    settings.ROOT_URLCONF = (path("api/", include([path("pay/", view)])), path("now/", now))
+    settings.ROOT_URLCONF = (path("api/", include([path("pay/", view())])), path("now/", now))
     found = check_atomic_requests(None)
     assert [message.id for message in found] == [f"idempotency.{each}" for each in expected if atomic]
     assert all("/api/pay/" in message.msg for message in found)
