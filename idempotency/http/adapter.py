@@ -76,8 +76,8 @@ class Adapter:
         return {"setup"}
 
     @classmethod
-    def doubts_about(cls, routed: RoutedHandler, callback: Any, parameters: Collection[str]) -> list[str]:
-        """Sentences on checks of a protected handler that do not run before a replay.
+    def doubts_about(cls, callback: Any, parameters: Collection[str]) -> list[str]:
+        """Sentences on checks of a view's handlers that do not run before a replay.
 
         :param callback: the callback of its URL, which has these ``parameters``.
         """

@@ -166,7 +166,7 @@ def _judged(
             "refused. Put @idempotent above the other decorators of the method, or mark the outermost view with "
             "transaction.non_atomic_requests."
         )
-    asked = (adapter.doubts_about(routed, place.callback, place.parameters) for adapter in adapters)
+    asked = (adapter.doubts_about(place.callback, place.parameters) for adapter in adapters)
     doubts = [doubt for doubts in asked for doubt in doubts]
     if (model := model_written_elsewhere(view_class, operation)) is not None:
         elsewhere = f"{model._meta.label} is written to another database than the records, outside of the transaction."

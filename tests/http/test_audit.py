@@ -200,7 +200,10 @@ def test_every_mutating_route_has_its_verdict():
     for route in found.routes:
         verdict, operation, said = EXPECTED[route.method, route.route]
         assert (str(route.verdict), getattr(route.operation, "name", None)) == (verdict, operation), route
-        assert said in " ".join(route.reasons)
+        reasons = " ".join(route.reasons)
+        assert said in reasons
+        assert ("without a key runs unprotected" in reasons) == (operation == "audit.function")
+        assert "EVERY_ROUTE" not in reasons
     assert found.admin_routes == sum(place.in_admin for place in places()) > 10
     # Views and URLs have the names that a reader looks for.
     named = {
@@ -227,6 +230,7 @@ def test_a_protection_that_is_hidden_from_atomic_requests_is_broken():
     found = {place: reason for place, reason in reasons.items() if "ATOMIC_REQUESTS opens a transaction" in reason}
     assert set(found) == {"/protected/methods/", "/protected/partial/"}
     assert "Put @idempotent above the other decorators of the method" in found["/protected/methods/"]
+    assert "mark the outermost view with transaction.non_atomic_requests." in found["/protected/methods/"]
 
 
 def test_routes_of_django_ninja_are_seen(settings):
@@ -290,6 +294,7 @@ def test_the_command_fails_on_what_it_is_told_to(tmp_path):
     patterns = ["--allow", "regex", "--allow", "tests.http.views.*"]
     code, lines, _ = run_command(*fail, "--allow-file", str(allowed), *patterns)
     assert code == 0
+    assert any(line.split()[:3] == ["POST", "/class/", "allowed"] for line in lines)
     assert any(line.split() == ["17", "not", "protected,", "and", "allowed", "to", "be"] for line in lines)
     for wrong, message in (
         (["--allow", "/no/such/*"], r"No route matches '/no/such/\*'"),

@@ -252,6 +252,8 @@ def test_the_language_of_the_first_request_names_no_operation(alice, settings, m
     settings.ROOT_URLCONF = (path(route, served(lambda request: plain_answer(request))),)
     assert alice.post("/laden/", key="k", headers={"Accept-Language": "de"}).status_code == 201
     assert IdempotencyRecord.objects.get().operation == "route:/shop/"
+    settings.LANGUAGE_CODE = "de"
+    assert {found.route for found in audit().routes} == {"/laden/"}
 
 
 def test_the_audit_says_which_routes_got_it_this_way_and_which_could_not(alice, settings):

@@ -71,7 +71,7 @@ class RestFrameworkAdapter(Adapter):
         return HOOKS if issubclass(view_class, APIView) else ()
 
     @classmethod
-    def doubts_about(cls, routed: RoutedHandler, callback: Any, parameters: Collection[str]) -> list[str]:
+    def doubts_about(cls, callback: Any, parameters: Collection[str]) -> list[str]:
         view_class, arguments = class_of(callback), getattr(callback, "initkwargs", {})
         if view_class is None or not set(parameters) - {"format"}:
             return []
