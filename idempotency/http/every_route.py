@@ -192,7 +192,7 @@ def _made_again(decorators: list[Any], view: Any) -> Any:
         again.__module__, again.__qualname__, again.__doc__ = layer.__module__, layer.__qualname__, layer.__doc__
         # functools.wraps() has copied attributes of the unprotected view, such as its class, which schema generators
         # read. Those of the protected view take their place.
-        copied = {name for name, value in vars(inner).items() if vars(layer).get(name) is value}
+        copied = {name for name, value in getattr(inner, "__dict__", {}).items() if vars(layer).get(name) is value}
         vars(again).update(vars(layer), __wrapped__=view)
         vars(again).update({name: value for name, value in vars(view).items() if name in copied})
         view = again
