@@ -133,17 +133,21 @@ def test_an_attempt_without_an_outcome_is_undone_in_the_database_of_its_record()
 
 
 @pytest.mark.failure_76
-def test_a_call_is_no_part_of_a_transaction_in_another_database_than_its_record():
+@pytest.mark.parametrize(
+    ("operation", "account", "status"),
+    [(refunds, "near", 500), (Operation("tests.routing.part", account=Fixed("far")), "far", 201)],
+)
+def test_a_call_is_no_part_of_a_transaction_in_another_database_than_its_record(operation, account, status):
     """The transaction would not have its effects, and in an open transaction it can't claim for itself."""
-    inner = idempotent(refunds)(lambda request: HttpResponse(status=201))
+    inner = idempotent(operation)(lambda request: HttpResponse(status=201))
     answers = []
 
-    @idempotent("tests.routing.outer", account=Fixed("near"))
+    @idempotent(f"tests.routing.{account}", account=Fixed(account))
     def outer(request):
         answers.append(inner(request).status_code)
         return HttpResponse(status=201)
 
     request = RequestFactory().post("/", headers={"Idempotency-Key": "k"})
     assert outer(request).status_code == 201
-    assert answers == [500]
-    assert (len(kept("default")), kept(ELSEWHERE)) == (1, [])
+    assert answers == [status]
+    assert [len(kept(using)) for using in ("default", ELSEWHERE)] == ([1, 0] if account == "near" else [0, 1])

@@ -26,7 +26,7 @@ from rest_framework.views import APIView
 from idempotency import idempotent
 from idempotency.contrib.spectacular import AutoSchema
 from idempotency.http import every_route
-from idempotency.http.checks import check_every_route
+from idempotency.http.checks import check_atomic_requests, check_every_route
 from idempotency.http.route_audit import audit
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
@@ -94,6 +94,7 @@ def test_a_request_is_protected_by_a_key(alice, settings, kind, transport, atomi
         assert answer.json()["operation"] is None
         assert answer.json()["in_transaction"] == atomic
     assert len(records()) == 1
+    assert check_atomic_requests(None) == []
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
@@ -184,10 +185,22 @@ def test_two_views_of_one_name_are_two_operations(alice, settings):
         path("two/", answering("two"), name="create"),
         path("three/", include([path("", served(ByModel.as_view(model="three")), name="new")])),
         path("four/", include([path("", served(ByModel.as_view(model="four")), name="new")])),
+        *(path(f"{name}/", Stock.as_view({"post": name}), name="stock") for name in ("create", "pay")),
+        path("other/", answering("other"), name="other"),
     )
     for model in ("one", "two", "three", "four"):
         first, _ = replayed(alice, f"/{model}/")
         assert first.content == model.encode()
+    for url in ("/create/", "/pay/", "/other/"):
+        replayed(alice, url)
+    names = IdempotencyRecord.objects.order_by("-pk").values_list("operation", flat=True)
+    assert [*names[:3]] == ["route:other", "route:/pay/", "route:/create/"]
+
+
+@pytest.mark.usefixtures("atomic_requests")
+def test_a_view_that_the_project_has_exempted_stays_without_a_transaction(alice, serve):
+    serve(transaction.non_atomic_requests(lambda request: plain_answer(request)))
+    assert alice.post().json()["in_transaction"] is False
 
 
 def test_two_patterns_of_one_view_are_one_operation(alice, settings):
@@ -247,11 +260,12 @@ def test_an_exception_holds_for_a_pattern_that_is_included_elsewhere_too(alice, 
 def test_the_language_of_the_first_request_names_no_operation(alice, settings, monkeypatch):
     settings.USE_I18N = True
     monkeypatch.setattr(translation, "_trans", type(translation._trans)())  # it has read the setting before
-    route = lazy(lambda: {"de": "laden/"}.get(get_language(), "shop/"), str)()
+    settings.LANGUAGE_CODE = "fr"
+    route = lazy(lambda: {"de": "laden/", "fr": "magasin/"}.get(get_language(), "shop/"), str)()
     settings.MIDDLEWARE = ["django.middleware.locale.LocaleMiddleware", *settings.MIDDLEWARE]
     settings.ROOT_URLCONF = (path(route, served(lambda request: plain_answer(request))),)
     assert alice.post("/laden/", key="k", headers={"Accept-Language": "de"}).status_code == 201
-    assert IdempotencyRecord.objects.get().operation == "route:/shop/"
+    assert IdempotencyRecord.objects.get().operation == "route:/magasin/"
     settings.LANGUAGE_CODE = "de"
     assert {found.route for found in audit().routes} == {"/laden/"}
 
