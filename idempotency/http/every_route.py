@@ -34,7 +34,7 @@ from ..conf import settings
 from ..operation import Operation
 from ..options.validators import MAX_NAME_LENGTH
 from .adapter import Adapter, adapters, handlers_of
-from .decorators import Protected, dotted, inherited
+from .decorators import Protected, dotted, guard, inherited
 from .handler import EveryDatabase, exempted_by_project
 from .protection import RoutedHandler, class_of, decorator_stack, held_by, is_within_atomic
 
@@ -167,9 +167,8 @@ def _view_of_subclass(view: Any, view_class: Any, handlers: list[RoutedHandler],
         # The function below @api_view is called by methods of its class.
         for name in [routed.name] if routed.name else sorted(method.lower() for method in routed.methods):
             if name.upper() in UNSAFE or routed.name:
-                protected = ByRoute(operation, inherited(subclass, name, getattr(subclass, name)))
-                setattr(subclass, name, protected)
-                protected.__set_name__(subclass, name)
+                setattr(subclass, name, ByRoute(operation, inherited(subclass, name, getattr(subclass, name))))
+    guard(subclass)
     arguments, actions = _arguments(view), getattr(view, "actions", None)
     made = subclass.as_view(**arguments) if actions is None else subclass.as_view(actions, **arguments)
     for name, value in vars(view).items():  # such as csrf_exempt
@@ -215,9 +214,7 @@ def _places(
 ) -> Iterator[Place]:
     for pattern in patterns:
         here = route + _text_of(pattern.pattern)
-        names = parameters | set(pattern.pattern.converters)
-        if isinstance(pattern.pattern, RegexPattern):
-            names |= set(pattern.pattern.regex.groupindex)
+        names = parameters | set(pattern.pattern.regex.groupindex)
         if isinstance(pattern, URLResolver):
             inner = [*namespaces, pattern.namespace] if pattern.namespace else namespaces
             # A project's own URLs may have the admin's name, but not its views.

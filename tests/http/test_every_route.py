@@ -8,12 +8,13 @@ from django.contrib import admin
 from django.contrib.auth.decorators import login_required, permission_required
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from django.urls import get_resolver, include, path, reverse
+from django.urls import get_resolver, include, path, resolve, reverse
 from django.utils import translation
 from django.utils.decorators import method_decorator
 from django.utils.functional import lazy
 from django.utils.translation import get_language
 from django.views import View
+from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.utils import extend_schema
@@ -32,6 +33,7 @@ from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
 from tests.http.callers import effects, records, replayed
 from tests.http.serving import Calling, served
+from tests.http.test_class_handlers import custom
 from tests.http.views import Actions, AsyncView, LabelSerializer, PlainView, async_answer, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -57,7 +59,7 @@ def keeping_keywords(view):
     """A decorator with keyword-only defaults and a variable that is not assigned."""
 
     @functools.wraps(view)
-    def wrapper(request, *args, status="201", **kwargs):
+    def wrapper(request, note="", *args, status="201", **kwargs):
         _ = lambda: never  # noqa: E731
         return view(request, *args, **kwargs)
 
@@ -119,13 +121,14 @@ def test_what_is_above_the_handler_runs_before_a_replay(alice, serve, monkeypatc
         **{
             "permission/": permission_required("auth.add_user", raise_exception=True)(plain_answer),
             "drf/": api_view(["POST"])(permission_classes([Denying])(drf_answer)),
+            "route/": Stock.as_view({"post": "create"}, permission_classes=[Denying]),
         },
     )
     replayed(alice, key="a")
     replayed(alice, "/drf/", key="b")
     assert alice.post("/permission/", key="c").status_code == 403
     monkeypatch.setattr(Denying, "denied", True)
-    assert alice.post("/drf/", key="b").status_code == 403
+    assert [alice.post(url, key="b").status_code for url in ("/drf/", "/route/")] == [403, 403]
 
 
 def test_a_view_that_is_above_its_own_login_is_not_changed_for_others(alice, serve):
@@ -273,9 +276,14 @@ def test_the_language_of_the_first_request_names_no_operation(alice, settings, m
 def test_the_audit_says_which_routes_got_it_this_way_and_which_could_not(alice, settings):
     router = SimpleRouter()
     router.register("stock", Stock, "stock")
+    noted = PlainView.as_view()
+    noted.login_required = False  # as login_not_required() does it
     settings.ROOT_URLCONF = (
         path("plain/", require_POST(plain_answer), name="plain"),
         path("object/", served(Calling(plain_answer))),
+        path("custom/", served(custom(plain_answer))),
+        path("noted/", noted),
+        path("exempt/", csrf_exempt(plain_answer)),
         path("atomic/", served(InTransaction.as_view())),
         path("hooks/shop/", require_POST(plain_answer)),
         path("partial/", served(functools.partial(lambda number, request: plain_answer(request), 1))),
@@ -290,13 +298,18 @@ def test_the_audit_says_which_routes_got_it_this_way_and_which_could_not(alice, 
     assert found["POST", "/atomic/"].verdict == "unprotected"
     assert "transaction.atomic is around the handler" in found["POST", "/atomic/"].reasons[0]
     assert found["POST", "/function/"].verdict == "protected"
-    for url in ("/object/", "/partial/"):
-        assert "EVERY_ROUTE can't protect it: The decorator " in found["ANY", url].reasons[1]
+    named = {"object": "tests.http.views.plain_answer", "partial": "functools.partial"}
+    for url, name in {**named, "custom": "tests.http.views.plain_answer"}.items():
+        why = f"EVERY_ROUTE can't protect it: The decorator {name} can't be put around"
+        assert why in found["ANY", f"/{url}/"].reasons[1]
+    assert resolve("/plain/").func.__name__ == "plain_answer"
+    assert resolve("/exempt/").func.csrf_exempt
+    assert not resolve("/noted/").func.login_required
     [warning] = check_every_route(None)
     assert warning.id == "idempotency.W024"
     assert "/plain/ (" not in warning.msg
     # These could not be protected, and serve their requests as before.
-    for url in ("/object/", "/partial/", "/atomic/"):
+    for url in ("/object/", "/partial/", "/custom/", "/atomic/"):
         assert f"{url} (" in warning.msg
         assert alice.post(url, key="k").status_code == 201
     assert records() == []
