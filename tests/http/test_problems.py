@@ -215,6 +215,7 @@ def test_a_function_makes_the_response_of_an_error(settings, rf, caplog):
     request = rf.post("/")
     busy = response_for(exceptions.InProgressError(retry_after=3), request)
     assert problem_code(busy) == "idempotency_in_progress"
+    assert json.loads(busy.content)["type"] == "urn:idempotency:problem:in-progress"
     assert not caplog.messages
     assert problem_code(response_for(exceptions.UnavailableError(retry_after=1), request)) == "idempotency_unavailable"
     error = exceptions.OuterTransactionError("Call it outside of atomic().")
