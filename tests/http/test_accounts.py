@@ -76,6 +76,7 @@ def test_an_api_key_is_an_account_and_no_secret_becomes_one():
         account = api_key(requested(auth=secret))
         assert "s3cret" not in account
         assert account == api_key(requested(auth=secret))
+    assert api_key(requested(auth="s3cret")) != api_key(requested(auth="another"))
 
 
 def test_an_argument_of_the_url_is_an_account_of_the_permitted(alice, bob, serve):
