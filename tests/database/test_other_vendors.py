@@ -33,7 +33,9 @@ mysql, portable, sqlite = MySQLStore(connection), Store(connection), SQLiteStore
 def test_a_database_gets_the_store_of_its_vendor(vendor, kind, monkeypatch):
     monkeypatch.setattr(postgresql, "_ask", lambda connection: False)
     monkeypatch.setattr(type(connection), "vendor", vendor)
-    assert type(elsewhere(lambda: store_for("default"))) is kind
+    stores = elsewhere(lambda: [store_for("default") for _ in range(2)])
+    assert type(stores[0]) is kind
+    assert stores[0] is stores[1]
 
 
 QUESTIONS = {"is_duplicate", "lost_a_race", "timed_out_waiting", "is_busy", "commit_was_refused", "is_permanent"}
