@@ -100,6 +100,17 @@ def test_autocommit_is_off_in_the_handler():
     assert seen == [False]
 
 
+def test_a_wrapper_that_the_handler_installs_is_told_what_django_tells():
+    seen = []
+
+    def look(execute, sql, params, many, context):
+        seen.append((many, context["connection"].alias))
+        return execute(sql, params, many, context)
+
+    protect(connection.execute_wrapper(look)(write))
+    assert seen == [(False, "default")]
+
+
 @pytest.fixture
 def preparing():
     with reconnected(server_side_binding=True, prepare_threshold=0):

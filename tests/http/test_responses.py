@@ -219,6 +219,7 @@ def test_a_rebuild_that_fails_is_never_a_second_run(alice, serve):
         {"response_headers": [["Location", "a\nb"]]},
         {"response_headers": {"a": 1}},
         {"response_reference": "7", "response_body": None},
+        {"response_headers": None},
     ],
     ids=str,
 )
