@@ -169,7 +169,7 @@ class Handler:
         for using in self.databases:
             connections[using].ensure_connection()
         for connection in connections.all(initialized_only=True):
-            if is_transaction_open(connection.alias):
+            if connection.in_atomic_block and is_transaction_open(connection.alias):
                 raise OuterTransactionError(
                     f"Operation {operation.name!r} was called inside an open transaction of database "
                     f"{connection.alias!r}, which would commit after the operation's outcome is recorded. Call it "
