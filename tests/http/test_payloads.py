@@ -44,8 +44,9 @@ def part(value):
         (b'{"a": 9007199254740992.5}', b'{"a":9007199254740992.50}'),
         (b'{"a": [1, 9007199254740993, 100]}', b'{"a": [1.0, 9007199254740993.0, 1e2]}'),
         (b'{"a": 1, "a": 2}', b'{"a":1,"a":2}'),
+        (b"1", b"1.0"),
     ],
-    ids=["order", "escapes", "zeros", "numbers", "a name twice"],
+    ids=["order", "escapes", "zeros", "numbers", "a name twice", "one byte"],
 )
 def test_json_that_says_the_same_is_one_request(same, framework, first, second):
     framework.serve()
