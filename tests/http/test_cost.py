@@ -19,6 +19,7 @@ from django.urls import path
 from idempotency import PARK, REEXECUTE, Wait, idempotent, require_claim
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import acquisition
+from idempotency.store import store_for
 from tests.concurrency.traces import rows
 from tests.http.callers import claim_anew, effects
 from tests.http.serving import OUTSIDE, served
@@ -183,6 +184,7 @@ def messages(alice, status, url="/"):
         assert count is not None, "libpq can only show its messages on Linux"
         return count
 
+    store_for("default")  # asks once in a process which store is the server's
     return sent(url, status) - sent("/none/", 204)
 
 
