@@ -29,8 +29,8 @@ from testproject.models import Charge, Export, Notification, Transfer
 from tests.contrib.servers import answer, cut
 from tests.docs.conftest import post, twice
 from tests.docs.pages import PAGES, blocks, text_of
-from tests.factories import RecordFactory, UserFactory
-from tests.records import purge_body_of
+from tests.factories import UserFactory
+from tests.records import abandon, make_records, purge_body_of
 
 # What the examples show is tested on each database elsewhere.
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
@@ -175,7 +175,8 @@ def test_a_parked_record_is_resolved_by_what_was_found_out(run_page):
     resolve = run_page("how-to/resolve-parked-records.md")["resolve"]
     idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
     for payout_id, status in ((None, Status.RECOVERABLE), (7, Status.COMPLETED)):
-        record = RecordFactory(parked=True, operation="docs.parked")
+        (pk,) = make_records(1, Status.PARKED, operation="docs.parked")
+        record = IdempotencyRecord.objects.get(pk=pk)
         resolve(record.account_id, record.operation, record.idempotency_key, payout_id, "alice")
         record.refresh_from_db()
         assert (record.status, record.response_status) == (status, 201 if payout_id else None)
@@ -188,7 +189,7 @@ def test_an_alarm_rings_for_what_is_new_and_then_clears(run_page):
     view, user = run_page("README.md")["create_transfer"], UserFactory()
     for amount in (5, 6):
         post(view, {"recipient": "carol", "amount": amount}, user=user)
-    RecordFactory(parked=True)
+    make_records(1, Status.PARKED)
     ringing = {name for name, rings in alarms(at_rest).items() if rings}
     assert ringing == {"parked records", "clients reuse keys"}
     assert not alarms(stats())["clients reuse keys"]
@@ -196,10 +197,10 @@ def test_an_alarm_rings_for_what_is_new_and_then_clears(run_page):
 
 def test_a_parked_record_pages_the_operator(run_page):
     page = run_page("how-to/monitor.md")
-    claim = RecordFactory(abandoned=True, operation="docs.parked")
+    abandon(1, "docs.parked")
     idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
     assert recover_once().parked == 1
-    assert page["PAGES"] == [f"docs.parked of account {claim.account_id}: outcome unknown after attempt 1"]
+    assert page["PAGES"] == ["docs.parked of account 1: outcome unknown after attempt 1"]
 
 
 def test_the_envelope_replaces_the_problem(run_page):

@@ -10,13 +10,14 @@ from django.http import HttpResponse
 from idempotency import PARK, REEXECUTE, Operation, Reconcile, idempotent
 from idempotency.contrib.rest_framework import KeyStatusView as KeyStatusAPIView
 from idempotency.http.key_status import KeyStatusView
+from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import acquisition
-from tests.factories import RecordFactory
 from tests.http.callers import effects, problem_code, store_refusing
 from tests.http.test_cost import LOOK, authentication, statements
 from tests.http.views import plain_answer
 from tests.operations import redeclare
+from tests.records import HOUR, MINUTE, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -63,22 +64,25 @@ def test_the_owner_learns_the_status_of_the_outcome_and_its_times(alice, setting
 
 
 @pytest.mark.parametrize(
-    ("recovery", "traits", "status"),
+    ("recovery", "recorded", "expires", "lease", "status"),
     [
-        (REEXECUTE, {}, "in_progress"),
-        (PARK, {"past_retention": True}, "in_progress"),  # a live claim may still commit
-        (REEXECUTE, {"abandoned": True}, "recoverable"),
-        (Reconcile(print), {"abandoned": True}, "recoverable"),
-        (PARK, {"abandoned": True}, "parked"),
-        (REEXECUTE, {"recoverable": True}, "recoverable"),
-        (REEXECUTE, {"parked": True}, "parked"),
-        (REEXECUTE, {"completed": True}, "completed"),
-        (REEXECUTE, {"completed": True, "past_retention": True}, "unknown"),
+        (REEXECUTE, Status.IN_PROGRESS, HOUR, MINUTE, "in_progress"),
+        (PARK, Status.IN_PROGRESS, -HOUR, MINUTE, "in_progress"),  # a live claim may still commit
+        (REEXECUTE, Status.IN_PROGRESS, HOUR, -MINUTE, "recoverable"),
+        (Reconcile(print), Status.IN_PROGRESS, HOUR, -MINUTE, "recoverable"),
+        (PARK, Status.IN_PROGRESS, HOUR, -MINUTE, "parked"),
+        (REEXECUTE, Status.RECOVERABLE, HOUR, None, "recoverable"),
+        (REEXECUTE, Status.PARKED, HOUR, None, "parked"),
+        (REEXECUTE, Status.COMPLETED, HOUR, None, "completed"),
+        (REEXECUTE, Status.COMPLETED, -HOUR, None, "unknown"),
     ],
 )
-def test_the_status_says_what_a_retry_would_meet(alice, operation, recovery, traits, status, monkeypatch):
+def test_the_status_says_what_a_retry_would_meet(
+    alice, operation, recovery, recorded, expires, lease, status, monkeypatch
+):
     redeclare(monkeypatch, operation.name, recovery=Operation("tests.recovering", recovery=recovery).recovery)
-    RecordFactory(account_id=str(alice.user.pk), operation=operation.name, idempotency_key="k", **traits)
+    of = {"account_id": str(alice.user.pk), "operation": operation.name, "idempotency_key": "k"}
+    make_records(1, recorded, expires=expires, lease=lease, **of)
     before = list(IdempotencyRecord.objects.values())
     told = ask(alice)
     is_completed = status == "completed"
@@ -133,7 +137,8 @@ def test_records_that_can_not_be_read_or_are_of_a_newer_release_are_a_503(alice,
 
 
 def test_the_wait_is_as_of_a_duplicate(alice, operation):
-    RecordFactory(account_id=str(alice.user.pk), operation=operation.name, idempotency_key="k")
+    of = {"account_id": str(alice.user.pk), "operation": operation.name, "idempotency_key": "k"}
+    make_records(1, Status.IN_PROGRESS, lease=MINUTE, **of)
     asked, retried = alice.get(URL, key="k"), alice.post(key="k")
     assert (retried.status_code, asked["Retry-After"]) == (409, retried["Retry-After"])
     lease = operation.policy.lease.total_seconds()

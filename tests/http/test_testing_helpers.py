@@ -39,10 +39,11 @@ from idempotency.testing import (
     in_progress,
 )
 from testproject.models import Charge, Transfer
-from tests.factories import RecordFactory, TokenFactory, UserFactory
+from tests.factories import TokenFactory, UserFactory
 from tests.http.callers import effects, problem_code
 from tests.http.test_assert_idempotent import all_but, client_of, transactional
 from tests.http.views import KINDS, plain_answer
+from tests.records import make_records
 
 idempotent_client = fixtures.idempotent_client
 idempotent_api_client = fixtures.idempotent_api_client
@@ -101,7 +102,7 @@ def test_a_record_that_is_not_clear_is_refused():
     with pytest.raises(LookupError, match=r"No record has the key .*Send the request to a protected view first"):
         in_progress("nobody")
     for account in "12":
-        RecordFactory(account_id=account, idempotency_key="shared", operation="kit.undeclared")
+        make_records(account_id=account, idempotency_key="shared", operation="kit.undeclared")
     with pytest.raises(LookupError, match=r"Several records have the key .*Pass one of the records"):
         expired("shared")
     with pytest.raises(LookupError, match=r"No operation 'kit\.undeclared' is declared"):
