@@ -117,16 +117,16 @@ class Protected(Protection):
         call = functools.partial(self.view, *args, **kwargs)
         if any(run.adapter.http is adapter.http for run in runs.get()):  # a handler of this request calls the view
             if self._is_async:
-                return self._respond_within_a_run(call, args[0], adapter)
+                return self._respond_within_a_run(call, adapter)
             if is_running(self.operation, adapter.http):
                 return call()
-        return self._responder(call, args[0], adapter)()
+        return self._responder(call, adapter)()
 
-    async def _respond_within_a_run(self, call: Callable[[], Any], instance: object, adapter: Adapter) -> Any:
+    async def _respond_within_a_run(self, call: functools.partial[Any], adapter: Adapter) -> Any:
         # Asked in the thread in which the handler's queries would run.
         if await sync_to_async(is_running)(self.operation, adapter.http):
             return await call()
-        return await self._responder(call, instance, adapter)()
+        return await self._responder(call, adapter)()
 
     def _adapter_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Adapter:
         """The adapter for the request, which is the second argument of a method and the first one of a function."""
@@ -139,10 +139,10 @@ class Protected(Protection):
         adapter.kwargs = kwargs
         return adapter
 
-    def _responder(self, call: Callable[[], Any], instance: object, adapter: Adapter) -> Callable[[], Any]:
+    def _responder(self, call: functools.partial[Any], adapter: Adapter) -> Callable[[], Any]:
         """The function that answers the request: the handler as if it were unprotected, or an exchange."""
         handler = Handler(call, adapter.http, self)
-        if not self._protects(instance, adapter):
+        if not self._protects(call.args[0], adapter):
             return handler.pass_through
         exchange = Exchange(self.operation.policy, adapter, handler)
         if not self._is_async:

@@ -159,9 +159,6 @@ PROFILES: Mapping[str, Profile] = {
     ),
 }
 
-#: The headers by which a replay of some profile is known.
-REPLAYED_HEADERS = frozenset(profile.replayed for profile in PROFILES.values())
-
 
 def problem(error: IdempotencyError, profile: Profile) -> dict[str, object]:
     return profile.body(error, profile.answer_to(error), text_of(error))

@@ -210,6 +210,8 @@ class Upkeep:
     def _delete_steps(self, accounts: dict[int, str]) -> None:
         # The index is over account and record. As an expression, the record keeps the planner from looking up every
         # pair of one of the accounts and one of the records. SQLite needs a minute for a large batch then.
+        # The type is that of the ids. Django takes the sum for one of 32 bits, and where the server binds parameters,
+        # psycopg sends it so.
         record = ExpressionWrapper(F("record_id") + 0, output_field=BigIntegerField())
         steps = IdempotencyStep.objects.using(self.using).filter(account_id__in=set(accounts.values()))
         steps.alias(record=record).filter(record__in=list(accounts)).delete()

@@ -19,7 +19,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import Client
 
-from ..http.problems import REPLAYED_HEADERS
+from ..http.problems import PROFILES
 from ..identity import keys
 from ..models import IdempotencyRecord
 from ..operation import Operation, registry
@@ -156,7 +156,7 @@ class Answer:
             response.headers.get("Content-Type", ""),
             response.headers.get("Location", ""),
             response.getvalue(),
-            any(name in response.headers for name in REPLAYED_HEADERS),
+            any(profile.replayed in response.headers for profile in PROFILES.values()),
         )
 
     def __str__(self) -> str:

@@ -12,13 +12,15 @@ from django.db import OperationalError, ProgrammingError, connection, connection
 
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
-from idempotency.models import IdempotencyRecord
+from idempotency.models import IdempotencyRecord, IdempotencyStep
+from idempotency.operate.purge import purge_body_batches
 from idempotency.store import Fence, Replication, TableSize, postgresql, store_for
 from idempotency.store.postgresql import CitusStore, PostgreSQLStore, choose, statements
 from tests.aliases import reconnected
 from tests.concurrency.racing import race
 from tests.database.claiming import OUTCOME
 from tests.database.statements import execute, fill
+from tests.records import make_bodies
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -117,6 +119,13 @@ def test_a_statement_is_committed_when_it_returns_if_one_message_brings_its_sett
     assert connection.get_autocommit()
     assert connection.connection.autocommit
     assert IdempotencyRecord.objects.count() == 1
+
+
+def test_a_purge_finds_the_steps_of_an_id_that_needs_64_bits(binding):
+    (pk,) = make_bodies(pk=2**31)
+    IdempotencyStep.objects.create(account_id="1", record_id=pk, name="charge", result="1")
+    assert next(purge_body_batches()).deleted == 1
+    assert not IdempotencyStep.objects.exists()
 
 
 def test_in_a_test_case_nothing_is_set(store):
