@@ -16,11 +16,10 @@ from rest_framework import viewsets
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.authtoken.models import Token
 from rest_framework.decorators import action, api_view, permission_classes, throttle_classes
-from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
-from rest_framework.throttling import SimpleRateThrottle, UserRateThrottle
+from rest_framework.throttling import UserRateThrottle
 from rest_framework.views import APIView
 
 from idempotency import Operation, idempotent
@@ -29,8 +28,8 @@ from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.http.accounts import Fixed, FromRoute, FromToken, api_key, remember_visitor, user_or_visitor
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import Caller, assert_refused, effects, records, replayed
-from tests.http.views import LabelSerializer, MixinViewSet, drf_answer, plain_answer
+from tests.http.callers import assert_refused, effects, records, replayed
+from tests.http.views import LabelSerializer, Methods, MixinViewSet, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -196,36 +195,22 @@ def test_a_handler_that_throttles_itself_is_stopped(alice, serve):
 
 
 @pytest.mark.failure_86
-def test_a_throttle_before_authentication_bounds_the_passwords_that_are_checked(serve):
+def test_a_throttle_before_authentication_bounds_the_passwords_that_are_checked(anonymous, serve):
     checked = []
-
-    class Slow(SimpleRateThrottle):
-        rate = "3/hour"
-
-        def get_cache_key(self, request, view):
-            return "passwords"
 
     class Password(BaseAuthentication):
         def authenticate(self, request):
-            checked.append(request.META["HTTP_X_PASSWORD"])
-            raise AuthenticationFailed
+            checked.append(request)
 
     class Guarded(APIView):
-        throttle_classes = (Slow,)
         authentication_classes = (Password,)
+        post = idempotent("tests.guarded")(Methods.post)
 
         def initial(self, request, *args, **kwargs):
-            self.check_throttles(request)
-            self.perform_authentication(request)
-
-        @idempotent("tests.guarded")
-        def post(self, request):
-            raise AssertionError
+            self.throttled(request, wait=60)
 
     serve(Guarded.as_view())
-    for password in "abcdefghijkl":
-        Caller(None).post(key="k", headers={"X-Password": password})
-    assert checked == ["a", "b", "c"]
+    assert (anonymous.post(key="k").status_code, checked) == (429, [])
 
 
 class Customer(AbstractBaseUser):
@@ -253,12 +238,6 @@ class TokenUser:
         self.pk = pk
 
 
-def account_of(user):
-    request = HttpRequest()
-    request.user = SimpleLazyObject(lambda: user)
-    return authenticated_user(request)
-
-
 @pytest.mark.failure_49
 @pytest.mark.failure_66
 @pytest.mark.parametrize(
@@ -277,10 +256,10 @@ def account_of(user):
     ids=["user", "proxy", "another model", "no model", "a chosen key", "anonymous", "unsaved", "no key"],
 )
 def test_two_kinds_of_user_never_share_an_account(user, account, settings):
-    assert account_of(user) == account
-    assert authenticated_user(HttpRequest()) is None
+    assert authenticated_user(requested(user=SimpleLazyObject(lambda: user))) == account
+    assert authenticated_user(requested()) is None
     settings.AUTH_USER_MODEL = "missing.User"
-    assert account_of(User(pk=7)) == "auth.User:7"
+    assert authenticated_user(requested(user=User(pk=7))) == "auth.User:7"
 
 
 @pytest.mark.failure_49
@@ -328,10 +307,6 @@ def transfer(alice, settings):
     return Transfer.objects.create(account=alice.user, recipient="carol", amount=1, label="mine")
 
 
-def give_away(transfer, new_owner):
-    Transfer.objects.update(account=new_owner.user)
-
-
 def test_who_has_lost_the_object_gets_no_replay(alice, bob, transfer):
     sent = {"method": "PATCH", "url": f"/transfers/{transfer.pk}/", "data": {"label": "changed"}, "key": "k"}
     assert [bob.request(**sent).status_code for _ in range(2)] == [403, 403]  # it is not his
@@ -339,12 +314,12 @@ def test_who_has_lost_the_object_gets_no_replay(alice, bob, transfer):
     assert transfer.label == "mine"
     first, _ = replayed(alice, wrote=0, **sent)
     assert first.status_code == 200
-    give_away(transfer, bob)
+    Transfer.objects.update(account=bob.user)
     refused = alice.request(**sent)
     assert (refused.status_code, b"changed" in refused.content) == (403, False)
     assert "Idempotency-Replayed" not in refused
     assert (refused["Idempotency-Status"], refused["Idempotency-Key"]) == ("recorded", "k")
-    give_away(transfer, alice)
+    Transfer.objects.update(account=alice.user)
     assert alice.request(**sent).content == first.content
 
 
@@ -373,7 +348,7 @@ def test_an_object_that_the_operation_has_deleted_has_nothing_to_check(alice, tr
 def test_the_views_query_may_lock_the_row(alice, bob, transfer):
     answers = [alice.post(f"/transfers/{transfer.pk}/lock/", key="k") for _ in range(2)]
     assert answers[1]["Idempotency-Replayed"] == "true"
-    give_away(transfer, bob)
+    Transfer.objects.update(account=bob.user)
     assert alice.post(f"/transfers/{transfer.pk}/lock/", key="k").status_code == 403
 
 
