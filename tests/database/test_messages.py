@@ -82,15 +82,18 @@ def test_a_first_execution_sends_one_message_to_claim_and_one_to_complete_and_co
     assert messages(handler) == sent
 
 
-def test_no_begin_is_sent_twice():
+@pytest.mark.parametrize("options", [{}, {"isolation_level": 3}], ids=["", "REPEATABLE READ"])
+def test_no_begin_is_sent_twice(options):
     """The driver's own BEGIN is kept away by an attribute that is not public. If a release of psycopg renames it, this
     fails: the server then warns of a transaction that is in progress already, and a message more is sent."""
     warnings = []
-    driver = connection.connection
-    driver.add_notice_handler(lambda notice: warnings.append(notice.message_primary))
-    assert messages(write) == 3
-    assert warnings == []
-    assert (driver.autocommit, connection.get_autocommit()) == (True, True)
+    with reconnected(**options):
+        connection.ensure_connection()
+        driver = connection.connection
+        driver.add_notice_handler(lambda notice: warnings.append(notice.message_primary))
+        assert messages(write) == 3
+        assert warnings == []
+        assert (driver.autocommit, connection.get_autocommit()) == (True, True)
 
 
 def test_autocommit_is_off_in_the_handler():

@@ -14,7 +14,7 @@ from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_body_batches
-from idempotency.store import Fence, Replication, TableSize, postgresql, store_for
+from idempotency.store import Fence, Replication, TableSize, store_for
 from idempotency.store.postgresql import CitusStore, PostgreSQLStore, choose, statements
 from tests.aliases import reconnected
 from tests.concurrency.racing import race
@@ -208,8 +208,9 @@ def test_the_question_for_the_extension_leaves_the_transaction_as_it_was(unknown
     unknown.rollback()
 
 
-def test_a_database_that_has_the_extension_gets_its_store(unknown, monkeypatch):
-    monkeypatch.setattr(postgresql, "_HAS_CITUS", "SELECT true")
+def test_a_database_that_has_the_extension_gets_its_store(unknown):
+    with unknown.cursor() as cursor:  # a temporary table is found before the catalog's
+        cursor.execute("CREATE TEMPORARY TABLE pg_extension AS SELECT 'citus' AS extname")
     assert kind(choose(unknown)) == (CitusStore, False)
 
 

@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from unittest.mock import Mock
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError, ProgrammingError, connection
 
 from idempotency import signals
 from idempotency.models import IdempotencyRecord
@@ -154,6 +154,15 @@ def test_a_store_that_does_not_fit_this_release_is_503_said_once_and_invites_to_
     assert handler.attempts == []
     assert ["don't fit this release" in line for line in caplog.messages] == [True]  # said once, not for each request
     assert post().status_code == 201
+
+
+def test_each_kind_of_error_that_no_retry_mends_is_said_once(monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL, "idempotency")
+    monkeypatch.setattr(type(store_for("default")), "is_permanent", lambda store, error: True)
+    for text in ("no table", "no type", "no column\nLINE 1\n^", "no column\nLINE 2\n^"):
+        ownership.unavailable("default", ProgrammingError(text))
+    ownership.unavailable("default", OperationalError("no table"))
+    assert len(caplog.messages) == 4
 
 
 @pytest.fixture(autouse=True)

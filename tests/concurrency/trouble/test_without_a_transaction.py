@@ -1,5 +1,6 @@
 """A failure outside of a transaction is recovered as declared."""
 
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
@@ -232,7 +233,8 @@ def owned(in_transaction):
 def test_only_what_a_new_connection_may_cure_is_tried_again(
     post, monkeypatch, in_transaction, in_test_case, dies, tries
 ):
-    monkeypatch.setattr(ownership, "FIRST_PAUSE", 0)
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
     attempt = replace(owned(in_transaction), shares_connection=in_test_case)
     connection.ensure_connection()
     made = []
@@ -247,6 +249,7 @@ def test_only_what_a_new_connection_may_cure_is_tried_again(
     with pytest.raises(DatabaseError):
         ownership.fenced_change(attempt, change)
     assert len(made) == tries
+    assert pauses == [0.1, 0.2, 0.4, 0.8][: tries - 1]
 
 
 def test_a_run_is_no_part_of_a_transaction_of_its_caller(post):
