@@ -7,6 +7,7 @@ The processes of pytest-xdist, and those that tests start, inherit it through th
 
 import os
 import re
+import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -53,6 +54,14 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """After the tests were put in a random order, bring the slow ones to the front."""
     items.sort(key=lambda item: SLOW.isdisjoint({item.path.parent.name, item.path.stem}))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish():
+    """Save what a process of pytest-xdist has measured. One that takes ten seconds to exit is killed."""
+    coverage = sys.modules.get("coverage") if "PYTEST_XDIST_WORKER" in os.environ else None
+    if coverage and (measured := coverage.Coverage.current()):
+        measured.save()
 
 
 @pytest.hookimpl(wrapper=True)
