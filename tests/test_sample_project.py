@@ -3,14 +3,14 @@
 import json
 from io import StringIO
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from rest_framework.authtoken.models import Token
 
 from testproject.models import Charge, Notification, Payout, Transfer, UnprotectedCharge
+from tests.factories import UserFactory
+from tests.http.callers import Caller
 
 # The sample adds its own validation, which no database has a say in.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -49,30 +49,14 @@ def _provider(providers, settings):
     settings.PROVIDER_URL = settings.DEDUPLICATING_PROVIDER_URL = providers[False].url
 
 
-def token_of(username):
-    user, _ = User.objects.get_or_create(username=username)
-    token, _ = Token.objects.get_or_create(user=user)
-    return token.key
-
-
 @pytest.fixture
-def post(client):
-    """Post as alice, with a new key unless one is given."""
-
-    def send(path, body, key=None, authorization=None):
-        headers = {
-            "Authorization": f"Token {token_of('alice')}" if authorization is None else authorization,
-            "Idempotency-Key": key or uuid4().hex,
-        }
-        data = body if isinstance(body, bytes) else json.dumps(body)
-        return client.post(path, data, content_type="application/json", headers=headers)
-
-    return send
+def alice():
+    return Caller(UserFactory(username="alice"))
 
 
 @each(ENDPOINTS)
-def test_a_retry_replays_the_one_effect_of_a_request_unless_it_is_unprotected(post, endpoint):
-    first, retry = (post(endpoint.path, endpoint.payload, key="k") for _ in range(2))
+def test_a_retry_replays_the_one_effect_of_a_request_unless_it_is_unprotected(alice, endpoint):
+    first, retry = (alice.post(endpoint.path, endpoint.payload, key="k") for _ in range(2))
     assert (first.status_code, retry.status_code) == (201, 201), first.content
     assert "Idempotency-Replayed" not in first.headers
     effect = endpoint.effects.earliest("pk")
@@ -87,39 +71,36 @@ def test_a_retry_replays_the_one_effect_of_a_request_unless_it_is_unprotected(po
 
 
 @each(CHARGES)
-def test_a_charge_is_found_where_its_location_says_and_by_its_owner_only(client, post, endpoint):
-    created = post(endpoint.path, endpoint.payload)
+def test_a_charge_is_found_where_its_location_says_and_by_its_owner_only(alice, endpoint):
+    created = alice.post(endpoint.path, endpoint.payload, key="k")
     location = created.headers["Location"]
     assert location.startswith(endpoint.path)
-
-    def get(username, where):
-        return client.get(where, headers={"Authorization": f"Token {token_of(username)}"})
-
-    assert get("alice", location).content == created.content
-    assert json.loads(get("alice", endpoint.path).content)["count"] == 1
-    assert get("bob", location).status_code == 404
-    assert json.loads(get("bob", endpoint.path).content)["count"] == 0
+    bob = Caller(UserFactory())
+    assert alice.get(location).content == created.content
+    assert bob.get(location).status_code == 404
+    assert [caller.get(endpoint.path).json()["count"] for caller in (alice, bob)] == [1, 0]
 
 
 @each(CHARGES)
-def test_a_declined_card_is_a_402_without_a_charge(post, endpoint):
-    response = post(endpoint.path, {**endpoint.payload, "source": "declined"})
-    assert (response.status_code, json.loads(response.content)["code"]) == (402, "card_declined")
+def test_a_declined_card_is_a_402_without_a_charge(alice, endpoint):
+    response = alice.post(endpoint.path, {**endpoint.payload, "source": "declined"}, key="k")
+    assert (response.status_code, response.json()["code"]) == (402, "card_declined")
     assert endpoint.effects.count() == 0
 
 
 @each([*ENDPOINTS, *ORDERS])
-def test_what_is_no_payload_of_the_endpoint_is_a_400_without_an_effect(post, endpoint):
+def test_what_is_no_payload_of_the_endpoint_is_a_400_without_an_effect(alice, endpoint):
     wrong, broken = {"amount": 0, "recipient": ""}, {"label": "\ud800"}
-    for body in (b"{", b"[]", {}, endpoint.payload | wrong, endpoint.payload | broken):
-        assert post(endpoint.path, body).status_code == 400, body
+    for number, body in enumerate((b"{", b"[]", {}, endpoint.payload | wrong, endpoint.payload | broken)):
+        assert alice.post(endpoint.path, body, key=f"k{number}").status_code == 400, body
     assert endpoint.effects.count() == 0
 
 
 @each([*ENDPOINTS, *ORDERS])
-def test_a_caller_without_a_valid_token_is_refused(post, endpoint):
-    for authorization in ("", "Token", "Token a b", "Token " + "0" * 40, "Token a\x00b", "Token é", "Basic YTpi"):
-        assert post(endpoint.path, endpoint.payload, authorization=authorization).status_code == 401, authorization
+def test_a_caller_without_a_valid_token_is_refused(endpoint):
+    for sent in ("", "Token", "Token a b", "Token " + "0" * 40, "Token a\x00b", "Token é", "Basic YTpi"):
+        refused = Caller(None).post(endpoint.path, endpoint.payload, key="k", headers={"Authorization": sent})
+        assert refused.status_code == 401, sent
     assert endpoint.effects.count() == 0
 
 

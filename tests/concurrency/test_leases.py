@@ -11,7 +11,6 @@ from idempotency import claim, require_claim
 from idempotency.exceptions import LeaseLostError, UnavailableError
 from idempotency.models import IdempotencyRecord
 from idempotency.store import store_for
-from tests.concurrency.failures import failing_database
 from tests.concurrency.racing import PATIENCE, Gate, elsewhere, held
 from tests.concurrency.traces import effects, end_lease, is_replay, record, rows
 from tests.concurrency.urls import handler
@@ -61,15 +60,6 @@ def test_a_lost_lease_surfaces_in_the_handler_before_its_next_effect(post, path)
     handler.before = overtaken
     assert is_replay(post(path), winner[0])
     assert effects() == ["one"]
-
-
-def test_a_renewal_that_can_not_reach_the_store_says_so(post):
-    def renew(request):
-        with failing_database(type(store_for("default")), "set_lease"), pytest.raises(UnavailableError):
-            require_claim().renew()
-
-    handler.before = renew
-    assert post("/again/").status_code == 201
 
 
 def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post, renewals):

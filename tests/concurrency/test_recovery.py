@@ -6,19 +6,14 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 
-from idempotency import Completed, NotExecuted, Reconcile, Unknown, Wait
-from idempotency.exceptions import InProgressError
-from idempotency.http import exchange
+from idempotency import Completed, NotExecuted, Reconcile, Unknown
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.sweep import recover_once
 from idempotency.operation import registry
-from idempotency.options.values import MAX_WAIT
-from idempotency.protocol import acquisition, ownership
+from idempotency.protocol import ownership
 from tests.concurrency.failures import IN_PROGRESS, UNKNOWN, failing_database, just_before, problem
-from tests.concurrency.racing import PATIENCE, Gate, held
 from tests.concurrency.traces import effects, end_lease, is_replay, record, state
 from tests.concurrency.urls import handler
-from tests.operations import redeclare
 from tests.records import make_records
 
 
@@ -87,29 +82,14 @@ def test_another_payload_never_reaches_the_reconciler(post, abandoned_one):
     assert post("/reconciled/", label="other").status_code == 422
 
 
-def test_only_one_reconciler_works_on_a_record(post, abandoned_one):
-    gate, asked = Gate(), []
-
-    def slowly(row):
-        asked.append(row.attempt)
-        gate.pass_through()
-        return found_completed(row)
-
-    handler.find_out = slowly
-    with held(lambda: post("/reconciled/"), gate) as first:
-        assert post("/reconciled/").status_code == 409
-        assert recover_once().touched == 0
-    assert first.result().status_code == 201
-    assert asked == [2]
-
-
 @pytest.mark.parametrize("by", ["a retry", "the sweep"])
 @pytest.mark.parametrize(
-    ("finding", "attempt"),
-    [(Completed(HttpResponse("stale")), 2), (NotExecuted(), 2), (Unknown(), 4)],  # the last that the operation allows
+    ("finding", "attempt", "told"),
+    # Attempt 4 is the last that the operation allows.
+    [(Completed(HttpResponse("stale")), 2, "1"), (NotExecuted(), 2, "1"), (Unknown(), 2, "4"), (Unknown(), 4, "1")],
 )
 def test_what_a_reconciler_found_while_another_took_over_is_not_recorded_and_lets_nothing_run(
-    post, abandoned_one, finding, attempt, by
+    post, abandoned_one, finding, attempt, told, by
 ):
     """It slept past its lease. The other one asked as well, and found that nothing had been executed."""
     IdempotencyRecord.objects.update(attempt=attempt - 1)
@@ -125,7 +105,7 @@ def test_what_a_reconciler_found_while_another_took_over_is_not_recorded_and_let
     handler.find_out = overtaken
     if by == "a retry":
         answer = post("/reconciled/")
-        assert (answer.status_code, answer["Retry-After"]) == (409, "1")
+        assert (answer.status_code, answer["Retry-After"]) == (409, told)
     else:
         assert recover_once().settled == 0
     assert (winner[0].status_code, handler.attempts, effects()) == (201, [attempt + 1], ["one"])
@@ -159,30 +139,3 @@ def test_a_reconciler_is_declared_with_a_function_and_a_bound():
             Reconcile(**wrong)
     with pytest.raises(TypeError, match="declares no reconciler"):
         _ = registry.get("race.inside").reconcile
-
-
-def test_a_waiting_duplicate_gets_the_outcome_when_it_is_there(post, monkeypatch):
-    """It finds the claim live at least once, for the claimant stops before its transaction."""
-    redeclare(monkeypatch, "race.inside", in_progress=Wait(MAX_WAIT.total_seconds()))
-    gate, looked = Gate(), Gate()
-    looked.open()
-    acquire = acquisition.acquire
-
-    def look(*args, **options):
-        try:
-            return acquire(*args, **options)
-        except InProgressError:
-            looked.pass_through()
-            raise
-
-    monkeypatch.setattr(acquisition, "acquire", look)
-    with (
-        just_before(exchange, "running", lambda *rest: gate.pass_through()),
-        held(post, gate) as first,
-        held(post, looked) as second,
-    ):
-        gate.open()
-        answers = [first.result(PATIENCE), second.result(PATIENCE)]
-    assert answers[0].status_code == 201
-    assert is_replay(answers[1], answers[0])
-    assert effects() == ["one"]

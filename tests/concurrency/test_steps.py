@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from idempotency import require_claim
 from idempotency.exceptions import LeaseLostError
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.protocol import acquisition, steps
+from idempotency.protocol import steps
 from idempotency.store import store_for
 from tests.concurrency.failures import fail, unreachable
 from tests.concurrency.traces import effects, end_lease, end_retention, record
@@ -193,14 +193,6 @@ def test_the_steps_of_an_old_request_are_not_those_of_a_new_one_with_its_key(pos
     assert results == [0, 1, 2]
     assert effects() == ["another", "one", "two"]
     assert sorted(IdempotencyStep.objects.values_list("result", flat=True)) == ["1", "2"]  # that of the other key stays
-
-
-def test_a_new_request_that_lost_its_claim_leaves_the_steps_alone(post, attempt, monkeypatch):
-    attempt(lambda: step("x", lambda: 1))
-    end_retention()
-    monkeypatch.setattr(acquisition.store_for("default"), "start_over", lambda *args, **kwargs: False)
-    assert post("/again/", label="two").status_code == 409
-    assert IdempotencyStep.objects.count() == 1
 
 
 def test_a_step_is_looked_for_and_stored_in_the_transaction_that_proves_its_attempt(attempt):

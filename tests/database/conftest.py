@@ -1,9 +1,8 @@
-"""What each test of the database begins with, and how the database isolates what it does."""
+"""What each test of the database begins with."""
 
 import pytest
 
 from idempotency.protocol import faults
-from tests.database.statements import execute
 from tests.outbox import broker, other_broker
 
 
@@ -13,11 +12,3 @@ def _empty_brokers_and_no_faults():
     other_broker.reset()
     yield
     faults.disarm()
-
-
-@pytest.fixture
-def repeatable_read():
-    set_level = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL "
-    execute(set_level + "REPEATABLE READ")
-    yield
-    execute(set_level + "READ COMMITTED")

@@ -23,6 +23,7 @@ from idempotency.outbox.relay import RelayResult, relay_batches
 from idempotency.protocol.faults import fault_point
 from idempotency.store import Store, store_for
 from idempotency.store.postgresql import PostgreSQLStore
+from tests.aliases import at_level
 from tests.concurrency.racing import elsewhere, race
 from tests.database.claiming import plain
 from tests.database.statements import before_statement, execute, explaining, fill, fill_outbox
@@ -222,7 +223,6 @@ def test_a_batch_that_is_cut_off_before_its_commit_has_changed_nothing(work, mon
 
 @pytest.mark.failure_16
 @pytest.mark.postgres
-@pytest.mark.usefixtures("repeatable_read")
 @pytest.mark.parametrize("races", [1, 5], ids=["one race", "race upon race"])
 @pytest.mark.parametrize("kind", ["purge", "bodies", "sweep", "relay"])
 def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(kind, races):
@@ -238,7 +238,7 @@ def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(kind, races):
             elsewhere(lambda: work.rows.update(**{field: F(field) + 1}))
 
     work.make_due(3)
-    with before_statement("SKIP LOCKED", interfere):
+    with at_level("REPEATABLE_READ"), before_statement("SKIP LOCKED", interfere):
         if races == 1:
             assert work.take(10).touched == 3
         else:

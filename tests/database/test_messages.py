@@ -164,14 +164,6 @@ def test_on_citus_each_statement_is_a_message(monkeypatch):
     assert messages(write) == 5
 
 
-def test_in_a_transaction_that_a_test_has_opened_nothing_is_committed():
-    with transaction.atomic():
-        connection.atomic_blocks[-1]._from_testcase = True
-        protect(write)
-        transaction.set_rollback(True)
-    assert Transfer.objects.count() == 0
-
-
 @pytest.fixture
 def pool():
     with pool_of_one(min_size=1) as pooled:

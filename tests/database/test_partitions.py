@@ -8,6 +8,7 @@ from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_batches, purge_body_batches, purge_once
+from tests.concurrency.traces import rows
 from tests.database.claiming import send_every_statement
 from tests.database.statements import explaining, fill, relations_read
 from tests.partitions import partition
@@ -16,6 +17,7 @@ from tests.records import HOUR, make_bodies, make_records
 pytestmark = [pytest.mark.django_db, pytest.mark.postgres, pytest.mark.whole_table]
 
 SCOPE = Scope("acme", "tests.partitions", "key")
+PARTITIONS = "SELECT count(DISTINCT tableoid) FROM idempotency_record"
 
 
 @pytest.fixture
@@ -36,12 +38,10 @@ def described(table):
         "constraints": "SELECT conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint "
         "WHERE conrelid = %s::regclass",
     }
-    found = {}
-    with connection.cursor() as cursor:
-        for name, query in queries.items():
-            cursor.execute(query, [table])
-            found[name] = {value and value.replace("(id, account_id)", "(id)") for (value,) in cursor.fetchall()}
-    return found
+    return {
+        name: {value and value.replace("(id, account_id)", "(id)") for (value,) in rows(query, table)}
+        for name, query in queries.items()
+    }
 
 
 def test_the_partitioned_tables_have_what_the_tables_had():
@@ -49,14 +49,12 @@ def test_the_partitioned_tables_have_what_the_tables_had():
     IdempotencyStep.objects.create(account_id="acme", record_id=ids[0], name="charge", result="1")
     tables = ("idempotency_record", "idempotency_step")
     before = [described(table) for table in tables]
-    rows = list(IdempotencyRecord.objects.order_by("id").values())
+    records = list(IdempotencyRecord.objects.order_by("id").values())
     partition(4)
     assert [described(table) for table in tables] == before
-    assert list(IdempotencyRecord.objects.order_by("id").values()) == rows
+    assert list(IdempotencyRecord.objects.order_by("id").values()) == records
     assert min(make_records(5)) > max(ids)
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(DISTINCT tableoid) FROM idempotency_record")
-        assert cursor.fetchone() == (2,)  # the two accounts happen to be in two partitions
+    assert rows(PARTITIONS) == [(2,)]  # the two accounts happen to be in two partitions
 
 
 @pytest.mark.usefixtures("partitioned")
@@ -91,9 +89,7 @@ def test_a_bounded_purge_takes_the_oldest_of_all_partitions(make, due, batches, 
     """A purge that falls behind would otherwise never reach the last partition."""
     kept = in_every_partition(make_records, expires=lambda n: HOUR) if make is make_records else []
     made = in_every_partition(make, **due)
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(DISTINCT tableoid) FROM (SELECT tableoid FROM idempotency_record) AS records")
-        assert cursor.fetchone() == (4,)
+    assert rows(PARTITIONS) == [(4,)]
 
     def remaining():
         return {*IdempotencyRecord.objects.filter(**left).values_list("pk", flat=True)}

@@ -4,9 +4,8 @@ from collections import Counter
 from functools import partial
 
 import pytest
-from django.db.models import F
 
-from idempotency import Completed, NotExecuted, Operation, Reconcile, Unknown, signals
+from idempotency import Operation, Reconcile, Unknown, signals
 from idempotency.lifecycle import Status
 from idempotency.management.commands import recover_idempotency
 from idempotency.models import IdempotencyRecord
@@ -50,19 +49,6 @@ def test_the_longest_abandoned_comes_first():
     abandon(1, parks, lease=-9 * HOUR)  # of another declaration, and in the same batch
     assert recover_once(batch_size=1).settled == 1
     assert abandoned().get().pk == late
-
-
-@pytest.mark.parametrize(
-    ("finding", "attempt"),
-    [(NotExecuted(), 8), (Unknown(), 8), (Unknown(), 1), (Completed({}), 8)],  # 8 are the most
-)
-def test_what_a_reconciler_finds_that_was_taken_over_meanwhile_is_not_counted(monkeypatch, finding, attempt):
-    monkeypatch.setitem(FINDINGS, "k", finding)
-    take_over = {"attempt": F("attempt") + 1}
-    monkeypatch.setitem(fault_point, "reconcile.found", lambda: IdempotencyRecord.objects.update(**take_over) and None)
-    abandon(1, asks, idempotency_key="k", attempt=attempt)
-    assert recover_once().settled == 0
-    assert states() == {"in_progress": 1}
 
 
 def test_what_was_taken_over_since_the_batch_was_selected_is_left_alone(monkeypatch):

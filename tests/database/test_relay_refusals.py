@@ -1,6 +1,5 @@
 """What becomes of a message that could not be sent; what a relay tells of its work; and ``manage.py relay_outbox``."""
 
-import logging
 from functools import partial
 from unittest.mock import Mock
 
@@ -12,7 +11,6 @@ from idempotency.exceptions import BrokerUnavailableError
 from idempotency.outbox.backlog import requeue
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
-from idempotency.outcome import MAX_REASON
 from tests.commands import run_command
 from tests.operations import receiving
 from tests.outbox import OTHER_SENDER, SENDER, UNREACHABLE, broker, make_due, make_messages, other_broker, statuses
@@ -51,15 +49,6 @@ def test_a_message_that_is_refused_is_tried_again_later_and_later():
     assert relay_once() == RelayResult(sent=1)
     assert statuses() == [("sent", 1)]
     assert message(pk).error == ""
-
-
-def test_an_error_is_kept_as_far_as_a_database_can(caplog):
-    caplog.set_level(logging.CRITICAL, "idempotency")  # what the log captured could not be reported by a test process
-    (pk,) = make_messages()
-    broker.refuse(0, error=ValueError("a\0b\ud800c" + "d" * 5_000))
-    assert relay_once().postponed == 1
-    assert message(pk).error.startswith("ValueError: a\ufffdb?c")
-    assert len(message(pk).error) == MAX_REASON
 
 
 def test_a_broker_that_can_not_be_reached_counts_as_no_attempt():

@@ -27,7 +27,7 @@ from tests.aliases import at_level
 from tests.commands import run_command
 from tests.concurrency.racing import PATIENCE, elsewhere, is_waited_for, race
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire, again, plain
-from tests.database.statements import before_statement, execute
+from tests.database.statements import execute
 from tests.operations import receiving
 from tests.outbox import broker, make_messages, statuses
 from tests.providers import eventually
@@ -231,17 +231,6 @@ def test_what_is_due_is_deleted_with_what_the_steps_tell_and_the_rest_of_the_rec
 
 
 # Beside transactions that hold its records or the whole table, and under load
-
-
-@pytest.mark.postgres
-def test_a_refusal_of_the_server_ends_the_purge():
-    kept = make_records(3)
-    with (
-        before_statement("DELETE FROM", lambda: execute("SELECT pg_cancel_backend(pg_backend_pid())")),
-        pytest.raises(OperationalError, match="canceling statement"),
-    ):
-        purge_once()
-    assert remaining() == {*kept}
 
 
 @pytest.mark.postgres

@@ -7,21 +7,27 @@ from django.core.management import call_command
 from django.db import connections, transaction
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
+from django.utils.connection import ConnectionDoesNotExist
 
 from idempotency import PARK, REEXECUTE, Operation, claim, idempotent
 from idempotency.contrib.dashboard.models import IdempotencyCounter
+from idempotency.exceptions import InProgressError
 from idempotency.http.accounts import Fixed
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_body_batches, purge_once
 from idempotency.operate.resolutions import mark_not_executed
+from idempotency.operate.stats import stats
 from idempotency.operate.sweep import recover_once
+from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
-from idempotency.outcome import BODY_GONE
+from idempotency.outcome import BODY_GONE, Outcome
+from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
 from idempotency.protocol.key_status import key_status
 from idempotency.store import store_for
 from tests.aliases import added
+from tests.database.claiming import PAYLOAD, acquire, asks
 from tests.outbox import SENDER
 from tests.records import MINUTE, from_now
 
@@ -35,7 +41,7 @@ ELSEWHERE = "elsewhere"
 class Router:
     def db_for_read(self, model, **hints):
         # There is no such database, so whatever is read by the router's choice fails.
-        return "replica" if model._meta.app_label == "idempotency" else None
+        return "replica" if model._meta.app_label.startswith("idempotency") else None
 
     def db_for_write(self, model, **hints):
         leads_there = hints.get("operation") in {invoices.name, refunds.name} or hints.get("account_id") == "far"
@@ -111,6 +117,21 @@ def test_steps_are_kept_read_and_forgotten_in_the_database_of_their_record():
     assert (records.get().response_body, IdempotencyStep.objects.using(ELSEWHERE).count()) == (BODY_GONE, 0)
     records.update(expires_at=from_now(-MINUTE))
     assert (purge_once().deleted, purge_once(using=ELSEWHERE, batch_size=1).deleted) == (0, 1)
+
+
+@pytest.mark.failure_14
+@pytest.mark.failure_28
+def test_nothing_else_about_a_record_is_read_from_a_replica():
+    with pytest.raises(ConnectionDoesNotExist):
+        IdempotencyRecord.objects.count()
+    abandoned = acquire(asks)
+    with pytest.raises(InProgressError):
+        acquire(asks)
+    with transaction.atomic():  # the claim that lost has left the connection as it was
+        publish("orders.placed", 1, sender=SENDER)
+    IdempotencyRecord.objects.using("default").update(lease_expires_at=from_now(-MINUTE))
+    assert isinstance(acquire_or_wait(ClaimRequest(asks.policy, abandoned.scope, PAYLOAD)), Outcome)
+    assert (purge_once().deleted, stats().records.value) == (0, 1)
 
 
 def test_messages_and_counters_are_written_to_the_database_of_their_store():

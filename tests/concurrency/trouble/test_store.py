@@ -15,7 +15,6 @@ from idempotency.protocol.faults import fault_point
 from idempotency.store import store_for
 from tests.concurrency.failures import (
     BROKEN,
-    IN_PROGRESS,
     UNAVAILABLE,
     UNKNOWN,
     cut_connection,
@@ -188,14 +187,6 @@ def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole_a_bounded_num
     assert (answer.status_code, answer.get("Retry-After")) == (status, None if status == 201 else "1")
     assert len(rounds) == min(times + 1, MAX_ROUNDS)
     assert effects() == (["one"] if status == 201 else [])
-
-
-@pytest.mark.failure_15
-def test_a_claim_that_waited_in_vain_for_a_lock_is_in_progress(post, monkeypatch):
-    error = error_of(monkeypatch, "55P03", "timed_out_waiting")
-    monkeypatch.setitem(fault_point, "claim.before", Mock(side_effect=error))
-    answer = post()
-    assert (problem(answer), answer["Retry-After"]) == (IN_PROGRESS, "1")
 
 
 @pytest.mark.failure_21

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 from django.db import DatabaseError, connection, transaction
 from django.db.models import F
-from django.http import HttpResponse
 
-from idempotency import REEXECUTE, Completed, Operation, require_claim
+from idempotency import REEXECUTE, Operation, require_claim
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.protocol import ownership
@@ -23,19 +22,6 @@ from tests.concurrency.traces import effects, end_lease, end_retention, is_repla
 from tests.concurrency.urls import handler
 
 
-def test_an_operation_with_a_reconciler_that_failed_keeps_its_claim_until_somebody_can_ask(post):
-    """Its call may have arrived, or be on its way still: neither a retry nor a parked record is right."""
-    handler.after = fail
-    assert post("/reconciled/").status_code == 500
-    handler.after = lambda request: HttpResponse(status=502)
-    assert record().status == "in_progress"
-    assert post("/reconciled/").status_code == 409
-    end_lease()
-    handler.find_out = lambda row: Completed({"found": row.attempt})
-    answer = post("/reconciled/")
-    assert (answer.status_code, answer.json(), handler.attempts) == (200, {"found": 2}, [1])
-
-
 def test_a_late_attempt_learns_nothing_of_another_payload_that_has_its_key_since(post):
     def replaced(request):
         if handler.attempts == [1]:
@@ -44,7 +30,8 @@ def test_a_late_attempt_learns_nothing_of_another_payload_that_has_its_key_since
             assert post("/again/", label="other").status_code == 201
 
     handler.before = replaced
-    assert problem(post("/again/")) == IN_PROGRESS
+    late = post("/again/")
+    assert (problem(late), late["Retry-After"]) == (IN_PROGRESS, "1")
 
 
 @pytest.mark.failure_74
@@ -85,11 +72,8 @@ def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_agai
 
     monkeypatch.setattr(ownership, "complete", lose_the_first_answer)
     answer = post("/park/")
-    assert (answer.status_code, len(tries), "Idempotency-Replayed" in answer) == (
-        201,
-        1,
-        False,
-    )  # it is its own outcome
+    assert (answer.status_code, len(tries)) == (201, 1)
+    assert "Idempotency-Replayed" not in answer  # it is its own outcome
     assert post("/park/").content == answer.content
     assert (*state(), handler.attempts) == ("completed", ["one"], [1])
 
