@@ -3,7 +3,6 @@
 ``docs/explanation/costs.md`` says what that costs.
 """
 
-import json
 import re
 from contextlib import contextmanager
 from datetime import timedelta
@@ -225,48 +224,3 @@ def test_a_duplicate_sends_two_messages(alice, serve, lease, status, more):
     if lease is not None:
         claim_anew(lease=lease)
     assert messages(alice, status) == 2 + more
-
-
-#: Sent with a statement, in one message, it has the server say what is in force for the statement's transaction.
-TELL = """; DO $$ BEGIN RAISE NOTICE '%%', json_build_object(
-    'synchronous_commit', current_setting('synchronous_commit'), 'lock_timeout', current_setting('lock_timeout'),
-    'idle_in_transaction_session_timeout', current_setting('idle_in_transaction_session_timeout')
-); END $$"""
-
-
-@contextmanager
-def settings_in_force():
-    """The settings of PostgreSQL right after each statement on records, in the transaction that it belongs to."""
-    seen = {}
-    told = []
-
-    def look(execute, sql, params, many, context):
-        if not in_short(sql).endswith(" idempotency_record"):
-            return execute(sql, params, many, context)
-        result = execute(sql + TELL, params, many, context)
-        seen[in_short(sql)] = json.loads(told.pop())
-        return result
-
-    driver = connection.connection
-    driver.add_notice_handler(hear := lambda notice: told.append(notice.message_primary))
-    try:
-        with connection.execute_wrapper(look):
-            yield seen
-    finally:
-        driver.remove_notice_handler(hear)
-
-
-@pytest.mark.postgres
-@pytest.mark.parametrize(
-    ("policy", "waits"), [({}, False), ({"recovery": PARK}, True), (OUTSIDE_AGAIN, True), (OUTSIDE, True)]
-)
-def test_a_claim_waits_for_the_disk_if_need_be_and_its_settings_end_with_it(alice, framework, policy, waits):
-    framework.serve(**policy)
-    with settings_in_force() as seen:
-        assert [alice.post(key="k").status_code for _ in range(2)] == [201, 201]
-    assert seen["INSERT idempotency_record"]["synchronous_commit"] == ("on" if waits else "off")
-    # The outcome always does, with the work beside it. The claim's setting ended with its transaction.
-    assert seen["UPDATE idempotency_record"]["synchronous_commit"] == "on"
-    assert seen["INSERT idempotency_record"]["lock_timeout"] != "0"
-    assert seen["SELECT idempotency_record"]["lock_timeout"] == "0"
-    assert seen["SELECT idempotency_record"]["idle_in_transaction_session_timeout"] == "0"

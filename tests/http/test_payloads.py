@@ -238,7 +238,7 @@ def test_a_request_has_the_fingerprint_that_it_had_when_it_was_released(alice, s
 
 
 class CommandSerializer(serializers.Serializer):
-    amount = serializers.IntegerField()
+    amount = serializers.IntegerField(min_value=1)
     account = serializers.PrimaryKeyRelatedField(queryset=Transfer.objects.all(), required=False)
     note = serializers.CharField(required=False, allow_null=True)
     computed = serializers.CharField(read_only=True)
@@ -312,12 +312,8 @@ def test_a_command_that_recurses_without_end_is_refused(alice, serve):
     assert_refused(alice, "idempotency_payload_invalid", key="k")
 
 
-class Order(serializers.Serializer):
-    amount = serializers.IntegerField(min_value=1)
-
-
 def checked_by_serializer(request):
-    order = Order(data=request.data)
+    order = CommandSerializer(data=request.data)
     order.is_valid(raise_exception=True)
     return order.validated_data
 
