@@ -6,12 +6,12 @@ from idempotency.protocol import faults
 from tests.crash.matrix import run_matrix
 from tests.crash.points import DATABASES, DECLARATIONS, EXCLUSIONS, FAULTS, POINTS, cells, excluded
 
-KILLED = (pytest.mark.scenario_3, pytest.mark.scenario_22)
+KILLED = (pytest.mark.scenario_3, pytest.mark.scenario_4, pytest.mark.scenario_22, pytest.mark.failure_34)
 WOKEN = (pytest.mark.scenario_23, pytest.mark.scenario_24)
 
-#: Which scenarios a column of the matrix is: a downstream effect is not repeated, and a kill in mid-handler leaves one
-#: effect. A process that slept beyond its lease leaves nothing, and frees no other attempt's claim if it fails. One of
-#: the sessions that are ended has sent its COMMIT.
+#: Which scenarios a column of the matrix is: a downstream effect is not repeated, a claim is recovered after its lease,
+#: and a kill in mid-handler leaves one effect. A process that slept beyond its lease leaves nothing, and frees no other
+#: attempt's claim if it fails. One of the sessions that are ended has sent its COMMIT.
 SCENARIOS = {
     "kill": dict.fromkeys(DECLARATIONS, KILLED),
     "drop": dict.fromkeys(DECLARATIONS, (pytest.mark.failure_12,)),

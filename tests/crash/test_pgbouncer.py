@@ -1,16 +1,27 @@
-"""What a killed process leaves behind in PgBouncer's pool.
+"""What a killed process leaves behind in PgBouncer's pool, and leases behind one whose sessions the handlers hold.
 
 ``python -m tools.crashes --pgbouncer`` runs the matrix there.
 """
 
-from contextlib import ExitStack, closing
+import os
+import threading
+from collections import Counter
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import partial
 
 import psycopg
 import pytest
+from django.db import connections, transaction
+from django.test import override_settings
 
-from tests.crash.cells import run_cell, running
+from idempotency.checks import check_databases
+from idempotency.store import store_for
+from tests.aliases import another_alias
+from tests.concurrency.racing import PATIENCE, race
+from tests.concurrency.renewing import OUTSIDE, Work
+from tests.crash.cells import run_cell
 from tests.crash.points import Cell
-from tests.harness.pgbouncer import POOL_SIZE
+from tests.harness.pgbouncer import POOL_SIZE, running_pgbouncer
 
 pytestmark = pytest.mark.postgres
 
@@ -28,22 +39,42 @@ def left_behind(pooler):
         return [client.execute(LEFT_BEHIND).fetchall() for client in clients]
 
 
-def test_a_killed_process_leaves_neither_its_transaction_nor_its_settings_to_the_next_client(pooled):
-    with running(pooled, Cell("complete.before", "kill", "inside")) as run:
-        observer = run.observer
-        victim = run.fork(arms=[["complete.before", "stop"]])
-        victim.expect("reached")
-        open_ones = "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND state = 'idle in transaction'"
-        ((session,),) = observer.query(open_ones, run.operation)
-        victim.end()
-        observer.wait_until_gone()
-
-        assert not observer.query("SELECT 1 FROM pg_stat_activity WHERE pid = %s", session)
-        assert observer.writes(run.key) == []
-        run.end_lease()
-        run.converge()
-        run.judge()
-        assert (run.verdict.problems, observer.writes(run.key)) == ([], ["attempt 2"])
-    for point in ("handler.wrote", "release.sent"):
-        assert run_cell(pooled, Cell(point, "raise", "inside")).passed
+def test_a_process_that_ends_leaves_neither_its_transaction_nor_its_settings_to_the_next_client(pooled):
+    for place, fault in (("complete.before", "kill"), ("handler.wrote", "raise"), ("release.sent", "raise")):
+        verdict = run_cell(pooled, Cell(place, fault, "inside"))
+        assert verdict.passed, verdict
     assert left_behind(pooled.pooler) == [[]] * POOL_SIZE
+
+
+HANDLERS = 4
+
+
+@pytest.mark.failure_79
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("pgbouncer")
+@pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["in a transaction", "outside"])
+def test_handlers_that_hold_every_session_of_a_pool_keep_their_leases(policy, monkeypatch):
+    everybody_holds_one = threading.Barrier(HANDLERS)
+
+    @contextmanager
+    def holding():
+        block = transaction.atomic("pooled") if policy else nullcontext()
+        with block:
+            with connections["pooled"].cursor() as cursor:
+                cursor.execute("SELECT 1")
+            everybody_holds_one.wait(PATIENCE)
+            yield
+
+    work = Work(f"pooled.{'outside' if policy else 'inside'}", **policy)
+    url = os.environ["DATABASE_URL"]
+    with (
+        running_pgbouncer(url, size=HANDLERS) as pooler,
+        another_alias(monkeypatch, "pooled", pooler.url),
+        another_alias(monkeypatch, "renewals", url),
+        override_settings(IDEMPOTENCY={"RENEWAL_DATABASES": {"pooled": "renewals"}}),
+    ):
+        assert (store_for("pooled").is_pooled(), store_for("default").is_pooled()) == (True, False)
+        assert check_databases(None, databases=["pooled"]) == []  # the two aliases are one database
+        keys = [f"key-{number}" for number in range(HANDLERS)]
+        race([partial(work.do, key, holding) for key in keys])
+    assert work.effects == Counter(keys)

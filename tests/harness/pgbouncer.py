@@ -1,7 +1,6 @@
 """A PgBouncer of one's own in transaction mode. A package of the system brings the program."""
 
 import os
-import signal
 from contextlib import closing, contextmanager
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -52,15 +51,6 @@ class Pooler:
         """Kill it, and start it again."""
         self._process.kill()
         self._process.start()
-
-    @contextmanager
-    def stopped(self):
-        """Stop its process in the block. The kernel goes on taking connections and what clients say."""
-        os.kill(self._process.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(self._process.pid, signal.SIGCONT)
 
 
 @contextmanager
