@@ -5,27 +5,15 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import nullcontext, suppress
-from functools import partial
 from io import BytesIO
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.db import connection, transaction
-from django.http import HttpResponse, JsonResponse
+from django.http import JsonResponse
 from django.test import TestCase, override_settings
-from django.test.utils import CaptureQueriesContext
-from django.urls import path
-from django.views.decorators.cache import never_cache
-from django.views.decorators.csrf import csrf_exempt
-from rest_framework.exceptions import APIException
-from rest_framework.test import APIClient, APIRequestFactory
-from rest_framework.views import APIView
 
-from idempotency import PARK, Operation, current_claim, idempotent
+from idempotency import PARK, current_claim, idempotent
 from idempotency.contrib import pytest as fixtures
-from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.http.key_sources import FromHeader, FromJSON
 from idempotency.models import IdempotencyRecord
 from idempotency.testing import (
@@ -275,66 +263,3 @@ class ProtectedViewsInTestCase(TestCase):
 @pytest.mark.usefixtures("atomic_requests")
 class ProtectedViewsInTestCaseUnderAtomicRequests(ProtectedViewsInTestCase):
     pass
-
-
-class Failing(APIView):
-    """After its effect it fails as the query asks."""
-
-    authentication_classes = permission_classes = ()
-
-    def post(self, request):
-        Transfer.objects.create(account=User.objects.get(), recipient="carol", amount=1)
-        if "api" in request.GET:
-            raise APIException
-        if "crash" in request.GET:
-            raise ValueError
-        return HttpResponse()
-
-
-class OptionallyProtected(Failing):
-    post = idempotent("testcase.optional", required=False)(Failing.post)
-
-
-class OptionallyProtectedByMixin(IdempotentMixin, Failing):
-    idempotent_operations = {"post": Operation("testcase.mixin", required=False)}
-
-
-def directly(view, query):
-    view(APIRequestFactory().post(f"/{query}", {}, format="json"))
-
-
-def by_the_client(view, query, around=lambda view: view):
-    with override_settings(ROOT_URLCONF=(path("", around(view)),)):
-        APIClient().post(f"/{query}", {}, format="json")
-
-
-below_a_decorator = partial(by_the_client, around=never_cache)
-by_another_view = partial(by_the_client, around=lambda view: csrf_exempt(lambda request: view(request)))
-
-
-@pytest.mark.django_db
-@pytest.mark.usefixtures("atomic_requests")
-@pytest.mark.parametrize("call", [directly, by_the_client, below_a_decorator, by_another_view])
-@pytest.mark.parametrize("query", ["", "?api=1", "?crash=1"])
-@pytest.mark.parametrize("protected", [OptionallyProtected, OptionallyProtectedByMixin])
-def test_without_a_key_it_is_the_unprotected_view(protected, call, query):
-    """The statements, the block that DRF marks for rollback, and the effects, with and without an ``atomic()`` around.
-
-    DRF's own tests call a view directly, in an ``atomic()`` of theirs.
-    """
-    UserFactory()
-
-    def seen(view):
-        found = []
-        for block in (transaction.atomic, nullcontext):
-            if block is nullcontext and call is directly and query == "?api=1":
-                continue  # DRF marks the transaction of the test
-            before = effects()
-            with CaptureQueriesContext(connection) as queries, block():
-                with suppress(ValueError):
-                    call(view, query)
-                found.append(transaction.get_rollback())
-            found += [len(queries), effects() - before]
-        return found
-
-    assert seen(protected.as_view()) == seen(Failing.as_view())

@@ -204,6 +204,13 @@ def test_a_whole_class_and_what_runs_outside_have_no_transaction(alice, serve):
     assert not json.loads(first.content)["in_transaction"]
 
 
+@pytest.mark.usefixtures("atomic_requests")
+def test_a_view_that_a_test_calls_without_a_key_has_no_transaction(rf):
+    """Django opens none, because no URL led to the view."""
+    view = idempotent("tests.called", required=False)(lambda request: HttpResponse(connection.in_atomic_block))
+    assert view(rf.post("/")).content == b"False"
+
+
 @pytest.mark.failure_23
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("way", ["hidden", "inside"])
