@@ -16,7 +16,7 @@ from testproject.models import Payout
 from testproject.provider import Effect, read_ledger
 from testproject.provider.client import PayoutRefusedError, ProviderFailedError, find, pay
 from testproject.provider.ledger import Ledger
-from tests.concurrency.failures import UNKNOWN, problem
+from tests.concurrency.failures import UNKNOWN, Killed, problem
 from tests.concurrency.racing import race
 from tests.concurrency.traces import end_lease, is_replay, record
 from tests.factories import UserFactory
@@ -25,10 +25,6 @@ from tests.providers import IMPATIENCE, PAID, PATIENCE, UNPAID, begin, end, even
 
 # What each declaration means is tested on each database in ``tests/concurrency``. Here a provider is at the other end.
 pytestmark = pytest.mark.once
-
-
-class Killed(BaseException):
-    """Stands for the end of the process: no handler of exceptions sees it."""
 
 
 RECONCILED, REEXECUTED, PARKED = "/payouts/", "/payouts/reexecute/", "/payouts/park/"

@@ -9,6 +9,10 @@ from idempotency.store import store_for
 from tests.concurrency.racing import elsewhere
 
 
+class Killed(BaseException):
+    """Stands for the end of the process: nothing handles it."""
+
+
 def fail(request=None):
     raise RuntimeError("on purpose")
 

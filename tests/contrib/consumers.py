@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import Any
 
 from celery import shared_task
-from django.db import OperationalError
 
 from idempotency import PARK, REEXECUTE, require_claim
 from idempotency.contrib.celery import idempotent_task
@@ -89,7 +88,3 @@ def hold(task, message_id, **arguments):
     operation = policy_of(task).operation
     request = ClaimRequest(operation.policy, Scope("celery", operation.name, message_id), Payload(arguments))
     acquire(request, expect_record=False)
-
-
-def gone():
-    raise OperationalError("the database has gone")

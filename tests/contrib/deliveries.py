@@ -14,16 +14,14 @@ from celery.app.trace import trace_task_ret
 from celery.exceptions import Reject
 from celery.worker.request import Request
 
+from tests.concurrency.failures import Killed
+
 QUEUE, DEAD = "celery", "tests.dead"
 #: The headers of a message that say what it is.
 KEY, ACCOUNT = "idempotency_key", "idempotency_account"
 
 #: What the next run of a task is to do after its effect, by the task's first argument.
 acts = {}
-
-
-class Killed(BaseException):
-    """Raised by a task in whose middle the worker's process is to die."""
 
 
 class FailureError(Exception):

@@ -14,7 +14,8 @@ from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
 from testproject.harness.processes import free_port
 from testproject.models import Receipt
-from tests.contrib.consumers import act, auto, bare, effects, end_leases, gone, hold, outside, parked, record, send
+from tests.concurrency.failures import unreachable
+from tests.contrib.consumers import act, auto, bare, effects, end_leases, hold, outside, parked, record, send
 from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, acting, acts, dies, succeed
 from tests.records import HOUR, purge_body_of
 
@@ -128,7 +129,7 @@ def test_a_message_that_has_waited_for_too_long_is_dead_lettered(inbox):
 
 def test_a_store_that_cannot_be_reached_is_waited_for(inbox):
     inbox.publish(send, "a")
-    faults.fault_point["claim.before"] = gone
+    faults.fault_point["claim.before"] = unreachable
     assert inbox.deliver().answer == "acknowledged"
     faults.disarm()
     [message] = inbox.messages()

@@ -17,7 +17,8 @@ from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
 from testproject.harness.processes import free_port
-from tests.contrib.consumers import act, auto, bare, effects, end_leases, gone, hop, outside, plain, record, send
+from tests.concurrency.failures import unreachable
+from tests.contrib.consumers import act, auto, bare, effects, end_leases, hop, outside, plain, record, send
 from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, FailureError, acting, dies, fail, succeed
 
 # What the inbox needs of the database is tested on each one in ``test_idempotent_task`` and in ``tests/concurrency``.
@@ -60,7 +61,7 @@ def taken_over():
 @pytest.mark.failure_58
 @pytest.mark.parametrize(
     ("trouble", "attempt", "told"),
-    [(gone, 3, "could not be released"), (taken_over, 4, "")],
+    [(unreachable, 3, "could not be released"), (taken_over, 4, "")],
     ids=["unreachable", "taken over"],
 )
 def test_a_claim_that_cannot_be_given_back_runs_out_by_itself(inbox, caplog, trouble, attempt, told):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError, connection
+from django.db import connection
 from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,6 +21,7 @@ from idempotency.contrib.prometheus.views import metrics
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox.models import MessageStatus
+from tests.concurrency.failures import unreachable
 from tests.contrib.conftest import happen
 from tests.contrib.project import PROJECT
 from tests.outbox import make_messages
@@ -91,10 +92,6 @@ def test_neither_connecting_nor_a_second_call_reads_anything_and_a_scrape_reads_
     assert len(read) == len(set(read))
 
 
-def refuse(*arguments):
-    raise OperationalError("no route to host")
-
-
 async def scrape_in_a_loop(registry):
     return scrape(registry)
 
@@ -106,7 +103,7 @@ async def scrape_in_a_loop(registry):
 )
 def test_what_this_process_counted_is_told_even_if_the_tables_can_not_be_read(registry, scrape_in_vain):
     happen(signals.claimed, Operation("tests.scraped"))
-    with connection.execute_wrapper(refuse):
+    with connection.execute_wrapper(unreachable):
         seen = scrape_in_vain(registry)
     assert seen['idempotency_events_total{event="claimed",operation="tests.scraped"}'] == 1
     assert {name: value for name, value in seen.items() if "_total" not in name} == {AVAILABLE: 0}

@@ -7,15 +7,12 @@ from idempotency.lifecycle import Recovery
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
+from tests.concurrency.failures import Killed
 from tests.outbox import SENDER
 from tests.records import HOUR, from_now
 
 inside = Operation("tests.outbox.inside")
 outside = Operation("tests.outbox.outside", transaction=False, recovery=Recovery.REEXECUTE)
-
-
-class CutOff(BaseException):
-    """Stands for the end of the process: nothing handles it, and the claim stays as it is."""
 
 
 def run(operation, block, *, key="k", cut_off=False):
@@ -25,8 +22,8 @@ def run(operation, block, *, key="k", cut_off=False):
             block()
             assert not attempt.replayed
             if cut_off:
-                raise CutOff
-    except CutOff:
+                raise Killed
+    except Killed:
         IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
 
 

@@ -17,15 +17,12 @@ from idempotency.outbox.backlog import requeue
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
 from idempotency.protocol import faults
+from tests.concurrency.failures import Killed
 from tests.database.statements import explaining, fill_outbox
 from tests.outbox import BROKEN, OTHER_SENDER, UNREACHABLE, broker, make_due, make_messages, other_broker, statuses
 from tests.records import HOUR, MINUTE, from_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-class Killed(BaseException):
-    """Stands for the end of the process: nothing handles it."""
 
 
 def relay_killed(place=None):
