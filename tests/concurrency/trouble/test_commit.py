@@ -5,15 +5,7 @@ from functools import partial
 from unittest.mock import Mock
 
 import pytest
-from django.db import (
-    DatabaseError,
-    IntegrityError,
-    OperationalError,
-    ProgrammingError,
-    connection,
-    connections,
-    transaction,
-)
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, connections, transaction
 
 from idempotency import claim, current_claim
 from idempotency.exceptions import InProgressError, OuterTransactionError
@@ -203,43 +195,26 @@ def commit_in_the_driver(request):
     connection.connection.commit()
 
 
-def and_fail(ends):
-    def run(request):
-        ends(request)
-        fail()
-
-    return run
-
-
-def fail_and_commit_in_the_driver(request):
-    with pytest.raises(DatabaseError):
-        execute("SELECT no_such_column")(request)
-    commit_in_the_driver(request)
-
-
 def close_in_the_driver(request):
     connection.connection.close()
 
 
-def close_in_the_driver_and_read(request):
-    close_in_the_driver(request)
-    execute("SELECT 1")(request)
+def be_refused(request):
+    """And go on."""
+    with pytest.raises(DatabaseError):
+        execute("SELECT no_such_column")(request)
 
 
-def commit_and_write(request):
-    execute("COMMIT")(request)
+def write_more(request):
     Transfer.objects.create(account_id=int(request.headers["X-Account"]), amount=1, label="after")
 
 
-def commit_and_be_refused(request):
-    execute("COMMIT")(request)
-    execute("SELECT no_such_column")(request)
+def in_turn(*acts):
+    def run(request):
+        for act in acts:
+            act(request)
 
-
-def fail_and_chain(request):
-    with pytest.raises(ProgrammingError):
-        execute("SELECT no_such_column")(request)
-    execute("ROLLBACK AND CHAIN")(request)
+    return run
 
 
 #: What puts another transaction in place of the handler's, on PostgreSQL, and what may be left of its effects.
@@ -249,26 +224,35 @@ REPLACING = [
 ]
 
 
+#: What a COMMIT leaves after a refused statement.
+LEFT_OF_REFUSED = [] if connection.vendor == "postgresql" else ["one"]
+
+
 @pytest.mark.failure_64
 @pytest.mark.parametrize(
     ("ends", "left"),
     [
         pytest.param(execute("COMMIT"), ["one"], id="commit"),
         pytest.param(execute("ROLLBACK"), [], id="rollback"),
-        pytest.param(commit_in_the_driver, ["one"], marks=pytest.mark.except_mariadb),
-        pytest.param(and_fail(commit_in_the_driver), ["one"], marks=pytest.mark.except_mariadb),
-        pytest.param(
-            and_fail(fail_and_commit_in_the_driver),
-            [] if connection.vendor == "postgresql" else ["one"],
-            marks=pytest.mark.except_mariadb,
-        ),
         # SQLite opens no other transaction for what is written after the COMMIT.
-        (commit_and_write, ["after", "one"] if connection.vendor == "sqlite" else ["one"]),
-        (and_fail(execute("COMMIT")), ["one"]),
-        (commit_and_be_refused, ["one"]),
+        pytest.param(
+            in_turn(execute("COMMIT"), write_more),
+            ["after", "one"] if connection.vendor == "sqlite" else ["one"],
+            id="commit and a write",
+        ),
+        pytest.param(in_turn(execute("COMMIT"), fail), ["one"], id="commit and a failure"),
+        pytest.param(in_turn(execute("COMMIT"), execute("SELECT no_such_column")), ["one"], id="commit and a refusal"),
+        *(
+            pytest.param(in_turn(*acts), left, marks=pytest.mark.except_mariadb, id=said)
+            for said, acts, left in (
+                ("in the driver", [commit_in_the_driver], ["one"]),
+                ("in the driver, and a failure", [commit_in_the_driver, fail], ["one"]),
+                ("in the driver, refused", [be_refused, commit_in_the_driver, fail], LEFT_OF_REFUSED),
+            )
+        ),
         *(pytest.param(execute(sql), left, marks=pytest.mark.postgres, id=sql) for sql, left in REPLACING),
         pytest.param(execute("COMMIT; SELECT 1 / 0"), ["one"], marks=pytest.mark.postgres, id="commit and an error"),
-        pytest.param(fail_and_chain, [], marks=pytest.mark.postgres),
+        pytest.param(in_turn(be_refused, execute("ROLLBACK AND CHAIN")), [], marks=pytest.mark.postgres, id="chain"),
     ],
 )
 def test_a_handler_that_ends_or_replaces_its_transaction_is_noticed_and_never_run_again(post, ends, left, caplog):
@@ -291,8 +275,8 @@ def test_a_handler_that_ends_or_replaces_its_transaction_is_noticed_and_never_ru
 @pytest.mark.parametrize(
     "undo",
     [
-        and_fail(close_in_the_driver),
-        close_in_the_driver_and_read,
+        pytest.param(in_turn(close_in_the_driver, fail), id="closed"),
+        pytest.param(in_turn(close_in_the_driver, execute("SELECT 1")), id="closed and read"),
         pytest.param(
             execute("INSERT OR ROLLBACK INTO auth_user (id, username) VALUES (1, 'x')"), marks=pytest.mark.sqlite
         ),
