@@ -17,6 +17,7 @@ from idempotency.contrib.dashboard.counters import counters, write_counts
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.operate.stats import stats
 from idempotency.store import store_for
+from tests.concurrency.failures import server_error
 from tests.concurrency.racing import Gate, held, race
 from tests.database import processes
 from tests.database.counters.counting import CLAIMED, count, operation, refusing, unreachable, written
@@ -151,13 +152,7 @@ def test_what_was_counted_in_a_test_database_is_not_written_to_the_one_that_take
 
 def deadlock():
     """As the driver of PostgreSQL gives it or, on the others, as that of MariaDB does."""
-    if connection.vendor != "postgresql":
-        return OperationalError(1213, "Deadlock found")
-    from psycopg import errors
-
-    error = OperationalError("deadlock detected")
-    error.__cause__ = errors.lookup("40P01")("deadlock detected")
-    return error
+    return server_error("40P01") if connection.vendor == "postgresql" else OperationalError(1213, "Deadlock found")
 
 
 def test_a_database_that_refuses_loses_nothing_and_is_logged_once(caplog):
