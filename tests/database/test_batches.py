@@ -20,7 +20,6 @@ from idempotency.operate.sweep import RecoveryResult, recover_batches
 from idempotency.outbox.backlog import purge_sent_batches
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import RelayResult, relay_batches
-from idempotency.protocol.faults import fault_point
 from idempotency.store import Store, store_for
 from idempotency.store.postgresql import PostgreSQLStore
 from tests.aliases import at_level
@@ -204,21 +203,6 @@ def test_a_row_that_is_locked_is_passed_over(work, vendor, monkeypatch):
         # A batch that takes nothing is the last one, so that a loop over batches ends.
         assert elsewhere(lambda: [batch.touched for batch in work.batches(batch_size=1)]) == [1, 1, 0]
     assert work.left() == {locked}
-
-
-@every_purge
-def test_a_batch_that_is_cut_off_before_its_commit_has_changed_nothing(work, monkeypatch):
-    due = work.make_due(3)
-
-    def die():
-        raise SystemExit
-
-    with monkeypatch.context() as patch:
-        patch.setitem(fault_point, "purge.selected", die)
-        with pytest.raises(SystemExit):
-            work.take(5)
-    assert work.left() == {*due}
-    assert work.take(5).touched == 3
 
 
 @pytest.mark.failure_16

@@ -158,19 +158,6 @@ def test_under_a_claim_its_identity_is_derived_from_it():
     assert message.idempotency_key == scope.key_for(message.message_id) == f"{scope.trace}.{message.message_id}"
 
 
-def test_an_operation_that_runs_again_publishes_the_same_messages_once():
-    def block():
-        for topic in ("orders.placed", "orders.placed", "orders.packed"):
-            send(topic, {"a": 1, "b": 2})
-
-    run(outside, block, cut_off=True)
-    first = ids()
-    assert len({*first}) == 3
-    run(outside, block)
-    assert ids() == first
-    assert relay_once().sent == 3
-
-
 def test_what_was_published_before_is_returned_whatever_has_become_of_it():
     returned = []
     run(outside, lambda: returned.append(send(payload={"a": 1, "b": [2, None]})), cut_off=True)

@@ -2,8 +2,6 @@
 
 import itertools
 import logging
-from contextlib import suppress
-from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -23,7 +21,7 @@ from idempotency.operate.resolutions import ResolutionRefusedError, mark_not_exe
 from idempotency.outcome import Outcome, response_of
 from idempotency.protocol import ownership
 from idempotency.protocol.renewal import renew
-from tests.concurrency.racing import elsewhere, race
+from tests.concurrency.racing import elsewhere
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire, again, asks, parks, plain
 from tests.records import HOUR, from_now, make_records
 
@@ -210,18 +208,6 @@ def test_a_decision_names_who_decides(by):
     with pytest.raises(TypeError, match="by="):
         mark_not_executed(seen, by=by)
     assert state(seen) == ("parked", 1)
-
-
-def test_of_two_who_decide_at_once_one_wins():
-    seen = record()
-
-    def decide(decision):
-        with suppress(ResolutionRefusedError):
-            decision(IdempotencyRecord.objects.get(pk=seen.pk))
-            return True
-        return False
-
-    assert sum(race([partial(decide, decision) for decision in DECISIONS.values()] * 3)) == 1
 
 
 @pytest.fixture(autouse=True)

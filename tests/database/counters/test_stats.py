@@ -86,16 +86,6 @@ def test_a_lease_that_runs_is_not_overdue():
     assert numbers()["overdue"] == Number(0.0, Precision.EXACT)
 
 
-def test_the_size_of_the_table_is_known_where_the_database_knows_it():
-    make_records(3)
-    size = numbers()["table_bytes"]
-    if connection.vendor == "postgresql":
-        assert size.kind is Precision.EXACT
-        assert size.value > 8192
-    else:
-        assert size == Number(None, Precision.UNKNOWN)
-
-
 def test_counting_stops_at_a_bound_and_says_so(monkeypatch):
     monkeypatch.setattr(stats, "MAX_COUNTED", 4)
     if connection.vendor == "postgresql":
