@@ -17,7 +17,7 @@ from idempotency import idempotent
 from idempotency.http.key_sources import FromHeader
 from tests.http.callers import assert_nothing_kept, assert_refused, effects, problem_code, records, replayed
 from tests.http.serving import OUTSIDE
-from tests.http.views import KINDS, VIEWSETS, AsyncMethodView, HiddenView, PlainView, async_answer, plain_answer, work
+from tests.http.views import KINDS, AsyncMethodView, HiddenView, PlainView, async_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.http.views")]
 
@@ -107,17 +107,6 @@ def test_what_passes_through_has_its_transaction_unless_async(alice, kind, reque
         assert alice.get(f"{url}?crash=1", key="k").status_code == 500
         assert effects() - before == (1 if atomic else 2)
     assert records() == []
-
-
-@pytest.mark.usefixtures("atomic_requests")
-@pytest.mark.parametrize("view", VIEWSETS)
-def test_another_action_of_a_protected_viewset_keeps_its_transaction(alice, serve, view):
-    """What else is not protected does as well: ``test_other_databases``."""
-    serve(view.as_view({"post": "unprotected"}))
-    answer = alice.post(key="k").json()
-    assert (answer["operation"], answer["in_transaction"]) == (None, True)
-    assert alice.post("/?crash=1", key="k").status_code == 500
-    assert (effects(), records()) == (1, [])
 
 
 @pytest.mark.usefixtures("atomic_requests")

@@ -189,9 +189,6 @@ KINDS = {
     "both": (_routed(BothViewSet), "kinds.model_viewset"),
 }
 
-#: ViewSets of which one action is protected. Another one, ``unprotected``, is not.
-VIEWSETS = (DecoratedViewSet, DecoratedModelViewSet, MixinViewSet, MixinModelViewSet, BothViewSet)
-
 urlpatterns = [
     *(path(f"kinds/{kind}/", view) for kind, (view, _) in KINDS.items()),
     path("unprotected/", DecoratedViewSet.as_view({"post": "unprotected"})),
