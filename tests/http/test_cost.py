@@ -6,8 +6,6 @@
 import re
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import count
-from types import SimpleNamespace
 
 import pytest
 from django.db import connection, transaction
@@ -15,9 +13,8 @@ from django.http import HttpResponse
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
-from idempotency import PARK, REEXECUTE, Wait, idempotent, require_claim
+from idempotency import PARK, REEXECUTE, idempotent, require_claim
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol import acquisition
 from idempotency.store import store_for
 from tests.concurrency.traces import rows
 from tests.http.callers import claim_anew, effects
@@ -105,18 +102,6 @@ def test_a_duplicate_is_a_lost_insert_and_a_read(alice, claimed, amount, status)
     with untouched_record(), statements() as made:
         assert alice.post(data={"amount": amount}, key="k").status_code == status
     assert made == [*before, *LOST_CLAIM]
-
-
-def test_each_look_is_one_read(alice, serve, framework, monkeypatch):
-    clock = SimpleNamespace(monotonic=count(0, 0.03).__next__, sleep=lambda seconds: None)
-    monkeypatch.setattr(acquisition, "time", clock)
-    serve(framework.view(protect=idempotent("tests.cost", in_progress=Wait(0.1))), **{"bare/": plain_answer})
-    before = authentication(alice)
-    alice.post(key="k")
-    claim_anew()
-    with untouched_record(), statements() as made:
-        assert alice.post(key="k").status_code == 409
-    assert made == [*before, *LOST_CLAIM, *LOOK * 3]
 
 
 def test_a_request_that_is_refused_before_its_claim_is_free(alice, serve, framework):

@@ -15,7 +15,7 @@ from django.http import HttpResponse
 from django.views.decorators.csrf import csrf_exempt
 
 from idempotency import Operation, claim, idempotent
-from idempotency.exceptions import KeyExpiredError, KeyInvalidError
+from idempotency.exceptions import KeyInvalidError
 from idempotency.http.key_sources import FromCookie, FromForm, FromHeader, FromJSON
 from idempotency.identity import keys
 from idempotency.identity.keys import new_key
@@ -25,7 +25,6 @@ from idempotency.models import IdempotencyRecord
 from idempotency.protocol import acquisition
 from tests.http.callers import FORM, assert_refused, claim_anew, effects, multipart, records, replayed
 from tests.http.serving import after, parse_as_post
-from tests.http.test_cost import CLAIM, COMPLETE, LOOK, WORK, authentication, statements
 from tests.http.views import plain_answer
 from tests.records import HOUR, expire
 
@@ -251,15 +250,6 @@ def test_a_derived_key_has_no_time_and_may_begin(key, begins):
     assert len(records()) == begins
 
 
-def test_a_block_refuses_a_late_key_too(clock):
-    """A queue that is replayed after a week."""
-    message_id = new_key()
-    clock.advance(7 * DAY)
-    with pytest.raises(KeyExpiredError), claim("late.block", account_id="1", key=message_id, max_key_age=DAY):
-        pytest.fail("it ran")
-    assert records() == []
-
-
 def test_a_key_may_not_be_accepted_for_longer_than_its_record_is_kept(settings):
     Operation("late.fits", max_key_age=DAY, ttl=DAY + timedelta(minutes=5))
     too_long = DAY - timedelta(minutes=4)
@@ -268,20 +258,6 @@ def test_a_key_may_not_be_accepted_for_longer_than_its_record_is_kept(settings):
     operation = Operation("late.wrong_by_the_setting", ttl=DAY)
     settings.IDEMPOTENCY = {"MAX_KEY_AGE": too_long}
     assert [mistake.id for mistake in operation.mistakes()] == ["idempotency.E025"]
-
-
-def test_a_key_in_time_costs_nothing_and_a_late_one_a_read(alice, serve, clock):
-    serve(idempotent("tests.late", **LATE, timed_keys=True)(plain_answer), **{"bare/": plain_answer})
-    before = authentication(alice)
-    key = new_key()
-    with statements() as made:
-        assert alice.post(key=key).status_code == 201
-    assert made == [*before, *CLAIM, "BEGIN", *WORK, *COMPLETE]
-    clock.advance(2 * DAY)
-    for late, status in ((key, 201), ("order-71", 400)):
-        with statements() as made:
-            assert alice.post(key=late).status_code == status
-        assert made == [*before, *LOOK]
 
 
 def test_every_answer_says_how_long_an_outcome_is_kept(alice, framework):
