@@ -16,8 +16,7 @@ from rest_framework.views import set_rollback
 from idempotency import idempotent
 from idempotency.http.key_sources import FromHeader
 from tests.http.callers import assert_nothing_kept, assert_refused, effects, problem_code, records, replayed
-from tests.http.serving import OUTSIDE
-from tests.http.views import KINDS, AsyncMethodView, HiddenView, PlainView, async_answer, plain_answer, work
+from tests.http.views import KINDS, AsyncMethodView, HiddenView, async_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.http.views")]
 
@@ -174,23 +173,6 @@ def test_an_async_handler_under_a_decorator_is_protected(alice, serve):
 
     serve(type("Decorated", (AsyncMethodView,), {"post": around(AsyncMethodView.post)}).as_view())
     replayed(alice)
-
-
-@pytest.mark.usefixtures("atomic_requests")
-def test_a_whole_class_and_what_runs_outside_have_no_transaction(alice, serve):
-    class Whole(PlainView):
-        @classmethod
-        def as_view(cls, **initkwargs):
-            return idempotent("tests.whole")(super().as_view(**initkwargs))
-
-        @idempotent("tests.put")
-        def put(self, request):
-            raise NotImplementedError
-
-    serve(Whole.as_view(), **{"outside/": idempotent("tests.outside_atomic", **OUTSIDE)(plain_answer)})
-    replayed(alice)
-    first, _ = replayed(alice, "/outside/")
-    assert not json.loads(first.content)["in_transaction"]
 
 
 @pytest.mark.usefixtures("atomic_requests")
