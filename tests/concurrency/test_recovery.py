@@ -40,12 +40,6 @@ def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post, abando
     assert (handler.attempts, effects(), record().status) == ([], [], "completed")
 
 
-def test_what_was_not_executed_runs_under_the_reconcilers_own_attempt(post, abandoned_one):
-    handler.find_out = lambda row: NotExecuted()
-    assert post("/reconciled/").json()["attempt"] == 2
-    assert (handler.attempts, effects()) == ([2], ["one"])
-
-
 def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post, abandoned_one, settings):
     asked = []
     handler.find_out = lambda row: asked.append(row.attempt) or Unknown()
@@ -75,11 +69,6 @@ def test_a_reconciler_that_fails_has_said_nothing(post, abandoned_one, broken, c
     assert post("/reconciled/").status_code == 409
     assert (record().status, effects()) == ("in_progress", [])
     assert "race.reconciled" in caplog.text
-
-
-def test_another_payload_never_reaches_the_reconciler(post, abandoned_one):
-    handler.find_out = lambda row: pytest.fail("asked about another request")
-    assert post("/reconciled/", label="other").status_code == 422
 
 
 @pytest.mark.parametrize("by", ["a retry", "the sweep"])
