@@ -13,11 +13,10 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from testproject import embedded
-from testproject.embedded import embedded_postgres
-from tests.crash.storms import CLIENTS, ENOUGH, Storms, storms_on
-from tests.harness.postgres import Server, running_standby
+from tests.crash.storms import CLIENTS, Storms, server_to_stop, storms_on
+from tests.harness.postgres import running_standby
 from tests.harness.proxy import Proxy
-from tests.harness.world import Database, environment, migrate
+from tests.harness.world import Database, environment
 from tests.harness.zygote import ROOT, wait_until
 
 STANDBY = "standby_1"
@@ -30,6 +29,7 @@ MODES = {
     "on": {**NAMED, "synchronous_commit": "on"},
     "remote_apply": {**NAMED, "synchronous_commit": "remote_apply"},
 }
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 #: Where a COMMIT waits for the standby.
 SAFE = ("remote_write", "on", "remote_apply")
 
@@ -48,56 +48,43 @@ class Failover:
         return self.storms.is_whole and is_safe == (self.mode in SAFE) == (not self.warned)
 
 
-class Pair:
-    """A primary, its standby, and the network between them."""
-
-    def __init__(self, primary, standby, network):
-        self.primary, self.standby, self._network = primary, standby, network
-        #: Clients look for the one that takes writes, as libpq does for them.
-        self.url = embedded.url_of(primary.directory, standby.directory) + "&target_session_attrs=read-write"
-
-    def lag(self):
-        self._network.holding = True
-
-    def fail_over(self):
-        self.primary.kill()
-        self._network.cut()  # and what was under way in it is gone
-        self.standby.promote()
-
-
 @contextmanager
 def running_pair(mode):
+    """A primary, its standby, and the network between them."""
     with ExitStack() as stack:
-        url = stack.enter_context(embedded_postgres())
-        migrate(url)
-        primary = Server(url)
-        network = stack.enter_context(Proxy(url))
+        primary = stack.enter_context(server_to_stop())
+        network = stack.enter_context(Proxy(primary.url))
         socket = Path(parse_qs(urlsplit(network.url).query)["host"][0], embedded.SOCKET_NAME)
         for path in (socket.parent, socket):
             path.chmod(0o777)  # the standby may run as another user
         standby = stack.enter_context(running_standby(network.url, STANDBY))
-        with closing(Database(url)) as database:
+        with closing(Database(primary.url)) as database:
             streaming = "SELECT sync_state FROM pg_stat_replication WHERE application_name = %s AND state = 'streaming'"
             wait_until(lambda: database.query(streaming, STANDBY), "the standby streams")
             primary.configure(**MODES[mode])
             if "synchronous_standby_names" in MODES[mode]:
                 wait_until(lambda: database.query(streaming, STANDBY) == [("quorum",)], "the standby is synchronous")
-        yield Pair(primary, standby, network)
+        yield primary, standby, network
         with suppress(embedded.EmbeddedPostgresError):
             primary.start()  # so that it gives back the shared memory that a killed server leaves
 
 
 def run_failover(mode):
-    with running_pair(mode) as pair:
-        warned = warns(pair.primary.url)
-        with storms_on(pair.url) as (storms, provider):
+    with running_pair(mode) as (primary, standby, network):
+        warned = warns(primary.url)
+        # Clients look for the one that takes writes, as libpq does for them.
+        url = embedded.url_of(primary.directory, standby.directory) + "&target_session_attrs=read-write"
+        with storms_on(url) as (storms, provider):
             storms.get_further()
-            pair.lag()
-            with closing(Database(pair.primary.url)) as database:
-                get_further_or_wait(storms, database)
-            pair.fail_over()
+            network.holding = True
+            with closing(Database(primary.url)) as database:
+                # Until clients were told enough that the standby doesn't know, or each of them waits for the standby.
+                storms.get_further(otherwise=lambda: database.count(WAITING) == sum(CLIENTS.values()))
+            primary.kill()
+            network.cut()  # and what was under way in it is gone
+            standby.promote()
             storms.get_further()
-            storms.settle(pair.standby.url, provider)
+            storms.settle(standby.url, provider)
         return Failover(mode, storms, warned)
 
 
@@ -107,20 +94,3 @@ def warns(url):
     settings = {**environment(url), "DJANGO_SETTINGS_MODULE": "testproject.settings"}
     said = subprocess.run(check, cwd=ROOT, env=settings, check=True, capture_output=True, text=True).stderr
     return "idempotency.W015" in said or "idempotency.W013" in said
-
-
-def acknowledged(storms):
-    return [len(storm.known) for storm in storms.all]
-
-
-def get_further_or_wait(storms, database):
-    """Until clients were told enough that the standby doesn't know, or each of them waits for the standby."""
-    enough = [known + ENOUGH for known in acknowledged(storms)]
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-    wait_until(
-        lambda: (
-            all(now >= then for now, then in zip(acknowledged(storms), enough, strict=True))
-            or database.count(waiting) == sum(CLIENTS.values())
-        ),
-        "clients go on without the standby, or wait for it",
-    )

@@ -6,7 +6,6 @@ none of them. In the end every operation is delivered once more.
 
 import random
 import tempfile
-import threading
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,11 @@ from uuid import uuid4
 
 from testproject.embedded import embedded_postgres
 from testproject.harness.effects import judge_effects
+from testproject.harness.marks import Marks
 from testproject.provider import running_provider
 from tests.harness.postgres import Server
 from tests.harness.world import Database, environment, migrate
-from tests.harness.zygote import PATIENCE, ImpossibleError, Zygote
+from tests.harness.zygote import Zygote, wait_until
 
 #: How many clients there are of each declaration.
 CLIENTS = {"inside": 3, "ask": 2, "park": 3}
@@ -30,76 +30,45 @@ ENOUGH = 20
 class Storm:
     """Clients of one declaration under way, each in a process of its own, and what they were told."""
 
-    def __init__(self, zygote, declaration, provider):
-        self.known = set()
-        #: Operations whose outcome stayed unknown, and which are not run again.
-        self.parked = set()
+    def __init__(self, zygote, declaration, provider, marks):
+        #: Operations whose outcome clients know, and those whose outcome stayed unknown, which are not run again.
+        self.known, self.parked = set(), set()
         #: Operations that were acknowledged and have no effect, and those that have several.
         self.lost = self.doubled = 0
         self.name = f"storm-{uuid4().hex[:8]}"  # the database may hold the effects of others
-        self._zygote = zygote
-        self._ended = {}
-        self._changed = threading.Condition()
-        self._errors = []
-        self._spec = {
+        self._declaration, self._marks = declaration, marks
+        spec = {
             "declaration": declaration,
             "operation": f"crash.storm.{declaration}",
             "provider": None if declaration == "inside" else provider.url,
             "lease": LEASE,
+            "marks": str(marks.directory),
         }
         prefixes = [f"{self.name}-client-{number}" for number in range(CLIENTS[declaration])]
-        self._workers = [zygote.fork(job="storm", prefix=prefix, **self._spec) for prefix in prefixes]
-        self._readers = [
-            threading.Thread(target=self._read, args=each) for each in zip(self._workers, prefixes, strict=True)
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._clients = [zygote.fork(job="storm", prefix=prefix, **spec) for prefix in prefixes]
 
-    def _read(self, worker, prefix):
-        try:
-            while (event := worker.hear()) is not None and event["event"] == "known":
-                with self._changed:
-                    (self.parked if event["parked"] else self.known).add(event["key"])
-                    self._changed.notify_all()
-            if event is None or "operations" not in event:
-                raise ImpossibleError(f"a client ended with {event}")
-            self._ended[prefix] = event["operations"]
-        except ImpossibleError as error:
-            with self._changed:
-                self._errors.append(str(error))
-                self._changed.notify_all()
+    def hear(self):
+        """Hear what clients were told so far.
 
-    def get_further(self, by=ENOUGH):
-        """Wait until the clients know so many outcomes more."""
-        enough = len(self.known) + by
-        with self._changed:
-            if not self._changed.wait_for(lambda: bool(self._errors) or len(self.known) >= enough, PATIENCE):
-                raise ImpossibleError(f"the clients did not learn {by} outcomes within {PATIENCE} s")
-            if self._errors:
-                raise ImpossibleError("; ".join(self._errors))
+        :returns: how many outcomes they know.
+        """
+        for kind, keys in (("known", self.known), ("parked", self.parked)):
+            keys.update(self._marks.notes(f"{kind}.{self._declaration}"))
+        return len(self.known)
 
-    def stop(self):
-        """Let every client learn the outcome of what it is at, and end."""
-        for worker in self._workers:
-            worker.go()
-        for reader in self._readers:
-            reader.join(PATIENCE)
-        for worker in self._workers:
-            worker.end()
-        if self._errors or any(reader.is_alive() for reader in self._readers):
-            raise ImpossibleError(f"a client did not end: {self._errors}")
+    def go_until(self, place):
+        """Let every client learn the outcome of the operation that it is at; or, after that, of each one once more, as
+        clients and queues ask that have missed an answer.
+        """
+        for client in self._clients:
+            client.go()
+        for client in self._clients:
+            client.expect(place)
+        self.hear()
 
-    def redeliver(self):
-        """After ``stop``: ask once more for every operation, as clients and queues do that have missed an answer."""
-        again = [
-            self._zygote.fork(job="redeliver", prefix=prefix, operations=operations, **self._spec)
-            for prefix, operations in self._ended.items()
-        ]
-        for worker in again:
-            event = worker.expect("done")
-            worker.end()
-            if "redelivered" not in event:
-                raise ImpossibleError(f"a redelivery ended with {event}")
+    def end(self):
+        for client in self._clients:
+            client.end()
 
     def judge(self, effects):
         judged = judge_effects(effects, self.known)
@@ -135,19 +104,24 @@ class Storms:
         """Whatever was lost: in the database nothing is torn or doubled, and no call of the provider is missing."""
         return not (self.torn or self.inside.doubled or self.ask.lost or self.park.lost)
 
-    def get_further(self):
-        for storm in self.all:
-            storm.get_further()
+    def get_further(self, *storms, by=ENOUGH, otherwise=lambda: False):
+        """Wait until the clients of ``storms``, by default all, know so many outcomes more, or ``otherwise`` holds."""
+        enough = [(storm, storm.hear() + by) for storm in storms or self.all]
+        wait_until(
+            lambda: otherwise() or all(storm.hear() >= number for storm, number in enough),
+            f"the clients learn {by} outcomes",
+        )
 
     def settle(self, url, provider):
         """Let the clients end, and judge what there is in the database of ``url`` and in the provider's ledger."""
         for storm in self.all:
-            storm.stop()
+            storm.go_until("stopped")
         with closing(Database(url)) as database:
             self.inside.judge(database.transfers(self.inside.name))
             lost, self.torn = self.inside.lost, torn(database, self.inside.name)
             for storm in self.all:
-                storm.redeliver()
+                storm.go_until("redelivered")
+                storm.end()
             self.inside.judge(database.transfers(self.inside.name))
         self.inside.lost = lost
         for storm in (self.ask, self.park):
@@ -168,9 +142,9 @@ def storms_on(url):
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="storm-")))
         provider = stack.enter_context(running_provider(directory / "ledger.jsonl"))
-        # It ends the clients that are left.
+        # It ends the clients.
         zygote = stack.enter_context(closing(Zygote("tests.crash.worker", environment(url), directory / "log")))
-        yield Storms(**{declaration: Storm(zygote, declaration, provider) for declaration in CLIENTS}), provider
+        yield Storms(**{each: Storm(zygote, each, provider, Marks(directory)) for each in CLIENTS}), provider
 
 
 @contextmanager
@@ -189,7 +163,7 @@ def run_restarts(server, rounds, *, seed=0):
     with storms_on(server.url) as (storms, provider):
         for _ in range(rounds):
             # In mid-load: clients have got through since the last restart, a few or many of them.
-            storms.inside.get_further(lots.randint(20, 120))
+            storms.get_further(storms.inside, by=lots.randint(20, 120))
             server.restart()
         storms.get_further()
         storms.settle(server.url, provider)

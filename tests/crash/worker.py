@@ -15,7 +15,6 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import partial
 from http.client import HTTPConnection
-from itertools import count
 from types import NoneType
 from unittest import mock
 from urllib.parse import urlsplit
@@ -38,6 +37,7 @@ from idempotency.outbox import publish
 from idempotency.outbox.relay import relay_once
 from idempotency.protocol import faults
 from idempotency.store.postgresql import PostgreSQLStore
+from testproject.harness.marks import Marks
 from testproject.models import Transfer
 from testproject.provider.client import find, pay
 from tests.crash.mutations import MUTATIONS
@@ -323,19 +323,19 @@ class Worker:
         }
 
     def storm(self):
-        """One operation after the other, each retried until its outcome is known, until told to stop."""
-        for number in count():
-            if self.channel.has_something():
-                return {"operations": number}
-            answer = self._ask_until_known(number)
-            self.channel.tell(event="known", key=self.spec["key"], parked=answer["status"] >= 300)
-        raise AssertionError
-
-    def redeliver(self):
-        """Every operation of a storm's client once more."""
-        for number in range(self.spec["operations"]):
+        """One operation after the other, each retried until its outcome is known. When told to stop, each once more."""
+        marks, asked = Marks(self.spec["marks"]), 0
+        while not self.channel.has_something():
+            kind = "known" if self._ask_until_known(asked)["status"] < 300 else "parked"
+            marks.note(f"{kind}.{self.declaration}", self.spec["key"])
+            asked += 1
+        self.channel.wait()
+        self.channel.tell(event="stopped")
+        self.channel.wait()
+        for number in range(asked):
             self._ask_until_known(number)
-        return {"redelivered": self.spec["operations"]}
+        self.channel.tell(event="redelivered")
+        return {}
 
     def _ask_until_known(self, number):
         """One operation's outcome, or the answer that it is not known."""
