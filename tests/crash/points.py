@@ -56,8 +56,6 @@ DATABASES = ("mariadb", "postgres", "sqlite")
 OF_A_SWEEP = ("sweep.selected",)
 OF_RECONCILING = ("reconcile.before", "reconciler.asked", "reconcile.found")
 OF_RELEASING = ("release.before", "release.sent")
-#: No attempt owns anything there that another one could win.
-WITHOUT_RIVAL = ("replay.read", "complete.committed", "purge.selected")
 
 #: Nothing but the provider can stop a call that a frozen process is about to make, so that ``NotExecuted`` would be a
 #: false finding: the call carries a deadline, the end of its lease, and the cell waits for it by the real clock.
@@ -80,64 +78,32 @@ class Cell:
         return "-".join((*self.kind, str(self.seed)))
 
 
-@dataclass(frozen=True)
-class Where:
-    """Cells of these places, faults, declarations and databases. An empty tuple stands for all."""
-
-    points: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
-    declarations: tuple[str, ...] = ()
-    databases: tuple[str, ...] = ()
-
-    def covers(self, cell, database):
-        here = (self.points, self.faults, self.declarations, self.databases)
-        return all(not names or name in names for names, name in zip(here, (*cell.kind, database), strict=True))
-
-
-LIVE = ("stop-live",)
-SQLITE = ("sqlite",)
-#: The cells that make no sense, and why.
+#: The cells that make no sense, by their places, faults, declarations and databases, of which ``*`` is any, and why.
 EXCLUSIONS = {
-    Where(
-        faults=("drop",), databases=SQLITE
-    ): "SQLite is a library in the process: there is no session that another process could terminate",
-    Where(
-        ("claim.unanswered",), databases=("mariadb", "sqlite")
-    ): "one call of the driver sends a statement and reads its answer: there is no moment between the two",
-    Where(
-        ("commit.sent",), ("drop",), databases=("mariadb",)
-    ): "one call of the driver sends COMMIT and reads its answer: there is no moment between the two",
-    Where(
-        ("complete.sent",), databases=("postgres",)
-    ): "the completing update and its COMMIT are one message: there is no moment between the two",
-    Where(
-        ("complete.sent",), (), ("again", "ask", "park"), SQLITE
-    ): "an outcome outside of the handler's transaction is committed with its statement",
-    Where(
-        ("complete.sent",), LIVE, ("again", "ask"), ("mariadb",)
-    ): "an outcome outside of the handler's transaction is committed with its statement, so no attempt can win",
-    Where(
-        ("heartbeat.before",), declarations=("inside",), databases=SQLITE
-    ): "there is no heartbeat: while the one writer has its transaction open no other attempt could take over",
-    Where(
-        ("step.started", "step.stored"), declarations=("inside",)
-    ): "a step can't outlive a crash of the one transaction, and is refused there",
-    Where(OF_RECONCILING, declarations=("inside", "again", "park")): "only Reconcile declares a reconciler",
-    Where(OF_RELEASING, declarations=("park",)): "PARK never gives a claim up for a retry to run",
-    Where(("takeover.sent",), declarations=("park",)): "PARK is never taken over",
-    Where(
-        WITHOUT_RIVAL, LIVE
-    ): "the outcome is recorded, or nothing is owned: no attempt can win that would still be running",
-    Where(
-        ("commit.sent",), LIVE
-    ): "COMMIT was sent before the process froze, so the outcome is recorded and no attempt can win",
-    Where(
-        ("on_commit",), LIVE, ("inside",)
-    ): "on_commit follows the one COMMIT, so the outcome is recorded and no attempt can win",
-    Where(
-        tuple(point for point in POINTS if point != "claim.before"), LIVE, ("park",)
-    ): "a parked operation isn't run by another attempt, so none can still be running",
+    "* drop * sqlite": "SQLite is a library in the process: there is no session that another process could terminate",
+    "claim.unanswered * * mariadb,sqlite": "one call of the driver sends a statement and reads its answer, at once",
+    "commit.sent drop * mariadb": "one call of the driver sends COMMIT and reads its answer, at once",
+    "complete.sent * * postgres": "the completing update and its COMMIT are one message, with no moment between",
+    "complete.sent * again,ask,park sqlite": "an outcome outside of the handler's transaction commits at once",
+    "complete.sent stop-live again,ask mariadb": "such an outcome commits at once, so no attempt can win",
+    "heartbeat.before * inside sqlite": "there is none: while the one writer's transaction is open none can take over",
+    "step.started,step.stored * inside *": "a step can't outlive a crash of the one transaction, and is refused there",
+    f"{','.join(OF_RECONCILING)} * inside,again,park *": "only Reconcile declares a reconciler",
+    f"{','.join(OF_RELEASING)} * park *": "PARK never gives a claim up for a retry to run",
+    "takeover.sent * park *": "PARK is never taken over",
+    # No attempt owns anything there that another one could win.
+    "replay.read,complete.committed,purge.selected stop-live * *": "the outcome is recorded, or nothing is owned",
+    "commit.sent stop-live * *": "COMMIT was sent before the process froze, so no attempt can win",
+    "on_commit stop-live inside *": "on_commit follows the one COMMIT, so no attempt can win",
+    f"{','.join(sorted({*POINTS} - {'claim.before'}))} stop-live park *": "no other attempt runs a parked operation",
 }
+
+
+def covers(pattern, cell, database):
+    """Whether a pattern of ``EXCLUSIONS`` is about the cell."""
+    here = zip(pattern.split(), (*cell.kind, database), strict=True)
+    return all(names == "*" or name in names.split(",") for names, name in here)
+
 
 #: On SQLite a frozen process that has a transaction open holds the file's one write lock, so no rival can win before it
 #: wakes. The cell is run all the same: everybody else must be refused, nothing may take effect, and all must be well
@@ -156,7 +122,7 @@ def blocks_everybody(cell, database):
 
 def excluded(cell, database):
     """Why the cell makes no sense, or None."""
-    return next((reason for where, reason in EXCLUSIONS.items() if where.covers(cell, database)), None)
+    return next((reason for pattern, reason in EXCLUSIONS.items() if covers(pattern, cell, database)), None)
 
 
 def cells(seeds=1, first=0):
