@@ -1,4 +1,4 @@
-"""Deliberately broken variants of the package, each put in force in one worker's process only.
+"""Deliberately broken variants of the package, each put in force by a ``MonkeyPatch``, in one worker's process only.
 
 The harness must see every one of them. They name the package's own internals, and a rename there has to be followed
 here: a mutation that changes nothing raises.
@@ -23,29 +23,23 @@ def mutation(apply):
     return apply
 
 
-def rewrite(old, new, *names):
+def rewrite(patch, old, new, *names):
     for name in names:
         statement = getattr(statements, name)
         if old not in statement:
             raise LookupError(f"postgresql.{name} has no {old!r} for a mutation to break")
-        setattr(statements, name, statement.replace(old, new))
-
-
-def replace(owner, name, replacement):
-    if not hasattr(owner, name):
-        raise LookupError(f"{owner.__name__} has no {name} for a mutation to replace")
-    setattr(owner, name, replacement)
+        patch.setattr(statements, name, statement.replace(old, new))
 
 
 @mutation
-def without_attempt():
+def without_attempt(patch):
     """No attempt in the compare-and-set."""
     fenced = ("COMPLETE", "COMPLETE_AND_COMMIT", "RELEASE", "SET_LEASE", "PARK")
-    rewrite("AND attempt = %s", "AND attempt > -%s", *fenced)
+    rewrite(patch, "AND attempt = %s", "AND attempt > -%s", *fenced)
 
 
 @mutation
-def completion_on_its_own():
+def completion_on_its_own(patch):
     """The outcome is recorded in a transaction after the business transaction."""
 
     @contextmanager
@@ -55,45 +49,45 @@ def completion_on_its_own():
         ownership.record(run.claim.ownership, run.outcome)
         run.is_committed = True
 
-    replace(execution, "_in_transaction", in_transaction)
+    patch.setattr(execution, "_in_transaction", in_transaction)
 
 
 @mutation
-def release_unfenced():
+def release_unfenced(patch):
     """An error path gives up whatever it finds."""
-    rewrite("AND attempt = %s", "AND attempt > -%s", "RELEASE")
-    rewrite("AND status || '' = 'in_progress'", "", "RELEASE")
+    rewrite(patch, "AND attempt = %s", "AND attempt > -%s", "RELEASE")
+    rewrite(patch, "AND status || '' = 'in_progress'", "", "RELEASE")
 
 
 @mutation
-def clock_of_the_application():
+def clock_of_the_application(patch):
     """Leases are judged by the clock of the process that asks."""
     changed = [name for name in vars(statements) if "statement_timestamp()" in str(getattr(statements, name))]
-    rewrite("statement_timestamp()", f"to_timestamp({time.time()})", *changed)
+    rewrite(patch, "statement_timestamp()", f"to_timestamp({time.time()})", *changed)
 
 
 @mutation
-def park_runs_again():
+def park_runs_again(patch):
     """Recovery re-executes what its author declared must not be."""
-    lifecycle._ABANDONED[Recovery.PARK] = Decision.TAKE_OVER
-    sweep._SETTLED_AS[Recovery.PARK] = Status.RECOVERABLE
+    patch.setitem(lifecycle._ABANDONED, Recovery.PARK, Decision.TAKE_OVER)
+    patch.setitem(sweep._SETTLED_AS, Recovery.PARK, Status.RECOVERABLE)
 
 
 @mutation
-def step_unfenced():
+def step_unfenced(patch):
     """A step runs without proof that its attempt still owns the record."""
-    replace(steps, "prove_ownership", lambda owned: None)
+    patch.setattr(steps, "prove_ownership", lambda owned: None)
 
 
 @mutation
-def take_over_of_the_living():
+def take_over_of_the_living(patch):
     """A claim is taken over whether or not its lease is over."""
     decide = lifecycle.decide
-    replace(acquisition, "decide", lambda status, **facts: decide(status, **{**facts, "lease_over": True}))
-    rewrite("AND lease_expires_at <= statement_timestamp()", "", "TAKE_OVER")
+    patch.setattr(acquisition, "decide", lambda status, **facts: decide(status, **{**facts, "lease_over": True}))
+    rewrite(patch, "AND lease_expires_at <= statement_timestamp()", "", "TAKE_OVER")
 
 
 @mutation
-def not_executed_is_assumed():
+def not_executed_is_assumed(patch):
     """Recovery assumes that what was abandoned did not happen."""
-    replace(recovery, "_ask", lambda claim: recovery.NotExecuted())
+    patch.setattr(recovery, "_ask", lambda claim: recovery.NotExecuted())

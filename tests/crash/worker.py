@@ -20,6 +20,7 @@ from unittest import mock
 from urllib.parse import urlsplit
 
 import psycopg
+import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.conf import settings
 from django.db import close_old_connections, connections, transaction
@@ -45,28 +46,21 @@ from tests.harness.zygote import PATIENCE
 
 AMOUNT = 100
 
-#: Where a cell may strike besides the places of the package.
-OWN_POINTS = ("on_commit", "handler.wrote", "downstream.sent", "downstream.answered", "reconciler.asked")
-
 
 def run(spec, channel):
     """In its fork."""
     Worker(channel, spec).run()
 
 
-class InjectedError(Exception):
-    """The fault "an exception"."""
-
-
-class HandlerError(Exception):
-    """The handler's own failure, in cells that are about what follows one."""
+class BrokenError(Exception):
+    """The fault "an exception", or the handler's own failure in cells that are about what follows one."""
 
 
 class Worker:
     def __init__(self, channel, spec):
         self.channel = channel
         self.spec = spec
-        threading.excepthook = _say_nothing
+        threading.excepthook = lambda arguments: None  # a heartbeat that was broken on purpose is no news
         self.declaration = spec["declaration"]
         #: What the view is: plain, drf or async.
         self.kind = spec.get("kind", "plain")
@@ -89,7 +83,7 @@ class Worker:
             true_time = time.time
             time.time = lambda: true_time() + skew
         for name in self.spec.get("mutations", ()):
-            MUTATIONS[name]()
+            MUTATIONS[name](pytest.MonkeyPatch())
         self._declare()
         self._arm()
         job = getattr(self, self.spec["job"])
@@ -107,7 +101,9 @@ class Worker:
     # Faults
 
     def _arm(self):
-        faults.fault_point.update(dict.fromkeys(OWN_POINTS, NoneType))
+        # Where a cell may strike besides the places of the package.
+        own = ("on_commit", "handler.wrote", "downstream.sent", "downstream.answered", "reconciler.asked")
+        faults.fault_point.update(dict.fromkeys(own, NoneType))
         arms = {
             "commit.sent": self._arm_commit, "complete.sent": self._arm_commit, "claim.unanswered": self._arm_claim
         }  # fmt: skip
@@ -135,7 +131,7 @@ class Worker:
             self.channel.wait()
         self.beaten.set()
         if fault == "raise":
-            raise InjectedError(point)
+            raise BrokenError(point)
 
     def _session(self):
         """The database's name for the session of the thread that is to lose it.
@@ -159,17 +155,12 @@ class Worker:
         """
         connection = connections["default"]
         commit = connection._commit
-        due = False
-
-        def completing():
-            nonlocal due
-            due = True
+        due = []
 
         def end(send):
-            nonlocal due
-            is_due, due = due, False
-            if not is_due:
+            if not due:
                 return send()
+            due.clear()
             if point == "complete.sent":
                 self._strike(point, fault)
                 return send()
@@ -185,7 +176,7 @@ class Worker:
             commits_itself = sql.rstrip().endswith("COMMIT") or connection.get_autocommit()
             return end(send) if commits_itself else send()
 
-        faults.fault_point["complete.before"] = completing
+        faults.fault_point["complete.before"] = lambda: due.append(True)
         connection._commit = lambda: end(commit)
         connection.execute_wrappers.append(wrapper)
 
@@ -230,7 +221,7 @@ class Worker:
     def _declare(self):
         heartbeat = self.spec.get("heartbeat")
         policy = {
-            "account": account_of,
+            "account": lambda request: request.headers["X-Account"],
             "lease": timedelta(seconds=self.lease),
             "heartbeat": None if heartbeat is None else timedelta(seconds=heartbeat),
         }
@@ -241,16 +232,11 @@ class Worker:
             "park": {"transaction": False, "recovery": PARK},
         }[self.declaration]
         registry._operations.clear()  # a sweep of this process is to find the cell's own operation and no other
-        view = self._handle
-        if self.kind == "async":
-            view = self._handle_async
+        view = sync_to_async(self._handle) if self.kind == "async" else self._handle
         view = idempotent(Operation(self.spec["operation"], **policy))(view)
         if self.kind == "drf":
             view = api_view(["POST"])(authentication_classes([])(permission_classes([])(view)))
         settings.ROOT_URLCONF = (path("operate/", view),)
-
-    async def _handle_async(self, request):
-        return await sync_to_async(self._handle)(request)
 
     def _handle(self, request):
         claim = require_claim()
@@ -278,7 +264,7 @@ class Worker:
         else:
             payout = claim.step("payout", call)
         if self.spec.get("fail"):
-            raise HandlerError
+            raise BrokenError
         return JsonResponse({"attempt": claim.attempt, "payout": payout}, status=201)
 
     def _call(self, key, label, valid_until):
@@ -292,7 +278,7 @@ class Worker:
             paid = json.loads(answer.read())
             faults.fault_point["downstream.answered"]()
         if answer.status != 201:
-            raise HandlerError(paid)
+            raise BrokenError(paid)
         return paid["id"]
 
     def _find_out(self, record):
@@ -366,11 +352,3 @@ class Worker:
 def deliver(message):
     """Hand a message of the outbox to a provider that deduplicates."""
     pay(message.topic, str(message.message_id), label=message.topic, amount=AMOUNT, timeout=PATIENCE)
-
-
-def account_of(request):
-    return request.headers.get("X-Account")
-
-
-def _say_nothing(arguments):
-    """A heartbeat that was broken on purpose is no news."""
