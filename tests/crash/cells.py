@@ -318,11 +318,6 @@ class Run:
         kept = [f"{self.key}-abandoned", f"{self.key}-live"]
         self.kill_at("handler.before", key=kept[0])
         self.observer.end_lease()
-        if cell.declaration == "park":
-            kept.append(f"{self.key}-parked")
-            self.kill_at("handler.before", key=kept[-1])
-            self.observer.end_lease(kept[-1])
-            self.ask(key=kept[-1])
         self.kill_at("handler.before", key=kept[1])
         self.observer.end_retention()
         before = [self.observer.record(key) for key in kept]
@@ -350,7 +345,7 @@ class Run:
         if (record and record["status"]) != expected:
             self.problem(f"after the purge was run again the record should be {expected or 'gone'}: {record}")
         if before != [self.observer.record(key) for key in kept]:
-            self.problem(f"P7: the purge touched a claim or a parked record: {before}")
+            self.problem(f"P7: the purge touched a claim: {before}")
         if len(self.payouts()) != payouts:
             self.verdict.doubled = 1
             self.problem(f"P1: {len(self.payouts())} payouts in place of {payouts}")

@@ -31,7 +31,7 @@ from psycopg.waiting import Wait
 from rest_framework.decorators import api_view, authentication_classes, permission_classes
 
 from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, idempotent, require_claim
-from idempotency.operate import purge
+from idempotency.operate.purge import purge_once
 from idempotency.operate.sweep import recover_once
 from idempotency.operation import registry
 from idempotency.outbox import publish
@@ -346,7 +346,7 @@ class Worker:
         return {"relayed": relay_once().sent}
 
     def purge(self):
-        return {"purged": purge.purge_once(include_parked=False).deleted}
+        return {"purged": purge_once().deleted}
 
 
 def deliver(message):
