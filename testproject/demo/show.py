@@ -1,7 +1,6 @@
 """The storms, one after the other, each on a server of its own, and what is found of each when it is over."""
 
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from rich.table import Table
 
 from idempotency.models import IdempotencyRecord
 from testproject.harness.marks import Marks
-from testproject.harness.processes import Daemon, ProcessError, answers
+from testproject.harness.processes import Daemon, ProcessError, answers, free_port
 from testproject.harness.redis import Redis
 from testproject.management.commands.create_demo_users import create_demo_users
 from testproject.models import Charge as ChargeRow
@@ -150,17 +149,9 @@ class Show:
     @contextmanager
     def _serving(self) -> Iterator[tuple[Daemon, int]]:
         """Run the sample project, with the demo's faults, on a free port of 127.0.0.1."""
-        with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
-            port: int = listener.getsockname()[1]
-            command = [sys.executable, "-m", "gunicorn", "--config", "python:testproject.demo.server"]
-            command += ["--workers", str(WORKERS), "--bind", f"fd://{listener.fileno()}"]
-            server = Daemon(
-                "server",
-                [*command, "testproject.demo.server:application"],
-                self.directory,
-                is_ready=lambda: answers(("127.0.0.1", port), HEALTH, b"HTTP/1.1 "),
-                pass_fds=[listener.fileno()],
-            )
-            with server:
-                listener.close()  # only gunicorn holds it from here: if it dies, clients are refused
-                yield server, port
+        port = free_port()
+        command = [sys.executable, "-m", "gunicorn", "--config", "python:testproject.demo.server"]
+        command += ["--workers", str(WORKERS), "--bind", f"127.0.0.1:{port}", "testproject.demo.server:application"]
+        ready = lambda: answers(("127.0.0.1", port), HEALTH, b"HTTP/1.1 ")  # noqa: E731
+        with Daemon("server", command, self.directory, is_ready=ready) as server:
+            yield server, port

@@ -118,7 +118,6 @@ class Daemon:
         *,
         environment: Mapping[str, str] | None = None,
         is_ready: Callable[[], bool] = lambda: True,
-        pass_fds: Sequence[int] = (),
     ) -> None:
         """The log is written to ``directory``. The variables of ``environment`` are added to the owner's."""
         self.name = name
@@ -127,7 +126,6 @@ class Daemon:
         self.command = command
         self.environment = environment or {}
         self._is_ready = is_ready
-        self._pass_fds = pass_fds
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -143,7 +141,6 @@ class Daemon:
                 stdin=_guard(os.getpid()),
                 stdout=log,
                 stderr=log,
-                pass_fds=self._pass_fds,
                 start_new_session=True,
             )
         try:

@@ -20,7 +20,6 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 #: How long, in seconds, a claim is presumed to be alive.
@@ -43,9 +42,6 @@ CREATE TABLE IF NOT EXISTS records (
 );
 CREATE TABLE IF NOT EXISTS effects (scope TEXT);
 """
-
-#: How a response is kept and sent.
-Response = dict[str, Any]
 
 
 class Server(ThreadingHTTPServer):

@@ -74,12 +74,9 @@ class Nemesis:
             before = self.load.seen[notice]
             act()
             with suppress(TimeoutError):
-                wait_until(partial(self._rose, notice, before), name, NOTICED)
+                wait_until(lambda before=before: self.load.seen[notice] > before, name, NOTICED)
                 self.struck[name] += 1
                 return
-
-    def _rose(self, notice, before):
-        return self.load.seen[notice] > before
 
     def _kill_worker(self):
         os.kill(self._chance.choice([each for each in self.servers.workers() if each != self.servers.elder]), 9)

@@ -1,13 +1,12 @@
 """What a process does with its release: one job, which it is told with its arguments."""
 
 import os
-from io import StringIO
 
-from django.core.management import call_command
 from django.db import connection
 from django.test import Client
 
 import idempotency
+from tests.commands import run_command
 from tests.upgrade import project
 
 project.declare()
@@ -52,13 +51,8 @@ def request(channel, path, key, amount=1, at="", act=""):
 
 
 def command(channel, name, arguments):
-    output = StringIO()
-    try:
-        call_command(name, *arguments, stdout=output, stderr=output, no_color=True)
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    return {"code": code, "output": output.getvalue(), "sent": project.sent}
+    code, _, _ = run_command(name, *arguments, no_color=True)
+    return {"code": code, "sent": project.sent}
 
 
 def not_executed(channel, key):

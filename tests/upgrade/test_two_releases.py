@@ -100,18 +100,10 @@ class Pair:
         self.move_back("lease_expires_at", key)
 
     def hold(self, key):
-        """Let the writer begin a charge, and stop before it answers.
-
-        :returns: a function that lets it go on.
-        """
+        """Let the writer begin a charge, and stop before it answers, until it is told to go on."""
         process = self.writer.start("request", path="/charge/", key=key, at="wrote", act="hold")
         process.expect("held")
-
-        def go_on():
-            process.go()
-            return done(process)
-
-        return go_on
+        return process
 
     def effects(self, effect):
         ((count,),) = self.query(f"SELECT count(*) FROM upgrade_effect WHERE effect = '{effect}'")
@@ -158,10 +150,11 @@ def test_an_outcome_is_replayed_byte_for_byte(pair):
 
 
 def test_a_duplicate_of_a_running_request_is_refused(pair):
-    go_on = pair.hold("running")
+    running = pair.hold("running")
     duplicate = pair.reader.post("/charge/", "running")
     assert (duplicate["status"], duplicate["code"]) == (409, "idempotency_in_progress")
-    first = go_on()
+    running.go()
+    first = done(running)
     assert first["status"] == 201
     assert pair.reader.post("/charge/", "running")["body"] == first["body"]
     assert pair.effects("charge running") == 1
@@ -176,10 +169,11 @@ def test_the_claim_of_a_process_that_died_is_taken_over(pair):
 
 
 def test_an_owner_that_wakes_late_commits_nothing(pair):
-    go_on = pair.hold("late")
+    sleeping = pair.hold("late")
     pair.move_back("lease_expires_at", "late")
     winner = pair.reader.post("/charge/", "late")
-    late = go_on()
+    sleeping.go()
+    late = done(sleeping)
     assert (winner["status"], late["replayed"], late["body"]) == (201, True, winner["body"])
     assert pair.effects("charge late") == 1
 
