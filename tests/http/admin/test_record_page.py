@@ -130,21 +130,6 @@ def test_a_button_leads_to_the_decision_and_back_to_the_record(operator):
     assert decide(operator, question, reason="") == []  # a form that is wrong is shown again, without the record
 
 
-@pytest.mark.parametrize(
-    ("permissions", "actions"),
-    [
-        ([], []),
-        (["resolve_idempotencyrecord"], ["mark_not_executed", "record_outcome"]),
-        (["release_idempotencyrecord"], ["release"]),
-    ],
-)
-def test_a_button_is_offered_to_the_permitted_only(client, permissions, actions):
-    log_in(client, "view_idempotencyrecord", *permissions)
-    page = client.get(detail(record()))
-    assert offered(page) == actions
-    assert "ended without a recorded outcome" in text(page)
-
-
 def test_the_list_tells_of_attempts_and_leases_where_there_is_something_to_tell(operator):
     record(Status.COMPLETED, account_id="alice")
     record(Status.IN_PROGRESS, lease=-timedelta(seconds=90), attempt=3, account_id="bob")

@@ -15,7 +15,6 @@ from django.utils import timezone
 from idempotency.admin import display, records
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord
 from idempotency.store import statement_timeout
 from tests.aliases import another_alias
 from tests.concurrency.traces import session_settings
@@ -220,18 +219,6 @@ def test_times_are_told_by_the_clock_of_the_database(viewer, monkeypatch):
         assert "3 h 4 min" in page
         assert re.search(r"\b(30|2\d) s left", page)
         assert "2 d 5 h left" in page
-
-
-def test_what_is_over_is_told_in_words(viewer):
-    make_records(1, Status.IN_PROGRESS, lease=-timedelta(seconds=90), expires=-timedelta(days=1))
-    for status in (Status.RECOVERABLE, Status.PARKED, Status.COMPLETED):
-        make_records(1, status)
-    *ended, abandoned = viewer.get(LIST).context["cl"].result_list
-    shown = records.IdempotencyRecordAdmin(IdempotencyRecord, records.admin.site)
-    assert [shown.lease(row) for row in ended] == [display.NONE] * 3
-    assert re.fullmatch(r"over for 1 min 3\d s", shown.lease(abandoned))
-    assert shown.retention(abandoned) == "over for 1 d"
-    assert shown.age(abandoned).endswith(" s")
 
 
 def test_a_huge_table_is_not_counted_whole(viewer, monkeypatch):
