@@ -222,16 +222,6 @@ def test_two_kinds_of_user_never_share_an_account(user, account, settings):
     assert authenticated_user(requested(user=User(pk=7))) == "auth.User:7"
 
 
-@pytest.mark.failure_49
-def test_a_resolver_says_the_account(alice, bob, framework):
-    framework.serve(account=lambda request: request.headers.get("X-Organisation"))
-    first = alice.post(key="k", headers={"X-Organisation": "acme"})
-    assert bob.post(key="k", headers={"X-Organisation": "acme"}).content == first.content
-    assert bob.post(key="k", headers={"X-Organisation": "Acme"}).content != first.content
-    assert_refused(alice, "idempotency_account_required", key="k")
-    assert set(IdempotencyRecord.objects.values_list("account_id", flat=True)) == {"acme", "Acme"}
-
-
 class IsOwner(BasePermission):
     def has_object_permission(self, request, view, obj):
         return bool(obj.account == request.user)

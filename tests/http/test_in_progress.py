@@ -11,8 +11,8 @@ from idempotency.exceptions import InProgressError
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from tests.concurrency.racing import Gate, held
-from tests.http.callers import assert_refused, claim_anew, effects, records, replayed
-from tests.http.serving import OUTSIDE, Framework, policies
+from tests.http.callers import assert_refused, claim_anew, effects, records
+from tests.http.serving import Framework, policies
 from tests.http.views import plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_12]
@@ -20,19 +20,17 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_12]
 PAYLOADS = ({"amount": 1}, {"amount": 2})  # another payload learns no more than the same one
 
 
-def standing_at(gate, handler):
-    def view(request):
-        answer = handler(request)
-        gate.pass_through()
-        return answer
-
-    return view
-
-
 @policies
 def test_a_duplicate_of_a_running_request_gets_409_at_once(alice, serve, policy):
     gate = Gate()
-    serve(idempotent("tests.slow", **policy)(standing_at(gate, plain_answer)))
+
+    @serve
+    @idempotent("tests.slow", **policy)
+    def view(request):
+        answer = plain_answer(request)
+        gate.pass_through()
+        return answer
+
     with held(lambda: alice.post(data={"amount": 1}, key="k"), gate) as first:
         assert effects() == (1 if policy else 0)  # not committed yet
         for payload in PAYLOADS:
@@ -118,17 +116,6 @@ def test_duplicates_get_the_job_and_then_its_outcome(alice, framework, jobs):
     assert set(jobs.references) == {expected(alice)}  # what the handler left no reference of is known by its address
 
 
-def test_a_duplicate_before_the_first_commit_is_told_the_same_address(alice, serve, jobs):
-    gate = Gate()
-    Framework("plain", serve).serve(standing_at(gate, start), operation="tests.job", **OUTSIDE, **jobs.policy)
-    with held(lambda: alice.post(key="k"), gate) as first:
-        early = alice.post(key="k")
-        assert (early.status_code, early["Location"]) == (202, expected(alice))
-        assert int(early["Retry-After"]) >= 1
-    assert first.result()["Location"] == early["Location"]
-    assert effects() == 1
-
-
 def test_a_start_that_was_cut_off_is_taken_over(alice, serve, jobs):
     Framework("plain", serve).serve(start, operation="tests.job", **jobs.policy)
     alice.post(key="k")
@@ -136,12 +123,6 @@ def test_a_start_that_was_cut_off_is_taken_over(alice, serve, jobs):
     assert alice.post(key="k")["Location"] == expected(alice)  # alive, as far as anybody knows
     IdempotencyRecord.objects.update(lease_expires_at="2000-01-01T00:00Z", response_reference=None)
     assert (alice.post(key="k").status_code, records()) == (202, [("completed", 2)])
-
-
-def test_a_job_that_need_not_be_started_is_an_outcome_like_any_other(alice, serve, jobs):
-    serve(idempotent("tests.job", **jobs.policy)(lambda request: JsonResponse({"why": "no"}, status=400)))
-    first, _ = replayed(alice, wrote=0)
-    assert (first.status_code, jobs.references) == (400, [])
 
 
 def test_what_the_handler_and_the_rebuilt_answer_say_themselves_is_kept(alice, serve):
