@@ -13,7 +13,6 @@ from rest_framework.parsers import FormParser, JSONParser
 
 from idempotency import idempotent
 from idempotency.http.accounts import Fixed
-from idempotency.identity import fingerprint
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
 from tests.factories import UserFactory
@@ -184,21 +183,6 @@ def test_hostile_numbers_are_refused_or_compared_as_they_are_written(alice, fram
         assert refused["Idempotency-Key"] == "k"
     for key, number in {"zero": b"0e999999999", "small": b"1e-999999999", "long": b"1." + b"0" * 100_000}.items():
         replayed(alice, data=b'{"a": %s}' % number, key=key)
-
-
-@pytest.mark.failure_45
-def test_an_older_record_is_checked_by_its_algorithm(alice, framework, monkeypatch):
-    framework.serve()
-    with monkeypatch.context() as older:
-        older.setattr(fingerprint, "CURRENT_VERSION", "v1")
-        first = alice.post(data={"amount": 1}, key="old")
-        assert IdempotencyRecord.objects.get().request_hash.startswith("v1:")
-    assert alice.post(data={"amount": 1}, key="old").content == first.content
-    assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="old")
-    replayed(alice, data={"amount": 1}, key="new")
-    assert IdempotencyRecord.objects.get(idempotency_key="new").request_hash.startswith("v2:")
-    IdempotencyRecord.objects.update(request_hash="v9:" + 64 * "0")  # of an unknown algorithm
-    assert_refused(alice, "idempotency_unavailable", data={"amount": 1}, key="new")
 
 
 RELEASED = {
