@@ -2,7 +2,7 @@
 
 Each actor is a call in a thread with a connection of its own. It stops between two messages to the database, of which
 each COMMIT and ROLLBACK is one, and before each effect outside. In between it does nothing that another actor could
-see, so the orders of these steps are all orders. The fault point that it has passed last is the name of a stop.
+see, so the orders of these steps are all orders.
 
 An actor that waits for a lock is recognised, and the others go on. PostgreSQL says who blocks whom. SQLite refuses at
 once, because its timeout is zero here, and the statement is sent again after each step of another actor: so does its
@@ -10,17 +10,13 @@ own busy handler, by the clock.
 """
 
 import copy
-import itertools
 import queue
 import random
 import threading
-from contextlib import contextmanager
 from enum import Enum, auto
 from functools import partial
 
 from django.db import OperationalError, close_old_connections, connection, connections
-
-from idempotency.protocol import faults
 
 #: A bound for whatever waits, in seconds. Nothing that works comes near it.
 PATIENCE = 60
@@ -58,7 +54,6 @@ class Actor:
         self._go = threading.Semaphore(0)
         #: Whether it has done something since the last stop that another one may see.
         self._acted = False
-        self._passed = ""
         self._is_over = False
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
@@ -88,7 +83,7 @@ class Actor:
             setattr(database, name, partial(self._end_transaction, getattr(database, name), name))
         HERE.actor = self
         while (call := self._calls.get()) is not None:
-            self._acted, self._passed = False, ""
+            self._acted = False
             try:
                 self._wait()
                 database.ensure_connection()
@@ -108,14 +103,10 @@ class Actor:
     def before(self, act):
         """Stop, unless it has done nothing that another one could see since it stopped."""
         if self._acted:
-            self.place = f"{self._passed} {act}"
+            self.place = act
             self._news.put((self, State.READY))
             self._wait()
         self._acted = True
-
-    def pass_by(self, place):
-        """At a fault point."""
-        self._passed = place
 
     def _execute(self, execute, sql, *rest):
         self.before(str(sql).split()[0])
@@ -134,7 +125,7 @@ class Actor:
         return end()
 
 
-#: The actor of this thread. Other threads pass every fault point.
+#: The actor of this thread, if it is one.
 HERE = threading.local()
 
 
@@ -145,15 +136,16 @@ def _has_transaction(database):
     return bool(driver.in_transaction if database.vendor == "sqlite" else driver.pgconn.transaction_status != 0)
 
 
-def _pass_by(place):
-    if actor := getattr(HERE, "actor", None):
-        actor.pass_by(place)
-
-
 class Scheduler:
     """Runs calls at once, one step at a time."""
 
-    def __init__(self, actors, options):
+    def __init__(self, actors, level=""):
+        """:param level: an isolation level of psycopg's, such as ``REPEATABLE_READ``; by default the database's own."""
+        options = {"timeout": 0} if connection.vendor == "sqlite" else {}
+        if level:
+            from psycopg import IsolationLevel
+
+            options["isolation_level"] = IsolationLevel[level]
         self._news = queue.SimpleQueue()
         self._actors = [Actor(self._news, options) for _ in range(actors)]
         #: How often an actor waited for another one's lock.
@@ -218,44 +210,26 @@ class Scheduler:
             )
             return bool(cursor.fetchone()[0])
 
-    def end(self):
+    def close(self):
         for actor in self._actors:
             actor.end()
 
 
-@contextmanager
-def scheduling(actors, level=""):
-    """:param level: an isolation level of psycopg's, such as ``REPEATABLE_READ``; by default the database's own."""
-    options = {"timeout": 0} if connection.vendor == "sqlite" else {}
-    if level:
-        from psycopg import IsolationLevel
-
-        options["isolation_level"] = IsolationLevel[level]
-    faults.fault_point.update({place: partial(_pass_by, place) for place in faults.PLACES})
-    scheduler = Scheduler(actors, options)
-    try:
-        yield scheduler
-    finally:
-        faults.disarm()
-        scheduler.end()
-
-
 def every_order(run, switches=None):
-    """Call ``run`` for each order of its actors' steps, depth first, and return how many there are.
+    """Call ``run`` for each order of its actors' steps, depth first.
 
     :param switches: how often at most an actor that could go on is made to wait. Few bugs need more than two.
     """
     begun = []
-    for count in itertools.count(1):
+    while True:
         path = Path(begun, switches)
         run(path.choose)
         taken = path.taken
         while taken and taken[-1][0] + 1 >= taken[-1][1]:
             taken.pop()
         if not taken:
-            return count
+            return
         begun = [choice for choice, _ in taken[:-1]] + [taken[-1][0] + 1]
-    raise AssertionError
 
 
 class Path:

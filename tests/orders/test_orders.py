@@ -6,14 +6,14 @@ many walks. A pair whose orders all ended alike was not played.
 
 import logging
 import random
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import groupby
 
 import pytest
 from django.db import connection
 
 from tests.crash.mutations import MUTATIONS
-from tests.orders.scheduler import every_order, scheduling, walk
+from tests.orders.scheduler import Scheduler, every_order, walk
 from tests.orders.stage import PAIRS, PLAYED, WALKERS, Schedule, lease_ends, nothing, request, retention_ends
 from tests.results import note
 
@@ -67,7 +67,7 @@ def test_no_order_of_two_breaks_a_promise(level, pair, declaration, before, coun
     def play(choose):
         played.add(Schedule(declaration, PAIRS[pair]).play(scheduler, choose, before))
 
-    with scheduling(2, level) as scheduler:
+    with closing(Scheduler(2, level)) as scheduler:
         every_order(play, None if count == 0 else REDUCED)
     if pair == "two relays":
         played.endings |= {"a relay judges its messages", "and no record"}
@@ -84,7 +84,7 @@ def test_no_order_of_two_breaks_a_promise(level, pair, declaration, before, coun
 @pytest.mark.parametrize("level", LEVELS)
 def test_no_walk_of_three_breaks_a_promise(level, count, seed):
     played = Played()
-    with scheduling(3, level) as scheduler:
+    with closing(Scheduler(3, level)) as scheduler:
         for number in range(seed, seed + (count or WALKS)):
             chance = random.Random(number)
             declaration = chance.choice(["inside", "again"])
@@ -113,7 +113,7 @@ def find(pair, declaration, before=nothing):
             found.append(schedule)
             raise FoundError
 
-    with scheduling(2) as scheduler, suppress(FoundError):
+    with closing(Scheduler(2)) as scheduler, suppress(FoundError):
         every_order(play, THOROUGH)
     return str(found[0]) if found else "it survived"
 
@@ -151,7 +151,7 @@ def test_another_actors_statement_is_found(statement, problem):
 
 
 def test_an_order_is_reproduced_by_its_seed():
-    with scheduling(3) as scheduler:
+    with closing(Scheduler(3)) as scheduler:
         orders = [
             Schedule("inside", [request, lease_ends, retention_ends]).play(scheduler, walk(7)).order for _ in range(2)
         ]
