@@ -210,9 +210,8 @@ odd_values = st.one_of(
     json_values,
     st.binary(max_size=40),
     st.sets(st.text(max_size=5), max_size=2),
-    st.sampled_from(
-        ["os.nothing", "os.path", ".", "..", ".a.b", "a..b", "idempotency.conf.is_recordable", "\ud800", "*"]
-    ),
+    # None names a function: what a wrong one raises is the project's error.
+    st.sampled_from(["os.nothing", "os.path", ".", "..", ".a.b", "a..b", "\ud800", "*"]),
     st.sampled_from([["\ud800"], ["k" * 44], [b""], [object], object(), Decimal("NaN"), Wait(1), ACCEPTED, PARK]),
     st.sampled_from(
         [IETF, STRIPE, ACP, 1, 10**30, {"default": "default"}, {"default": "x"}, {1: 2}, [["a"]], "%s", "{}"]
