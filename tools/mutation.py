@@ -236,7 +236,7 @@ class Zygote:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.result = 2
-        self.seconds: dict[str, float] = defaultdict(lambda: 10)
+        self.seconds: dict[str, float] = defaultdict(lambda: 1)
         self.functions: dict[tuple[str, int, str], list[FunctionType]] = defaultdict(list)
         self.kills: dict[str, Counter[str]] = defaultdict(Counter)
 
@@ -255,7 +255,9 @@ class Zygote:
                 self.functions[code.co_filename, code.co_firstlineno, code.co_qualname].append(each)
         if not self.options.seen.exists():
             print("the lines of the tests:", self.fork(list(self.items), None, 7200), flush=True)
-        self.lines, self.seconds, failed = json.loads(self.options.seen.read_text())
+        self.lines, seconds, failed = json.loads(self.options.seen.read_text())
+        self.seconds.update(seconds)
+        self.unknown = self.items.keys() - seconds.keys()  # new since then, and may execute any line
         gc.freeze()  # the forks share it
         for error in failed:
             print(f"left out, because it fails without a mutant: {error}", flush=True)
@@ -276,10 +278,11 @@ class Zygote:
         for span in [[mutant.line], *sorted(spans, key=len)]:
             if found := {test for line in span for test in lines.get(str(line), []) if test in self.items}:
                 break
-        else:  # only an import executes it
+        else:  # only an import executes it, and other files may use what it makes
             near = (*near, MODULES)
             found = {test for tests in lines.values() for test in tests if test in self.items}
-            found |= {test for test in self.items if test.startswith(MODULES)}
+            found |= {test for test in self.items if test.startswith(near)}
+        found |= {test for test in self.unknown if test.startswith(near)}
         rank, seconds, by_file, chosen = {}, 0.0, Counter[str](), []
         for test in sorted(found, key=self.seconds.__getitem__):  # the fastest of each file, then their second ones
             by_file[file := test.partition("::")[0]] += 1

@@ -70,7 +70,7 @@ def test_an_api_key_is_an_account_and_no_secret_becomes_one():
         assert api_key(requested(auth=unnamed)) is None
     assert api_key(requested()) is None
     assert api_key(requested(auth=User(pk=7))) == "auth.User:7"  # whatever model it is
-    for secret in ("s3cret", Token(key="s3cret")):
+    for secret in ("s3cret", "s3cret\ud800", Token(key="s3cret")):
         account = api_key(requested(auth=secret))
         assert "s3cret" not in account
         assert account == api_key(requested(auth=secret))

@@ -304,7 +304,7 @@ def test_the_audit_says_which_routes_got_it_this_way_and_which_could_not(alice, 
         assert why in found["ANY", f"/{url}/"].reasons[1]
     assert resolve("/plain/").func.__name__ == "plain_answer"
     assert resolve("/exempt/").func.csrf_exempt
-    assert not resolve("/noted/").func.login_required
+    assert resolve("/noted/").func.login_required is False
     [warning] = check_every_route(None)
     assert warning.id == "idempotency.W024"
     assert "/plain/ (" not in warning.msg
