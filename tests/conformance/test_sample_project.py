@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -42,12 +42,8 @@ def environment(url, profile):
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    with ExitStack() as stack:
-        if os.environ["DATABASE_URL"].startswith("sqlite"):
-            url = f"sqlite:///{tmp_path_factory.mktemp('conformance') / 'db.sqlite3'}"
-        else:
-            url = stack.enter_context(own_database(os.environ["DATABASE_URL"]))
+def prepared():
+    with own_database(os.environ["DATABASE_URL"]) as url:
         script = (
             "import django; django.setup(); from django.core.management import call_command as call; "
             "call('migrate', verbosity=0); call('create_demo_users')"

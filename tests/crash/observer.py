@@ -6,6 +6,7 @@ Nothing here goes through Django: what a cell asserts is read by a connection th
 import json
 import shutil
 from contextlib import closing, contextmanager
+from urllib.parse import urlsplit
 
 from tests.harness.world import LONG_AGO, Database
 from tests.harness.zygote import wait_until
@@ -122,7 +123,7 @@ def observing(world, operation):
             yield observer
         return
     path = world.directory / f"{operation}.sqlite3"
-    shutil.copyfile(world.directory / "template.sqlite3", path)
+    shutil.copyfile(urlsplit(world.url).path, path)
     try:
         with closing(Observer(f"sqlite:///{path}", operation, path)) as observer:
             yield observer

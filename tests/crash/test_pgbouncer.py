@@ -31,19 +31,14 @@ SELECT name, setting FROM pg_settings WHERE source = 'session' AND name NOT IN (
 """
 
 
-def left_behind(pooler):
-    """What the next client would find in each session of the pool. Open transactions hold the sessions apart."""
-    with ExitStack() as stack:
-        url = pooler.url.partition("?")[0]
-        clients = [stack.enter_context(closing(psycopg.connect(url))) for _ in range(POOL_SIZE)]
-        return [client.execute(LEFT_BEHIND).fetchall() for client in clients]
-
-
 def test_a_process_that_ends_leaves_neither_its_transaction_nor_its_settings_to_the_next_client(pooled):
     for place, fault in (("complete.before", "kill"), ("handler.wrote", "raise"), ("release.sent", "raise")):
         verdict = run_cell(pooled, Cell(place, fault, "inside"))
         assert verdict.passed, verdict
-    assert left_behind(pooled.pooler) == [[]] * POOL_SIZE
+    with ExitStack() as stack:  # open transactions hold the sessions apart
+        url = pooled.pooler.url.partition("?")[0]
+        clients = [stack.enter_context(closing(psycopg.connect(url))) for _ in range(POOL_SIZE)]
+        assert [client.execute(LEFT_BEHIND).fetchall() for client in clients] == [[]] * POOL_SIZE
 
 
 HANDLERS = 4

@@ -7,6 +7,7 @@ one to its control, and the same workers consume both under the same fault.
 import json
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 from testproject.harness.redis import Redis
@@ -34,7 +35,7 @@ def run(stage, name, messages, **defaults):
     """Play a script with so many messages of each kind. ``defaults`` are part of every process's specification."""
     fault, verdict = FAULTS[name], Verdict(name, stage.broker.name)
     started = time.monotonic()
-    with stage.scene(name, messages, deduplicate=fault.deduplicate, **defaults) as scene:
+    with closing(Scene(stage, name, messages, deduplicate=fault.deduplicate, **defaults)) as scene:
         fault.script(scene, verdict)
         verdict.expect(not scene.complaint(), scene.complaint())
     verdict.seconds = time.monotonic() - started
@@ -131,6 +132,7 @@ def published_twice(scene, verdict):
     verdict.struck = scene.count
     judge(scene, verdict)
     verdict.expect(verdict.kept.deliveries >= 2 * scene.count, "not every message was delivered twice")
+    verdict.expect(verdict.plain.doubled == scene.count, "not every message took effect twice without protection")
 
 
 def confirm_lost(scene, verdict):
@@ -313,6 +315,7 @@ def forgotten(scene, verdict):
     others = scene.labels("kept", range(scene.count // 2))
     judge(scene, verdict, others, leave_out=gone)
     verdict.plain = tally.count(scene, "kept", gone, leave_out=others)
+    verdict.expect(verdict.plain.doubled == len(gone), "not every forgotten message took effect twice")
 
 
 FAULTS = {

@@ -35,29 +35,19 @@ class Stage:
     world: World
     database: Database
 
-    @contextmanager
-    def scene(self, name, count, *, deduplicate=False, **defaults):
-        """What one script has to itself: names, a queue, marks, and the processes that it starts.
-
-        :param count: of how many messages of each kind.
-        """
-        with tempfile.TemporaryDirectory(prefix="delivery-marks-") as marks:
-            name = f"{name}-{uuid4().hex[:6]}"
-            scene = Scene(self, name, count, Marks(marks), self.world.providers[deduplicate], defaults)
-            try:
-                yield scene
-            finally:
-                scene.end()
-
 
 class Scene:
-    def __init__(self, stage, name, count, marks, provider, defaults):
+    """What one script has to itself: names, a queue, marks, and the processes that it starts."""
+
+    def __init__(self, stage, name, count, *, deduplicate=False, **defaults):
+        """:param count: of how many messages of each kind."""
         self.broker, self.database = stage.broker, stage.database
-        self.name = name
+        self.name = f"{name}-{uuid4().hex[:6]}"
         self.count = count
-        self.marks = marks
+        self._directory = tempfile.TemporaryDirectory(prefix="delivery-marks-")
+        self.marks = Marks(self._directory.name)
         self._zygote, self._log = stage.world.zygote, stage.world.log
-        self._provider = provider
+        self._provider = stage.world.providers[deduplicate]
         self._defaults = defaults
         #: How often the broker, or the connection to it, was taken from the workers.
         self.outages = 0
@@ -131,9 +121,8 @@ class Scene:
         self.until(lambda: not self.unsent(), "the outbox is empty", meanwhile=partial(self.back_date, "next_try_at"))
         return self.finish(relay)
 
-    def end(self):
+    def close(self):
         for keeper in self._keepers:
-            keeper.stop()
             for process in keeper.started:
                 process.end(leftovers=True)  # what a killed main process has left running is in its group
         for process in self._processes:
@@ -141,6 +130,7 @@ class Scene:
         # Only a script that failed has left anything, and that must not fail those after it.
         self.database.query("DELETE FROM idempotency_outbox_message WHERE status <> 'sent'")
         forget(self.broker)
+        self._directory.cleanup()
 
     # The database's clock, moved by back-dating
 

@@ -22,13 +22,9 @@ LEFT_OUT = "The storm of messages is left out. No Redis server was found."
 
 
 @pytest.fixture
-def database(tmp_path):
+def database():
     """The URL of an empty database beside the session's own, which the storm may fill."""
-    url = os.environ["DATABASE_URL"]
-    if url.startswith("sqlite"):
-        yield f"sqlite:///{tmp_path / 'demo.sqlite3'}"
-        return
-    with own_database(url) as own:
+    with own_database(os.environ["DATABASE_URL"]) as own:
         yield own
 
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from functools import partial
 
 import pytest
@@ -15,7 +14,7 @@ from testproject.harness.processes import Daemon, ProcessError, short_directory
 from testproject.harness.redis import RedisMissingError, find_redis
 from tests.harness.keeper import Keeper
 from tests.harness.postgres import has_ended
-from tests.harness.strikes import Strike, Strikes, held
+from tests.harness.strikes import Strike, Strikes
 from tests.providers import PATIENCE, eventually
 
 #: Owns two processes, kills one of them, and dies.
@@ -73,28 +72,12 @@ def test_what_has_ended_is_started_again_and_is_a_fault_unless_it_or_the_broker_
 ):
     sleeper = Daemon("worker", ["sleep", "1000"], tmp_path)
     keeper = Keeper(partial(start, sleeper), killed=lambda: killed, outages=lambda: outages)
-    for restarts in range(1, ends + 1):
-        os.kill(sleeper.pid, signal.SIGKILL)
-        assert eventually(lambda restarts=restarts: keeper.restarts == restarts)
-    keeper.stop()
+    for _ in range(ends):
+        sleeper.kill()
+        complaint = keeper.complaint()
+        assert sleeper.alive
     sleeper.kill()
-    assert keeper.ended == ends - killed
-    assert (keeper.complaint() == "") == excused
-
-
-def test_what_does_not_start_again_is_reported(tmp_path):
-    sleeper = Daemon("worker", ["sleep", "1000"], tmp_path)
-
-    def start_once():
-        if sleeper.log.exists():
-            raise ProcessError("no luck")
-        return start(sleeper)
-
-    keeper = Keeper(start_once, outages=lambda: 1)
-    sleeper.kill()
-    assert eventually(lambda: str(keeper.error) == "no luck")
-    keeper.stop()
-    assert keeper.complaint() == "could not be started again: no luck"
+    assert (keeper.restarts, complaint == "") == (ends, excused)
 
 
 def test_nothing_outlives_an_owner_that_was_killed(tmp_path):
@@ -135,18 +118,6 @@ def test_a_process_kills_itself_at_its_place_with_its_message_once(tmp_path, act
     assert struck(tmp_path, strike, ("work", "a-1")) == -signal.SIGKILL
     assert struck(tmp_path, strike, ("work", "a-1")) == 0
     assert [path.name for path in Marks(tmp_path).found("*")] == [f"{act}.a-1.1"]
-
-
-def test_who_is_held_goes_on_when_it_is_told_to(tmp_path):
-    marks, strikes = Marks(tmp_path), Strikes(Marks(tmp_path), [Strike("work", "hold")])
-    thread = threading.Thread(target=strikes.at, args=("work", "task.a-1"))
-    thread.start()
-    assert eventually(lambda: held(marks) == ["task.a-1"])
-    assert thread.is_alive()
-    marks.leave("go.task.a-1")
-    thread.join(60)
-    assert not thread.is_alive()
-    assert held(marks) == []
 
 
 def test_a_redis_on_the_path_is_used_and_without_any_the_error_says_what_to_install(monkeypatch, tmp_path):

@@ -108,10 +108,7 @@ def world(module, url=None, *, pooled=False):
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="harness-")))
-        if url is not None and url.startswith("sqlite"):
-            own = f"sqlite:///{directory / 'template.sqlite3'}"
-        else:
-            own = stack.enter_context(own_database(url or stack.enter_context(embedded_postgres())))
+        own = stack.enter_context(own_database(url or stack.enter_context(embedded_postgres())))
         migrate(own)
         providers = stack.enter_context(running_providers(directory))
         log = directory / "processes.log"
@@ -122,7 +119,11 @@ def world(module, url=None, *, pooled=False):
 
 @contextmanager
 def own_database(url):
-    """A new database on the server of ``url``."""
+    """A new database on the server of ``url``, or in a file."""
+    if url.startswith("sqlite"):
+        with tempfile.TemporaryDirectory(prefix="harness-") as directory:
+            yield f"sqlite:///{directory}/db.sqlite3"
+        return
     name = f"harness_{uuid4().hex[:12]}"
     with closing(Database(url)) as server:
         server.query(f"CREATE DATABASE {name}")
