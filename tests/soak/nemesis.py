@@ -104,9 +104,5 @@ class Nemesis:
 
     def _end_leases(self):
         with closing(Database(self.servers.database.url)) as database, suppress(TimeoutError):
-            wait_until(lambda: self._ended(database), "a lease to end", NOTICED)
-
-    def _ended(self, database):
-        ended = database.count(END_LEASES, LONG_AGO, LONG_AGO)
-        self.load.seen["ended"] += ended
-        return ended
+            ended = wait_until(lambda: database.count(END_LEASES, LONG_AGO, LONG_AGO), "a lease to end", NOTICED)
+            self.load.seen["ended"] += ended
