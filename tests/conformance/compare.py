@@ -4,8 +4,6 @@ Each row is installed from its registry in the pinned version, into ``--director
 interface. It is judged by the profile that is nearest to its documentation, with what the documentation says otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os
@@ -15,7 +13,6 @@ import signal
 import subprocess
 import tempfile
 import venv
-from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,9 +41,9 @@ class Row:
     version: str
     #: Where records are kept: in one process' memory, or where a crash doesn't reach them.
     store: str
-    requirements: Sequence[str]
+    requirements: tuple[str, ...]
     profile: str
-    declared: Sequence[str] = ()
+    declared: tuple[str, ...] = ()
 
     @property
     def name(self):

@@ -6,8 +6,6 @@ cases that kill or freeze one. Tests of the other cases run it in a thread.
 Records and effects are in one SQLite file, so that an effect and its record commit together.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,7 +3,6 @@
 It needs a PostgreSQL that has the extension Citus, given by its ``bin`` directory.
 """
 
-from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ class Cluster:
     """The URLs of the servers' first databases."""
 
     coordinator: str
-    workers: Sequence[str]
+    workers: list[str]
     #: The programs of the servers.
     binaries: Path
 

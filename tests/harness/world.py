@@ -9,7 +9,6 @@ from collections import Counter
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -42,7 +41,6 @@ class Database:
     def __init__(self, url):
         self.vendor = vendor_of(url)
         parts = urlsplit(url)
-        self.connection: Any
         if self.vendor == "sqlite":
             self.connection = sqlite3.connect(parts.path.removeprefix("/"), isolation_level=None, timeout=PATIENCE)
         elif self.vendor == "mariadb":

@@ -1,7 +1,5 @@
 """The moves of a record. Spin checks that the model makes these and no others; so do histories of real runs."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 #: What a record becomes, and by how much its attempt grows. An absent record has the state "absent".

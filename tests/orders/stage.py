@@ -3,14 +3,10 @@
 The judge sees the record after each step, so it knows the whole history. It knows nothing of the statements.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection
@@ -150,7 +146,6 @@ def relay(*_):
     relay_once()
 
 
-Act = Callable[[str], Any]
 #: The actors of a pair.
 PAIRS = {
     "two requests": (request, request),
@@ -176,7 +171,7 @@ class Schedule:
     """What was played, and what the judge has against it."""
 
     declaration: str
-    acts: Sequence[Act]
+    acts: list
     order: str = ""
     problems: list[str] = field(default_factory=list)
     history: list[Seen | None] = field(default_factory=list)
@@ -191,7 +186,12 @@ class Schedule:
         calls = [partial(act, self.declaration) for act in self.acts]
         actors, self.order = scheduler.run(calls, choose, self.look)
         for actor in actors:
-            self._judge_actor(actor)
+            if actor.error is not None:
+                self.problems.append(f"an actor raised {actor.error!r}")
+            if actor.is_open:
+                self.problems.append("a transaction was left open")
+            if isinstance(actor.result, HttpResponse):
+                self.answers.append(actor.result)
         if relay in self.acts:
             self._judge_messages()
         else:
@@ -221,14 +221,6 @@ class Schedule:
                 self.problems.append(f"P6: attempt {attempt} owns the record, and {told} was recorded")
             if told != body:
                 self.problems.append(f"P5: an outcome has changed from {told} to {body}")
-
-    def _judge_actor(self, actor):
-        if actor.error is not None:
-            self.problems.append(f"an actor raised {actor.error!r}")
-        if actor.is_open:
-            self.problems.append("a transaction was left open")
-        if isinstance(actor.result, HttpResponse):
-            self.answers.append(actor.result)
 
     def _settle(self):
         """Retry after the lease until the outcome is known."""

@@ -1,7 +1,5 @@
 """The clients: threads with kept connections, which begin operations, retry them and send duplicates of recent ones."""
 
-from __future__ import annotations
-
 import json
 import random
 import threading
