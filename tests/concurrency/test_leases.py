@@ -157,6 +157,7 @@ def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(po
 @pytest.mark.django_db
 def test_in_a_test_case_a_lease_is_renewed_on_the_tests_own_connection():
     with claim("race.heartbeat", account_id="1", key="k") as run:
+        assert eventually(lambda: not heartbeats())  # no other connection sees the record
         require_claim().renew()
         IdempotencyRecord.objects.update(attempt=2)
         with pytest.raises(LeaseLostError):
