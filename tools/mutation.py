@@ -269,18 +269,21 @@ class Zygote:
     def tests_of(self, mutant: Mutant) -> list[str]:
         """The tests that execute its line, or else its statement, its function, its file."""
         lines = self.lines.get(mutant.file, {})
-        spans = [
-            range(node.lineno, (node.end_lineno or 0) + 1)
+        around = [
+            node
             for node in ast.walk(ast.parse(mutant.old))
             if isinstance(node, ast.stmt) and node.lineno <= mutant.line <= (node.end_lineno or 0)
         ]
+        is_called = any(isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) for node in around)
+        spans = [range(node.lineno, (node.end_lineno or 0) + 1) for node in around]
         near = tests_near(mutant.file)
         for span in [[mutant.line], *sorted(spans, key=len)]:
             if found := {test for line in span for test in lines.get(str(line), []) if test in self.items}:
                 break
-        else:  # only an import executes it, and other files may use what it makes
+        else:
+            is_called, found = False, {test for tests in lines.values() for test in tests if test in self.items}
+        if not is_called:  # only an import executes it, and other files may use what it makes
             near = (*near, MODULES)
-            found = {test for tests in lines.values() for test in tests if test in self.items}
             found |= {test for test in self.items if test.startswith(near)}
         found |= {test for test in self.unknown if test.startswith(near)}
         rank, seconds, by_file, chosen = {}, 0.0, Counter[str](), []

@@ -158,10 +158,10 @@ def test_a_store_that_does_not_fit_this_release_is_503_said_once_and_invites_to_
 def test_each_kind_of_error_that_no_retry_mends_is_said_once(monkeypatch, caplog):
     caplog.set_level(logging.CRITICAL, "idempotency")
     monkeypatch.setattr(type(store_for("default")), "is_permanent", lambda store, error: True)
-    for text in ("no table", "no type", "no column\nLINE 1\n^", "no column\nLINE 2\n^"):
+    for text in ("no table", "no type", "no index", "no column\nLINE 1\n^", "no column\nLINE 2\n^"):
         ownership.unavailable("default", ProgrammingError(text))
     ownership.unavailable("default", OperationalError("no table"))
-    assert len(caplog.messages) == 4
+    assert len(caplog.messages) == 5
 
 
 @pytest.fixture(autouse=True)
