@@ -152,6 +152,7 @@ class Show:
         port = free_port()
         command = [sys.executable, "-m", "gunicorn", "--config", "python:testproject.demo.server"]
         command += ["--workers", str(WORKERS), "--bind", f"127.0.0.1:{port}", "testproject.demo.server:application"]
-        ready = lambda: answers(("127.0.0.1", port), HEALTH, b"HTTP/1.1 ")  # noqa: E731
-        with Daemon("server", command, self.directory, is_ready=ready) as server:
+        with Daemon(
+            "server", command, self.directory, is_ready=lambda: answers(("127.0.0.1", port), HEALTH, b"HTTP/1.1 ")
+        ) as server:
             yield server, port
