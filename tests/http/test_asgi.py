@@ -3,9 +3,10 @@
 import asyncio
 import contextvars
 import threading
+from concurrent.futures import Future
 
 import pytest
-from asgiref.sync import ThreadSensitiveContext, iscoroutinefunction, sync_to_async
+from asgiref.sync import AsyncToSync, ThreadSensitiveContext, iscoroutinefunction, sync_to_async
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.handlers.asgi import ASGIHandler
 from django.core.signals import request_started
@@ -290,10 +291,23 @@ async def _answer_in_a_thread(request):
     return await sync_to_async(_answer)(request)
 
 
+async def _awaited(self, answer, *others, run=AsyncToSync.main_wrap):
+    """asgiref may wake the thread that waits for a coroutine before it has copied the context. Here it doesn't."""
+    awaited = Future()
+    await run(self, awaited, *others)
+    if error := awaited.exception():
+        answer.set_exception(error)
+    else:
+        answer.set_result(awaited.result())
+
+
 @policies
 @pytest.mark.parametrize("view", [_answer, _answer_async, _answer_in_a_thread])
 @pytest.mark.parametrize("query", ["", "?crash=1"])
-def test_what_a_view_sets_reaches_the_middleware_above(alice, serve, settings, transport, policy, view, query):
+def test_what_a_view_sets_reaches_the_middleware_above(
+    alice, serve, settings, monkeypatch, transport, policy, view, query
+):
+    monkeypatch.setattr(AsyncToSync, "main_wrap", _awaited)
     settings.MIDDLEWARE = [f"{__name__}.looking"]
     serve(idempotent("tests.context", **policy)(view), **{"twin/": view})
     for url in ("/twin/", "/"):
