@@ -261,6 +261,7 @@ def compare_twins(alice, count):
     answered = Counter()
     # The second time nothing has to be imported or connected. What a claim costs is the same for each input.
     for key in ("a", "b"):
+        assert alice.post("/no-route/").status_code == 404  # Django's page of an error imports its templates
         (_, of_twin), (_, of_first) = counted(alice.post, "/twin/"), counted(alice.post, "/", key=key)
         claim = of_first - of_twin
 
