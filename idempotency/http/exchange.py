@@ -113,6 +113,9 @@ class Exchange:
             self.key if path is None else key_on_path(self.key, path),
         )
         self.request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))
+        for using in self.handler.databases:
+            if using != self.request.store.using:  # another that can't be reached is found before the claim
+                connections[using].ensure_connection()
         settled = acquire_or_wait(self.request)
         if isinstance(settled, Outcome):
             return self._replay(settled)

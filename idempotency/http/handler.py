@@ -157,8 +157,7 @@ class Handler:
         """Refuse to claim within a transaction that would commit after the outcome is recorded.
 
         The transactions that were opened around the view for code above its protected handler, such as an override that
-        calls ``super().post()``, are committed first. If another database of the handler can't be reached, that is
-        found before the claim.
+        calls ``super().post()``, are committed first.
 
         :raises OuterTransactionError: a transaction is open on some database.
         """
@@ -166,8 +165,6 @@ class Handler:
         if opened is not None and opened.are_innermost():
             setattr(self.request, _OPENED, None)
             opened.transactions.close()
-        for using in self.databases:
-            connections[using].ensure_connection()
         for connection in connections.all(initialized_only=True):
             if connection.in_atomic_block and is_transaction_open(connection.alias):
                 raise OuterTransactionError(

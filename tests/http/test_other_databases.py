@@ -7,6 +7,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import OperationalError, connections, transaction
 from django.http import Http404, HttpResponse, JsonResponse
+from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from rest_framework.exceptions import ValidationError
@@ -16,7 +17,7 @@ from idempotency import PARK, REEXECUTE, Reconcile, Unknown, idempotent
 from idempotency.protocol import ownership
 from testproject.models import Transfer
 from tests.aliases import added
-from tests.concurrency.failures import failing_database, just_before
+from tests.concurrency.failures import UNAVAILABLE, failing_database, just_before, problem
 from tests.http.callers import assert_refused, effects, problem_code, records
 from tests.http.serving import drf_view
 
@@ -167,6 +168,16 @@ def test_nothing_is_claimed_if_the_other_database_is_gone(alice, serve, monkeypa
     monkeypatch.setattr(connections["other"], "ensure_connection", Mock(side_effect=OperationalError))
     serve_writing(serve, transaction=False, recovery=PARK)
     assert alice.post(key="k").status_code == 500
+    assert records() == []
+
+
+@policies
+@pytest.mark.usefixtures("atomic_requests")
+def test_the_records_database_is_as_gone_as_without_atomic_requests(client, settings, policy):
+    view = idempotent("tests.gone", account=lambda request: "anybody", **policy)(ending())
+    settings.ROOT_URLCONF = (path("", view),)
+    with failing_database(connections["default"], "ensure_connection"):
+        assert problem(client.post("/", headers={"Idempotency-Key": "k"})) == UNAVAILABLE
     assert records() == []
 
 
