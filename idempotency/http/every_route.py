@@ -219,7 +219,7 @@ def _places(
             inner = [*namespaces, pattern.namespace] if pattern.namespace else namespaces
             # A project's own URLs may have the admin's name, but not its views.
             is_admin = pattern.app_name == "admin" and any(
-                hasattr(getattr(route, "callback", None), "admin_site") for route in pattern.url_patterns
+                hasattr(route.callback, "admin_site") for route in pattern.url_patterns
             )
             yield from _places(pattern.url_patterns, here, inner, names, in_admin or is_admin)
         else:
