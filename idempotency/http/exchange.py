@@ -114,7 +114,7 @@ class Exchange:
         )
         self.request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))
         for using in self.handler.databases:
-            if using != self.request.store.using:  # another that can't be reached is found before the claim
+            if using != self.request.store.using:  # that another can't be reached is found before the claim
                 connections[using].ensure_connection()
         settled = acquire_or_wait(self.request)
         if isinstance(settled, Outcome):

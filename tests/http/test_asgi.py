@@ -291,8 +291,8 @@ async def _answer_in_a_thread(request):
     return await sync_to_async(_answer)(request)
 
 
-async def _awaited(self, answer, *others, run=AsyncToSync.main_wrap):
-    """asgiref may wake the thread that waits for a coroutine before it has copied the context. Here it doesn't."""
+async def _wake_after_the_copy(self, answer, *others, run=AsyncToSync.main_wrap):
+    """asgiref may wake the thread that waits for a coroutine before it has copied its context. Here it doesn't."""
     awaited = Future()
     await run(self, awaited, *others)
     if error := awaited.exception():
@@ -307,7 +307,7 @@ async def _awaited(self, answer, *others, run=AsyncToSync.main_wrap):
 def test_what_a_view_sets_reaches_the_middleware_above(
     alice, serve, settings, monkeypatch, transport, policy, view, query
 ):
-    monkeypatch.setattr(AsyncToSync, "main_wrap", _awaited)
+    monkeypatch.setattr(AsyncToSync, "main_wrap", _wake_after_the_copy)
     settings.MIDDLEWARE = [f"{__name__}.looking"]
     serve(idempotent("tests.context", **policy)(view), **{"twin/": view})
     for url in ("/twin/", "/"):
