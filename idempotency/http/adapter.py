@@ -6,7 +6,7 @@ must be imported before the first request, for example in an app's ``ready()``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -61,14 +61,6 @@ class Adapter:
         if protection_of(callback) is not None:  # around as_view()
             return [RoutedHandler(callback, frozenset(methods_of_class(view_class)))]
         return handlers_of_class(view_class)
-
-    @classmethod
-    def protect_in_place(cls, callback: Any, protect: Callable[[Any], Any]) -> bool:
-        """Replace the handlers behind a URL's callback by ``protect`` of them, if only the framework finds them.
-
-        :returns: False if the callback is not of such a framework.
-        """
-        return False
 
     @classmethod
     def hooks_of(cls, view_class: type) -> Collection[str]:

@@ -15,7 +15,7 @@ from django.core.checks import CheckMessage, Tags, register
 from django.db import router
 from django.db.models import Model
 
-from ..conf import mistakes_in_settings, settings
+from ..conf import mistakes_in_settings
 from ..identity import keys
 from ..operation import Operation, registry
 from ..options.values import ACCEPTED, Attach
@@ -23,12 +23,10 @@ from ..outcome import RETENTION_HEADER, STATUS_HEADER
 from ..store import records_database
 from .accounts import user_or_visitor
 from .adapter import handlers_of
-from .every_route import places, reasons_left_out
 from .handler import databases_with_atomic_requests, has_copied_exemption, is_within_atomic_requests
 from .problems import PROFILES
 from .protection import class_of
-
-MIDDLEWARE = "idempotency.http.middleware.IdempotencyMiddleware"
+from .routes import places
 
 
 def check(*tags: str) -> Callable[[Callable[[], Iterator[CheckMessage]]], Callable[..., list[CheckMessage]]]:
@@ -183,23 +181,3 @@ def check_profiles() -> Iterator[CheckMessage]:
                 hint="The profile asks for 409: leave in_progress= at CONFLICT or Wait.",
                 id="idempotency.W023",
             )
-
-
-@check(Tags.urls)
-def check_every_route() -> Iterator[CheckMessage]:
-    if mistakes_in_settings() or not settings().every_route:
-        return
-    if MIDDLEWARE not in django_settings.MIDDLEWARE:
-        yield checks.Error(
-            "EVERY_ROUTE protects nothing without its middleware.",
-            hint=f"Add {MIDDLEWARE!r} to MIDDLEWARE.",
-            id="idempotency.E044",
-        )
-    left_out = [(place, reasons_left_out.get(place.pattern)) for place in places()]
-    routes = [f"{place.route} ({reason})" for place, reason in left_out if reason is not None]
-    if routes:
-        yield checks.Warning(
-            f"EVERY_ROUTE can't protect {len(routes)} routes: {', '.join(routes)}",
-            hint="Put @idempotent closest to their functions, or name them in EXCEPT_ROUTES.",
-            id="idempotency.W024",
-        )

@@ -6,14 +6,12 @@ from typing import Any
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from django.urls import get_resolver
 from django.utils.deprecation import MiddlewareMixin
 
 from ..exceptions import IdempotencyError
 from ..identity import keys
 from ..outcome import STATUS_HEADER
 from .adapter import handlers_of
-from .every_route import protect_every_route
 from .exchange import HEADERS, is_crash
 from .problems import KEY_STATUSES, response_for
 
@@ -21,7 +19,6 @@ from .problems import KEY_STATUSES, response_for
 class IdempotencyMiddleware(MiddlewareMixin):
     """Say in every response to a request with a key what has become of the key, and answer errors of ``claim()``.
 
-    - With ``EVERY_ROUTE`` it protects the routes of the project before the first request.
     - If a protected handler crashes, Django's 500 gets the headers that every other response has.
     - If the route takes no key, the response has ``Idempotency-Status: ignored``. So a client learns that its key
       protects nothing. A view that reads the header itself sets this header itself.
@@ -29,9 +26,6 @@ class IdempotencyMiddleware(MiddlewareMixin):
       instead of a 500. In a view under ``@idempotent`` it does not, because an error of a ``claim()`` block inside of
       it is no answer to the request's own key.
     """
-
-    def process_request(self, request: HttpRequest) -> None:
-        protect_every_route(get_resolver(getattr(request, "urlconf", None)))
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> Any:
         if not isinstance(exception, IdempotencyError) or is_crash(request, exception):

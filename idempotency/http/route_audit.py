@@ -21,9 +21,9 @@ from ..operation import Operation
 from .adapter import adapters, handlers_of
 from .checks import model_written_elsewhere
 from .decorators import dotted
-from .every_route import ByRoute, Place, places, reasons_left_out
 from .handler import is_within_atomic_requests
 from .protection import SAFE_METHODS, RoutedHandler, class_of, decorator_stack, is_within_atomic, protection_of
+from .routes import Place, places
 
 
 class Verdict(StrEnum):
@@ -114,8 +114,6 @@ def audit(*, allow: Collection[str] = (), include_admin: bool = False) -> Audit:
 
 def _routes_of(place: Place) -> Iterator[AuditedRoute]:
     view_class, handlers = class_of(place.callback), handlers_of(place.callback)
-    reason = reasons_left_out.get(place.pattern)
-    left_out = () if reason is None else (f"EVERY_ROUTE can't protect it: {reason}",)
     has_handlers = any(routed.methods - {"OPTIONS"} for routed in handlers)  # every class answers OPTIONS
     if view_class is not None and view_class.dispatch is not View.dispatch and not has_handlers:
         doubt = "The class has no handlers, so its dispatch() may serve any method."
@@ -130,13 +128,13 @@ def _routes_of(place: Place) -> Iterator[AuditedRoute]:
             methods = () if operation is None else operation.policy.methods
             if not set(settings().defaults.methods) <= set(methods):
                 doubt = "The audit can't see which methods a function serves."
-                yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, (doubt, *left_out))
+                yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, (doubt,))
         for method in sorted(set(methods) - SAFE_METHODS):
             operation = routed.operation_for(method)
             if operation is None:
                 is_named = method in settings().defaults.methods
                 verdict = Verdict.UNPROTECTED if is_named else Verdict.IDEMPOTENT
-                reasons = (*left_out, *_overridden(routed, view_class))
+                reasons = tuple(_overridden(routed, view_class))
             else:
                 verdict, reasons = _judged(operation, place, routed, view_class)
             yield AuditedRoute(method, place.route, place.name, view, verdict, operation, reasons)
@@ -172,8 +170,6 @@ def _judged(
         elsewhere = f"{model._meta.label} is written to another database than the records, outside of the transaction."
         doubts = [elsewhere, *doubts]
     notes = [] if operation.policy.required else ["A request without a key runs unprotected (required=False)."]
-    if isinstance(protection_of(routed.handler), ByRoute):
-        notes = ["EVERY_ROUTE protects it if the request brings a key."]
     verdict = Verdict.BROKEN if mistakes else Verdict.DOUBTFUL if doubts else Verdict.PROTECTED
     return verdict, (*mistakes, *doubts, *notes)
 

@@ -217,15 +217,6 @@ class ProjectOptions:
         check_id="idempotency.E012",
         hint="A function of the request and the error that returns a response.",
     )
-    every_route: bool = option(
-        validators.flag,
-        default=False,
-        check_id="idempotency.E042",
-        hint="True protects the routes without a decorator.",
-    )
-    except_routes: Collection[str] = option(
-        validators.names, default=(), check_id="idempotency.E043", hint='For example ("/webhooks/*", "signup").'
-    )
     problem_docs: str | None = option(
         validators.url,
         check_id="idempotency.E041",

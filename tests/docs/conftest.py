@@ -91,7 +91,6 @@ def run_page(monkeypatch, provider, waits):
             if file and file[1] == "settings":
                 shown = {key: value for key, value in vars(module).items() if key == "IDEMPOTENCY"}
                 with (
-                    # Without routes: EVERY_ROUTE would protect the sample's for the tests that follow.
                     override_settings(ROOT_URLCONF=(), **shown),
                     patch.dict(connections.settings, {**vars(module)["DATABASES"], **connections.settings}),
                 ):

@@ -85,14 +85,9 @@ class Docstring(str):
 
 
 def function_of(view_class: Any) -> Any:
-    """The function of which ``@api_view``, that of DRF or of adrf, made the class; or None.
-
-    None, too, if the methods that call the function are protected themselves, as ``EVERY_ROUTE`` does it.
-    """
+    """The function of which ``@api_view``, that of DRF or of adrf, made the class; or None."""
     for name in view_class.http_method_names if issubclass(view_class, APIView) else ():
         handler = vars(view_class).get(name)
-        if isinstance(handler, Protected):
-            return None
         if getattr(handler, "__qualname__", "").startswith("api_view.<locals>."):
             return next(filter(callable, held_by(handler)), None)
     return None
