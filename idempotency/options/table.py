@@ -136,12 +136,6 @@ class Options:
         check_id="idempotency.E023",
         hint="For example timedelta(days=2). It must be shorter than TTL by five minutes or more.",
     )
-    timed_keys: bool = option(
-        validators.flag,
-        default=False,
-        check_id="idempotency.E024",
-        hint="True accepts version 7 UUIDs, ULIDs and derived keys only.",
-    )
     heartbeat: timedelta | None = option(validators.positive_duration)
     idle_timeout: timedelta | None = option(validators.positive_duration)
     in_progress: InProgressAnswer = option(
@@ -261,7 +255,6 @@ class Arguments(TypedDict, total=False):
     lease: timedelta | None
     body_ttl: timedelta | None
     max_key_age: timedelta | None
-    timed_keys: bool | None
     heartbeat: timedelta | None
     idle_timeout: timedelta | None
     in_progress: InProgressAnswer | None

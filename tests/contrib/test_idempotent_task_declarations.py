@@ -189,7 +189,6 @@ def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(decorated):
         {"transaction": False},
         {"lease": 5},
         {"max_key_age": timedelta(days=1)},
-        {"timed_keys": True},
     ],
     ids=str,
 )

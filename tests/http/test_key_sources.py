@@ -215,10 +215,10 @@ def test_what_is_recorded_under_an_old_key_is_told(alice, framework, clock):
     assert_refused(alice, "idempotency_key_expired", key=key)
 
 
-def test_the_option_decides_about_keys_without_a_time(alice, framework, settings):
-    framework.serve(**LATE)
+def test_a_key_without_a_time_begins_nothing_under_max_key_age(alice, framework, settings):
+    framework.serve()
     replayed(alice, key="order-71")
-    settings.IDEMPOTENCY = {"TIMED_KEYS": True}
+    settings.IDEMPOTENCY = {"MAX_KEY_AGE": DAY}
     assert alice.post(key="order-71").status_code == 201  # recorded before
     assert_refused(alice, "idempotency_key_invalid", key="order-72")
     replayed(alice, key=new_key())
@@ -244,7 +244,7 @@ def test_a_derived_key_has_no_time_and_may_begin(key, begins):
     """Each attempt of the operation that sends it sends the same one."""
     with (
         nullcontext() if begins else pytest.raises(KeyInvalidError),
-        claim("late.derived", account_id="1", key=key, timed_keys=True) as run,
+        claim("late.derived", account_id="1", key=key, max_key_age=DAY) as run,
     ):
         run.result = None
     assert len(records()) == begins

@@ -70,7 +70,6 @@ def test_the_defaults_and_the_sample_project_are_sound():
         ({"KEY": "nope"}, "idempotency.E022", "'KEY'"),
         ({"MAX_KEY_AGE": 3}, "idempotency.E023", "'MAX_KEY_AGE'"),
         ({"BODY_TTL": timedelta(0)}, "idempotency.E027", "'BODY_TTL'"),
-        ({"TIMED_KEYS": "yes"}, "idempotency.E024", "'TIMED_KEYS'"),
         ({"LEASE": timedelta(days=3)}, "idempotency.E014", "shorter than"),
         ({"MAX_KEY_AGE": timedelta(days=3)}, "idempotency.E025", "shorter than"),
         ({"BODY_TTL": timedelta(days=3)}, "idempotency.E028", "shorter than"),

@@ -74,12 +74,11 @@ def idempotent_task(
     :raises TypeError: there is no keyword argument of this name.
     """
     declared = operation_for(operation, policy)
-    for option in ("max_key_age", "timed_keys"):
-        if declared.declared[option]:
-            raise ImproperlyConfigured(
-                f"Operation {declared.name!r}: {option} does not apply to Celery tasks, because no client makes the "
-                f"keys of messages. Leave it out."
-            )
+    if declared.declared["max_key_age"]:
+        raise ImproperlyConfigured(
+            f"Operation {declared.name!r}: max_key_age does not apply to Celery tasks, because no client makes the "
+            f"keys of messages. Leave it out."
+        )
     problem = None
     if consumer is not None and validators.name(consumer):
         problem = f"consumer {validators.name(consumer)}, not {consumer!r}."
