@@ -137,7 +137,6 @@ class Options:
         hint="For example timedelta(days=2). It must be shorter than TTL by five minutes or more.",
     )
     heartbeat: timedelta | None = option(validators.positive_duration)
-    idle_timeout: timedelta | None = option(validators.positive_duration)
     in_progress: InProgressAnswer = option(
         validators.in_progress,
         default=CONFLICT,
@@ -256,7 +255,6 @@ class Arguments(TypedDict, total=False):
     body_ttl: timedelta | None
     max_key_age: timedelta | None
     heartbeat: timedelta | None
-    idle_timeout: timedelta | None
     in_progress: InProgressAnswer | None
     required: bool | None
     methods: Collection[str] | None

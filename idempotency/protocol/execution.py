@@ -111,8 +111,6 @@ def _in_transaction(run: Running, outcome_of_error: Callable[[Exception], Outcom
         with transaction.atomic(using=using, durable=True):
             if not owned.shares_connection:  # a TestCase runs no callbacks, and its tests may look at them
                 store.connection.on_commit(run.note_commit)  # before all callbacks of the operation
-            if owned.policy.idle_timeout is not None:
-                store.bound_transaction(idle=owned.policy.idle_timeout)
             phase = Phase.RUNNING
             watch = store.watch_transaction()
             try:

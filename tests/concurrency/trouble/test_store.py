@@ -117,10 +117,10 @@ def locked_file():
 )
 def test_a_store_that_can_not_be_written_is_503_and_no_effect_is_kept(post, trouble):
     with trouble():
-        answer = post("/bounded/")
+        answer = post()
     assert (problem(answer), answer["Retry-After"]) == (UNAVAILABLE, "1")
     assert (handler.attempts, effects(), list(IdempotencyRecord.objects.all())) == ([], [], [])
-    assert post("/bounded/").status_code == 201
+    assert post().status_code == 201
     assert effects() == ["one"]
 
 
@@ -191,31 +191,25 @@ def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole_a_bounded_num
 
 @pytest.mark.failure_21
 @pytest.mark.parametrize(
-    ("statement", "sqlstate", "meaning", "told", "retry_after"),
+    ("sqlstate", "meaning", "told", "retry_after"),
     [
-        ("bound_transaction", "55P03", "timed_out_waiting", UNAVAILABLE, "1"),
-        ("bound_transaction", "42P01", "is_permanent", UNAVAILABLE, None),
-        ("complete", "55P03", "timed_out_waiting", UNAVAILABLE, "1"),
-        ("complete", "42P01", "is_permanent", UNAVAILABLE, None),
-        ("complete", "25P02", "was_broken_before", BROKEN, None),
+        ("55P03", "timed_out_waiting", UNAVAILABLE, "1"),
+        ("42P01", "is_permanent", UNAVAILABLE, None),
+        ("25P02", "was_broken_before", BROKEN, None),
     ],
 )
 def test_a_transaction_in_which_a_statement_of_ours_fails_is_undone_and_released_with_the_reason(
-    post, monkeypatch, statement, sqlstate, meaning, told, retry_after
+    post, monkeypatch, sqlstate, meaning, told, retry_after
 ):
     error = error_of(monkeypatch, sqlstate, meaning)
     with monkeypatch.context() as patched:
-        patched.setattr(store_for("default"), statement, Mock(side_effect=error))
-        answer = post("/bounded/")
+        patched.setattr(store_for("default"), "complete", Mock(side_effect=error))
+        answer = post()
     assert (problem(answer), answer.get("Retry-After")) == (told, retry_after)
     assert state() == ("recoverable", [])
-    reasons = {
-        "bound_transaction": "OperationalError",
-        UNAVAILABLE: "UnavailableError",
-        BROKEN: "TransactionBrokenError",
-    }
-    assert record().error.startswith(reasons.get(statement) or reasons[told])
-    assert post("/bounded/").status_code == 201
+    reasons = {UNAVAILABLE: "UnavailableError", BROKEN: "TransactionBrokenError"}
+    assert record().error.startswith(reasons[told])
+    assert post().status_code == 201
     assert effects() == ["one"]
 
 
