@@ -147,7 +147,7 @@ def _mistake_in_entry(name: Any, value: Any) -> Error | None:
     if problem is None:
         return None
     message = option.complaint(f"{SETTING}[{name!r}]", problem, value)
-    return Error(message, hint=option.hint, id=option.check_id)
+    return Error(message, hint=option.hint, id="idempotency.E003")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -67,7 +67,9 @@ class NinjaAdapter(Adapter):
         # Ninja makes a function around the view of a path.
         held = (value for layer in decorator_stack(callback) for value in held_by(layer))
         view = next((value for value in held if isinstance(value, PathView)), None)
-        return view and [RoutedHandler(route.view_func, frozenset(route.methods)) for route in view.operations]
+        if view is None:
+            return None
+        return [RoutedHandler(route.view_func, frozenset(route.methods)) for route in view.operations]
 
     def served_methods(self, name: str) -> Collection[str]:
         return set(self.route.methods)
