@@ -129,20 +129,25 @@ class Protected(Protection):
         return await self._responder(call, adapter)()
 
     def _adapter_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Adapter:
-        """The adapter for the request, which is the second argument of a method and the first one of a function."""
+        """The adapter for the request, which is the second argument of a method and the first one of a function, or a
+        keyword argument."""
         adapter = next(filter(None, map(adapter_for, args[1::-1])), None)
         if adapter is None:
-            raise TypeError(
-                f"@idempotent({self.operation.name!r}) expects a request as the first argument of "
-                f"{_home_of(self.view)}. For a view of Django REST framework, add 'rest_framework' to INSTALLED_APPS."
-            )
+            adapter = next(filter(None, map(adapter_for, kwargs.values())), None)
+            if adapter is None:
+                raise TypeError(
+                    f"@idempotent({self.operation.name!r}) expects a request as the first argument of "
+                    f"{_home_of(self.view)}. For a view of Django REST framework, add 'rest_framework' to "
+                    f"INSTALLED_APPS."
+                )
+            kwargs = {name: value for name, value in kwargs.items() if value is not adapter.request}
         adapter.kwargs = kwargs
         return adapter
 
     def _responder(self, call: functools.partial[Any], adapter: Adapter) -> Callable[[], Any]:
         """The function that answers the request: the handler as if it were unprotected, or an exchange."""
         handler = Handler(call, adapter.http, self)
-        if not self._protects(call.args[0], adapter):
+        if not self._protects(call.args, adapter):
             return handler.pass_through
         exchange = Exchange(self.operation.policy, adapter, handler)
         if not self._is_async:
@@ -154,13 +159,13 @@ class Protected(Protection):
         handler.call = async_to_sync(run)
         return functools.partial(_shielded, exchange.respond)
 
-    def _protects(self, instance: object, adapter: Adapter) -> bool:
+    def _protects(self, args: tuple[Any, ...], adapter: Adapter) -> bool:
         if self._owes_name:  # another decorator has hidden the method from its class
             self._own_name([_home_of(self.view)])
         method = adapter.request.method
-        if isinstance(instance, View):
+        if args and isinstance(args[0], View):
             if not self._is_seen:
-                refuse_hook(self.operation, type(instance), self.name)
+                refuse_hook(self.operation, type(args[0]), self.name)
             return protects_handler(self.operation, method, adapter.served_methods(self.name))
         served = adapter.served_methods("") if self._view_class is None else methods_of_class(self._view_class)
         return protects_function(self.operation, method, served)

@@ -73,7 +73,7 @@ class RestFrameworkAdapter(Adapter):
     @classmethod
     def doubts_about(cls, callback: Any, parameters: Collection[str]) -> list[str]:
         view_class, arguments = class_of(callback), getattr(callback, "initkwargs", {})
-        if view_class is None or not set(parameters) - {"format"}:
+        if view_class is None or not issubclass(view_class, APIView) or not set(parameters) - {"format"}:
             return []
         if _finds_object(view_class, parameters, arguments.get("queryset", getattr(view_class, "queryset", None))):
             return []
