@@ -20,8 +20,8 @@ from django.core.signals import setting_changed
 from .conf import SETTING, contradictions, refuse, settings
 from .lifecycle import Recovery
 from .options import validators
-from .options.table import OPTIONS, Arguments, Options, RequestArguments
-from .options.values import REEXECUTE, Attach, Reconcile
+from .options.table import OPTIONS, Options, RequestArguments, TaskArguments, Use
+from .options.values import ACCEPTED, REEXECUTE, Attach, Reconcile
 
 logger: Final = logging.getLogger("idempotency")
 
@@ -202,19 +202,45 @@ class Registry:
 registry: Registry = Registry()
 
 
-def operation_for(declaration: str | Operation, arguments: Arguments) -> Operation:
-    """Find or declare the operation that the arguments of ``@idempotent`` or of the mixin name.
+def operation_for(declaration: str | Operation, arguments: TaskArguments, use: Use = Use.REQUEST) -> Operation:
+    """Find or declare the operation that the arguments of ``@idempotent``, ``claim()`` or ``@idempotent_task`` name.
 
     A bare name means the operation that is declared under it, and so do the arguments with which it is declared. If
     there is none, a new one is declared.
+
+    :param use: what the operation is to protect.
+    :raises ImproperlyConfigured: an argument has no effect on that, or contradicts what is declared.
     """
     if isinstance(declaration, Operation):
         if arguments:
             raise ImproperlyConfigured(
                 f"Operation {declaration.name!r} has its own policy. Give no further arguments with it."
             )
+        _refuse_without_effect(declaration.name, declaration.declared, use)
         return declaration
+    _refuse_without_effect(declaration, arguments, use)
     known = registry.get(declaration) if isinstance(declaration, str) else None
+    if known is not None:
+        _refuse_without_effect(known.name, known.declared, use)
     if known is not None and (not arguments or _checked(known.name, arguments) == known.declared):
         return known
     return Operation(declaration, **arguments)
+
+
+#: The protected thing, as a message names it.
+_USES: Final = {Use.BLOCK: "a claim() block", Use.TASK: "a task"}
+
+
+def _refuse_without_effect(name: str, arguments: Mapping[str, Any], use: Use) -> None:
+    """:raises ImproperlyConfigured: an argument has no effect on what the operation is to protect."""
+    if use is Use.REQUEST:
+        return
+    given = [option for option in OPTIONS if arguments.get(option) is not None]
+    wrong = [f"{option}=" for option in given if not OPTIONS[option].applies_to & use]
+    if arguments.get("in_progress") is ACCEPTED:
+        wrong.append("in_progress=ACCEPTED")
+    if wrong:
+        raise ImproperlyConfigured(
+            f"Operation {name!r}: {', '.join(wrong)} has no effect on {_USES[use]}. Leave it out, or declare another "
+            f"operation for requests."
+        )

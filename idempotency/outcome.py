@@ -128,7 +128,7 @@ def outcome_of_result(result: Any, policy: Policy) -> Outcome:
     """Make the outcome from the result of a ``claim()`` block or a task.
 
     :raises TypeError: the result is not JSON, or is not after ``redact``.
-    :raises UnrecordableResponseError: ``redact`` fails.
+    :raises UnrecordableResponseError: the result is larger than ``max_body`` as JSON text, or ``redact`` fails.
     """
     headers = (("Content-Type", "application/json"),)
     text = json_text(
@@ -140,6 +140,11 @@ def outcome_of_result(result: Any, policy: Policy) -> Outcome:
     except (ValueError, RecursionError):
         # The error of the parser holds the content, so it is not chained.
         raise TypeError(f"redact= of operation {policy.operation.name!r} must turn a result into JSON.") from None
+    if len(content) > policy.max_body:
+        raise UnrecordableResponseError(
+            f"The result of {policy.operation} has {len(content)} bytes as JSON, but max_body is {policy.max_body}. "
+            f"Raise max_body, or return less, such as a primary key."
+        )
     body = encode_body(content, "application/json")
     return Outcome(status=DONE, headers=headers, body=body, body_ttl=policy.body_ttl)
 

@@ -2,8 +2,8 @@
 
 ``Options`` and ``ProjectOptions`` are that declaration: the type of each value in force, and an ``Option`` with
 everything else. The constructor of ``Operation``, the settings, the system checks and their hints are derived from it.
-``docs/reference/settings.md`` says what each option means. The types of the keyword arguments are in ``Arguments`` and
-``RequestArguments``, because a caller may leave one out, or name a function by its path.
+``docs/reference/settings.md`` says what each option means. The types of the keyword arguments are in ``TaskArguments``,
+``BlockArguments`` and ``RequestArguments``, because a caller may leave one out, or name a function by its path.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
+from enum import Flag, auto
 from typing import Any, Final, TypedDict
 
 from django.utils.module_loading import import_string
@@ -37,6 +38,17 @@ DEFAULT_RECORDED_HEADERS: Final = (
 )
 
 
+class Use(Flag):
+    """What an operation protects."""
+
+    REQUEST = auto()
+    BLOCK = auto()  # of ``claim()``
+    TASK = auto()  # under ``@idempotent_task``
+
+
+EVERYWHERE: Final = Use.REQUEST | Use.BLOCK | Use.TASK
+
+
 @dataclass(frozen=True)
 class Option:
     """One option of an operation, or one entry of ``IDEMPOTENCY``."""
@@ -53,6 +65,8 @@ class Option:
     hint: str = ""
     #: True if a message must not show the value.
     is_secret: bool = False
+    #: Where the option has an effect. Elsewhere it is refused.
+    applies_to: Use = EVERYWHERE
 
     def problem_of_setting(self, value: Any) -> str | None:
         """What is wrong with a value of the setting, or None. A dotted path is imported."""
@@ -130,6 +144,7 @@ class Options:
     max_key_age: timedelta | None = option(
         validators.positive_duration,
         hint="For example timedelta(days=2). It must be shorter than TTL by five minutes or more.",
+        applies_to=Use.REQUEST | Use.BLOCK,
     )
     heartbeat: timedelta | None = option(validators.positive_duration)
     in_progress: InProgressAnswer = option(
@@ -141,42 +156,49 @@ class Options:
         validators.flag,
         default=True,
         hint="False lets a request without a key run unprotected.",
+        applies_to=Use.REQUEST,
     )
     methods: Collection[str] = option(
         validators.methods,
         default=("POST", "PATCH"),
         hint='For example ("POST", "PATCH").',
+        applies_to=Use.REQUEST,
     )
     account: Callable[[Any], str | None] = option(
         validators.callable_or_path,
         default="idempotency.conf.authenticated_user",
         hint="A function of the request that returns the account's identifier as a str, or None to refuse.",
+        applies_to=Use.REQUEST,
     )
     recordable: Callable[[int], bool] = option(
         validators.callable_or_path,
         default="idempotency.conf.is_recordable",
         hint="A function of the status (int) that returns whether it is an outcome (bool).",
+        applies_to=Use.REQUEST,
     )
     headers: Collection[str] = option(
         validators.recorded_headers,
         setting="RECORDED_HEADERS",
         default=DEFAULT_RECORDED_HEADERS,
         hint='For example ("Location", "ETag", "X-Shop-*"). Cookies and credentials are never recorded.',
+        applies_to=Use.REQUEST,
     )
     max_body: int = option(validators.positive_bytes, default=1024 * 1024, hint="For example 1024 * 1024.")
     transaction: bool = option(validators.flag, default=True)
     recovery: Recovery = option(validators.recovery, default=REEXECUTE)
-    command: Callable[..., Any] | None = option(validators.callable_object)
-    rebuild: Callable[[str, Any], Any] | None = option(validators.callable_object)
+    command: Callable[..., Any] | None = option(validators.callable_object, applies_to=Use.REQUEST)
+    rebuild: Callable[[str, Any], Any] | None = option(validators.callable_object, applies_to=Use.REQUEST)
     redact: Callable[[int, Mapping[str, str], bytes], bytes] | None = option(validators.callable_object)
     key: Callable[[Any], str | None] | None = option(
         validators.callable_or_path,
         hint="A function of the request that returns the key as a str, or None if the request has none of its own.",
+        applies_to=Use.REQUEST,
     )
     profile: str = option(
         validators.profile,
         default=IETF,
         hint="The reference page of the wire has a table of the profiles.",
+        applies_to=Use.REQUEST,
     )
 
 
@@ -226,30 +248,35 @@ SETTINGS: Final[Mapping[str, Option]] = {
 }
 
 
-class Arguments(TypedDict, total=False):
-    """The keyword arguments of ``claim()`` and ``@idempotent_task``. None stands for one that is left out."""
+class TaskArguments(TypedDict, total=False):
+    """The keyword arguments of ``@idempotent_task``. None stands for one that is left out."""
 
     ttl: timedelta | None
     lease: timedelta | None
     body_ttl: timedelta | None
-    max_key_age: timedelta | None
     heartbeat: timedelta | None
     in_progress: InProgressAnswer | None
+    max_body: int | None
+    transaction: bool
+    recovery: Recovery | Reconcile | None
+    redact: Callable[[int, Mapping[str, str], bytes], bytes] | None
+
+
+class BlockArguments(TaskArguments, total=False):
+    """The keyword arguments of ``claim()``: also those that concern the keys of clients."""
+
+    max_key_age: timedelta | None
+
+
+class RequestArguments(BlockArguments, total=False):
+    """The keyword arguments of ``Operation`` and ``@idempotent``: also those that concern a request."""
+
     required: bool | None
     methods: Collection[str] | None
     account: Callable[[Any], str | None] | str | None
     recordable: Callable[[int], bool] | str | None
     headers: Collection[str] | None
-    max_body: int | None
-    transaction: bool
-    recovery: Recovery | Reconcile | None
     command: Callable[..., Any] | None
     rebuild: Callable[[str, Any], Any] | None
-    redact: Callable[[int, Mapping[str, str], bytes], bytes] | None
-
-
-class RequestArguments(Arguments, total=False):
-    """The keyword arguments of ``Operation`` and ``@idempotent``: also those that concern a request."""
-
     key: Callable[[Any], str | None] | str | None
     profile: str | None

@@ -26,7 +26,7 @@ from ...exceptions import (
 from ...identity.fingerprint import Payload
 from ...operation import Operation, operation_for
 from ...options import validators
-from ...options.table import Arguments
+from ...options.table import TaskArguments, Use
 from ...outcome import Outcome, outcome_of_result
 from ...protocol import ownership
 from ...protocol.acquisition import ClaimRequest, acquire_or_wait
@@ -49,7 +49,7 @@ def idempotent_task(
     consumer: str | None = None,
     dead_letter: str | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
-    **policy: Unpack[Arguments],
+    **policy: Unpack[TaskArguments],
 ) -> Callable[[F], F]:
     """Make a Celery task take effect once for each message. Write it below Celery's own decorator::
 
@@ -68,17 +68,13 @@ def idempotent_task(
     :param max_attempts: how many runs of one message may be cut off, for example because the worker is killed, before
         the message is treated as a poison message and dead-lettered. Runs that end in a retry or a failure don't count
         here, because Celery counts them.
-    :param policy: the keyword arguments of ``Operation``, if ``operation`` is a name.
+    :param policy: keyword arguments of ``Operation``, if ``operation`` is a name, except those that concern requests
+        or the keys of clients.
     :raises ImproperlyConfigured: the decorator is applied to something other than a plain function, or an argument has
-        a wrong value.
+        a wrong value or no effect on a task.
     :raises TypeError: there is no keyword argument of this name.
     """
-    declared = operation_for(operation, policy)
-    if declared.declared["max_key_age"]:
-        raise ImproperlyConfigured(
-            f"Operation {declared.name!r}: max_key_age does not apply to Celery tasks, because no client makes the "
-            f"keys of messages. Leave it out."
-        )
+    declared = operation_for(operation, policy, Use.TASK)
     problem = None
     if consumer is not None and validators.name(consumer):
         problem = f"consumer {validators.name(consumer)}, not {consumer!r}."
