@@ -47,7 +47,10 @@ class EventCounts(Protocol):
         """For each operation, how often each event happened."""
 
     def read_last_purge(self, using: str) -> int | None:
-        """The hour in which a purge last found nothing more to delete, in hours since 1970."""
+        """The hour in which a purge last found nothing more to delete, in hours since 1970. None if none ever did."""
+
+    def read_first_hour(self, using: str) -> int | None:
+        """The first hour of which counts are kept, in hours since 1970. None if there are no counts."""
 
     def operations(self, using: str, limit: int) -> set[str]:
         """The names of up to ``limit`` operations of which anything was counted."""
@@ -76,6 +79,7 @@ class Precision(StrEnum):
     AT_LEAST = "at least"  # counting stopped at a bound
     ESTIMATE = "estimate"  # the database's estimate, from its last ANALYZE
     RECENT = "recent"  # each process reports up to ten seconds late, and a killed one does not report its last counts
+    NEVER = "never"  # it has not happened; the value is the time since the first count
     UNKNOWN = "unknown"  # the database can't tell, or no app counts events
 
     __str__ = str.__str__
@@ -121,7 +125,7 @@ class Stats:
     #: The highest attempt number of the records in progress.
     most_attempts: Number
     #: How long ago a purge last found nothing more to delete, in seconds since the beginning of that hour. If none ever
-    #: did, how long anything has been counted.
+    #: did, its kind is ``NEVER``, and its value is how long anything has been counted.
     since_purge: Number
     claims: Number
     take_overs: Number
@@ -177,11 +181,13 @@ def _events(using: str) -> dict[str, Number]:
         return dict.fromkeys([*EVENTS, "replay_rate", "since_purge"], Number(None, Precision.UNKNOWN))
     counted = _name_events(sum(event_counts.read(using).values(), Counter()))
     settled = counted["replays"] + counted["claims"] + counted["take_overs"]
-    hour = event_counts.read_last_purge(using)
+    hour, kind = event_counts.read_last_purge(using), Precision.RECENT
+    if hour is None:
+        hour, kind = event_counts.read_first_hour(using), Precision.NEVER
     return {
         **{name: Number(count, Precision.RECENT) for name, count in counted.items()},
         "replay_rate": Number(round(counted["replays"] / settled, 4) if settled else None, Precision.RECENT),
-        "since_purge": Number(None if hour is None else max(0, round(time.time() - hour * 3600)), Precision.RECENT),
+        "since_purge": Number(None if hour is None else max(0, round(time.time() - hour * 3600)), kind),
     }
 
 

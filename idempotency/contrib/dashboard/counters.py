@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from django.core.signals import request_finished
 from django.db import connections
+from django.db.models import QuerySet
 
 from ... import signals
 from ...operate import purge, stats
@@ -159,14 +160,13 @@ class Counters:
         return read
 
     def read_last_purge(self, using: str) -> int | None:
-        """Read the hour in which a purge last found nothing more to delete.
+        """Read the hour in which a purge last found nothing more to delete, in hours since 1970. None if none ever did."""
+        ended = _hours(using).filter(operation="", event=PURGE_ENDED)
+        return ended.order_by("-hour").values_list("hour", flat=True).first()
 
-        :returns: hours since 1970. If no purge has come to its end, the first hour in which anything was counted. None
-            if nothing was counted.
-        """
-        hours = IdempotencyCounter.objects.using(using).filter(hour__gt=0).values_list("hour", flat=True)
-        ended: int | None = hours.filter(operation="", event=PURGE_ENDED).order_by("-hour").first()
-        return hours.order_by("hour").first() if ended is None else ended
+    def read_first_hour(self, using: str) -> int | None:
+        """Read the first hour of which counts are kept, in hours since 1970. None if there are no counts."""
+        return _hours(using).order_by("hour").values_list("hour", flat=True).first()
 
     def operations(self, using: str, limit: int) -> set[str]:
         """The names of up to ``limit`` operations of which anything was counted and written."""
@@ -194,6 +194,10 @@ def this_hour() -> int:
     return int(time.time() // 3600)
 
 
+def _hours(using: str) -> QuerySet[IdempotencyCounter]:
+    return IdempotencyCounter.objects.using(using).filter(hour__gt=0)
+
+
 def note_end_of_purge(using: str) -> None:
     """Count that a purge has found nothing more to delete, and delete the counts of hours that are long ago.
 
@@ -204,7 +208,7 @@ def note_end_of_purge(using: str) -> None:
     if _in_transaction(using):
         return
     write_counts(using, Counter({("", PURGE_ENDED): 1}))
-    IdempotencyCounter.objects.using(using).filter(hour__gt=0, hour__lt=this_hour() - HOURS_KEPT).delete()
+    _hours(using).filter(hour__lt=this_hour() - HOURS_KEPT).delete()
 
 
 def _database(using: str) -> object:
