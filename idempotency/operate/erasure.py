@@ -21,6 +21,7 @@ from django.db.models.functions import Now
 
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, IdempotencyStep
+from ..options import validators
 from ..store import Store, records_database
 from .batches import BatchResult, check_batch_size, in_transaction
 from .resolutions import logger, require_name
@@ -105,10 +106,10 @@ class AccountRows:
 def find_rows(account_id: str, *, using: str | None = None) -> AccountRows:
     """Find the rows of an account. Reads the whole outbox once, and the account's records.
 
-    :raises ValueError: the account is not a str, or is empty.
+    :raises ValueError: no record can have this account: it is not a str of 1 to 255 printable characters.
     """
-    if not isinstance(account_id, str) or not account_id:
-        raise ValueError(f"account_id must be a str that is not empty, not {account_id!r}.")
+    if problem := validators.name(account_id):
+        raise ValueError(f"account_id {problem}, not {account_id!r}.")
     records = IdempotencyRecord.objects.using(using or records_database()).filter(account_id=account_id)
     return AccountRows(
         account_id,
@@ -135,7 +136,8 @@ def erase_account(
     :param batch_size: how many rows one transaction deletes at most, 1 to 500.
     :param is_stopped: called after each batch; returns whether to leave the rest.
     :returns: the counts of erased rows, and those of the remaining ones as ``AccountRows.count`` returns them.
-    :raises ValueError: the account is not a str, or is empty; or the batch size is not between 1 and 500.
+    :raises ValueError: the account is not a str of 1 to 255 printable characters, or the batch size is not between 1
+        and 500.
     :raises TypeError: ``by`` does not say who decides.
     """
     require_name(by)

@@ -47,7 +47,7 @@ class EventCounts(Protocol):
         """For each operation, how often each event happened."""
 
     def read_last_purge(self, using: str) -> int | None:
-        """The hour in which a purge last found nothing more to delete, in hours since 1970. None if none ever did."""
+        """The hour in which a purge last found nothing more to delete, in hours since 1970; None if none did."""
 
     def read_first_hour(self, using: str) -> int | None:
         """The first hour of which counts are kept, in hours since 1970. None if there are no counts."""

@@ -73,8 +73,8 @@ def publish(
     :raises NoTransactionError: there is no open transaction.
     :raises MessageReusedError: an earlier attempt has published another message in its place.
     :raises LeaseLostError: the claim's lease is known to be lost.
-    :raises TypeError: the payload is not JSON, or a text is not a str.
-    :raises ValueError: a text is empty, too long or not printable, or the delay is negative.
+    :raises TypeError: the payload is not JSON, a text is not a str, or the delay is not a timedelta.
+    :raises ValueError: a text is empty, too long or not printable, or the delay is negative or longer than 36,500 days.
     :raises ImportError: there is no such sender.
     """
     claim = current_claim()
@@ -86,8 +86,10 @@ def publish(
                 f"sent although the writes that it reports were not committed. Publish it inside "
                 f"transaction.atomic(using={using!r}), together with the writes."
             )
-    if delay is not None and delay < NOW:
-        raise ValueError(f"delay must not be negative, not {delay}.")
+    if delay is not None and not isinstance(delay, timedelta):
+        raise TypeError(f"delay must be a timedelta, not {type(delay).__name__}.")
+    if delay is not None and not NOW <= delay <= validators.MAX_DURATION:
+        raise ValueError(f"delay must be 0 to {validators.MAX_DURATION.days} days, not {delay}.")
     send: Callable[[OutboxMessage], None] = import_string(_text("sender", sender))
     message = OutboxMessage(
         topic=_text("topic", topic),

@@ -117,6 +117,12 @@ def test_a_delayed_message_is_kept_back():
     assert relay_once().sent == 1
 
 
+def test_every_database_holds_the_longest_delay():
+    longest = timedelta(days=36_500)
+    message = send(delay=longest)
+    assert message.next_try_at - message.created_at == longest
+
+
 TOO_DEEP = functools.reduce(lambda inner, _: [inner], range(100_000), [])
 
 
@@ -137,7 +143,10 @@ TOO_DEEP = functools.reduce(lambda inner, _: [inner], range(100_000), [])
         ({"topic": 1}, TypeError, "topic must be a str"),
         ({"ordering_key": "k" * 256}, ValueError, "ordering_key must be 1 to 255"),
         ({"ordering_key": "\ud800"}, ValueError, "ordering_key must be 1 to 255"),
-        ({"delay": -timedelta(seconds=1)}, ValueError, "delay must not be negative"),
+        ({"delay": -timedelta(seconds=1)}, ValueError, "delay must be 0 to 36500 days"),
+        ({"delay": timedelta(days=36_501)}, ValueError, "delay must be 0 to 36500 days"),
+        ({"delay": timedelta.max}, ValueError, "delay must be 0 to 36500 days"),
+        ({"delay": 5}, TypeError, "delay must be a timedelta"),
         ({"sender": "tests.outbox.no_such_sender"}, ImportError, "no_such_sender"),
         ({"sender": "s" * 256}, ValueError, "sender must be 1 to 255"),
     ],

@@ -193,10 +193,7 @@ def test_a_policy_is_read_once_until_the_settings_change():
 # An option that has no effect where it is given is refused
 
 WITHOUT_EFFECT = [
-    (use, name)
-    for use in (Use.BLOCK, Use.TASK)
-    for name, option in OPTIONS.items()
-    if use not in option.applies_to
+    (use, name) for use in (Use.BLOCK, Use.TASK) for name, option in OPTIONS.items() if use not in option.applies_to
 ]
 SAMPLES = {
     "max_key_age": timedelta(hours=1),
@@ -231,7 +228,9 @@ def test_a_block_and_a_task_can_only_refuse_a_duplicate_or_wait():
 
 def test_a_claim_block_refuses_the_options_of_requests():
     with (
-        pytest.raises(ImproperlyConfigured, match=r"'tests.block': methods=, headers= has no effect on a claim\(\) block"),
+        pytest.raises(
+            ImproperlyConfigured, match=r"'tests.block': methods=, headers= has no effect on a claim\(\) block"
+        ),
         claim("tests.block", account_id="1", key="k", methods=["PUT"], headers=["ETag"]),
     ):
         pass

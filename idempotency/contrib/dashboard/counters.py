@@ -160,7 +160,7 @@ class Counters:
         return read
 
     def read_last_purge(self, using: str) -> int | None:
-        """Read the hour in which a purge last found nothing more to delete, in hours since 1970. None if none ever did."""
+        """Read the hour in which a purge last found nothing more to delete, in hours since 1970; None if none did."""
         ended = _hours(using).filter(operation="", event=PURGE_ENDED)
         return ended.order_by("-hour").values_list("hour", flat=True).first()
 
