@@ -93,9 +93,7 @@ def test_the_page_of_settings_says_which_options_a_block_and_a_task_refuse():
     [item] = re.findall(r"^- `claim\(\)` and (?:.+\n)(?:  .+\n)+", text_of("reference/settings.md"), re.MULTILINE)
     of_both, of_tasks = item.split("Tasks also refuse")
     for part, uses in ((of_both, {Use.BLOCK, Use.TASK}), (of_tasks, {Use.TASK})):
-        refused = {
-            name for name, option in OPTIONS.items() if uses == {use for use in Use if use not in option.applies_to}
-        }
+        refused = {name for name, option in OPTIONS.items() if uses == set(Use) - set(option.applies_to)}
         assert {name for name in re.findall(r"`(\w+)`", part) if name in OPTIONS} == refused
 
 
