@@ -1,7 +1,8 @@
 """Records in the admin: find a record by key or account, see its state, and resolve a record that is stuck.
 
 Nothing can be edited. A decision about a record calls ``operate.resolutions``. A page explains it first, and it needs a
-separate permission: ``idempotency.resolve_idempotencyrecord`` or ``idempotency.release_idempotencyrecord``.
+separate permission: ``idempotency.resolve_idempotencyrecord``, ``idempotency.release_idempotencyrecord`` or
+``idempotency.forget_idempotencyrecord``.
 
 Recorded responses may hold secrets, so only people with the permission ``idempotency.view_response_body`` see them, and
 they can't be filtered on. Everything else needs ``idempotency.view_idempotencyrecord``, as usual.
@@ -36,7 +37,7 @@ from ..operate import stats
 from ..operation import registry
 from ..outcome import BODY_GONE, UNREADABLE, decrypt_body
 from ..store import records_database, statement_timeout
-from .actions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE
+from .actions import FORGET, MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE
 from .decisions import Action, DecisionAdmin
 from .display import (
     NONE,
@@ -139,7 +140,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     )
     ordering: ClassVar[tuple[str, ...]] = ("-id",)
     sortable_by: ClassVar[tuple[str, ...]] = ("retention",)
-    decisions: ClassVar[tuple[Action, ...]] = (MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE)
+    decisions: ClassVar[tuple[Action, ...]] = (MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, FORGET)
     actions: tuple[Callable[..., HttpResponse | None], ...] = tuple(action.as_admin_action() for action in decisions)
     attempt_column = "attempt"
     hidden_columns: ClassVar[tuple[str, ...]] = ("response_headers", "response_body", "response_reference", "error")
@@ -182,6 +183,9 @@ class IdempotencyRecordAdmin(DecisionAdmin):
 
     def has_release_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("idempotency.release_idempotencyrecord")
+
+    def has_forget_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("idempotency.forget_idempotencyrecord")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str

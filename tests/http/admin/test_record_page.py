@@ -39,7 +39,8 @@ EVERY_ACTION = ["mark_not_executed", "record_outcome", "release"]
 
 @pytest.fixture
 def operator(client):
-    return log_in(client, "view_idempotencyrecord", "resolve_idempotencyrecord", "release_idempotencyrecord")
+    decisions = [f"{name}_idempotencyrecord" for name in ("resolve", "release", "forget")]
+    return log_in(client, "view_idempotencyrecord", *decisions)
 
 
 def offered(page):
@@ -56,10 +57,16 @@ ABANDONED = {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2}
 @pytest.mark.parametrize(
     ("fields", "badge", "state", "told", "actions"),
     [
-        (COMPLETED, "done", "completed, 201", ", every retry gets the recorded outcome.", []),
+        (COMPLETED, "done", "completed, 201", ", every retry gets the recorded outcome.", ["forget"]),
         ({**COMPLETED, "expires": -HOUR}, "done", "completed, 201", "Its retention ended at ", []),
-        (BODY_DUE, "done", "completed, 201", "A purge deletes the response after ", []),
-        ({**COMPLETED, "response_body": BODY_GONE}, "done", "completed, 201", "The response is no longer kept.", []),
+        (BODY_DUE, "done", "completed, 201", "A purge deletes the response after ", ["forget"]),
+        (
+            {**COMPLETED, "response_body": BODY_GONE},
+            "done",
+            "completed, 201",
+            "The response is no longer kept.",
+            ["forget"],
+        ),
         ({**RECOVERABLE, "attempt": 3}, "waiting", "recoverable", "Attempt 3 is known to have had no effect.", []),
         ({**RECOVERABLE, "expires": -HOUR}, "waiting", "recoverable", "the same key now makes a new request", []),
         (LIVE, "plain", "in progress, lease running", ", attempt 2 is presumed to be running.", ["release"]),
