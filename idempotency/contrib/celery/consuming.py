@@ -11,6 +11,7 @@ from typing import Any, TypeVar, Unpack, cast
 from celery import current_task
 from celery.local import Proxy
 from django.core.exceptions import ImproperlyConfigured
+from django.db import InterfaceError, OperationalError
 
 from ... import signals
 from ...exceptions import (
@@ -160,5 +161,11 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         if error is attempt.foreign_error:
             raise  # the error of another claim inside the function counts as the function's own error
         # Another attempt has taken over, or it is not known whether this one committed. The next delivery finds out.
+        delivery.wait(error, ended=1)
+    except (OperationalError, InterfaceError) as error:
+        if owned.store.is_permanent(error):
+            raise
+        # The database restarts, say, and nothing is wrong with the message. What it wrote is rolled back or, outside of
+        # a transaction, its claim has ended as its operation declares.
         delivery.wait(error, ended=1)
     return result_of(outcome)  # read back from JSON, so that every delivery returns the same

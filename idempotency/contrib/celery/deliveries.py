@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Reject
 from kombu.entity import Queue
 
 from ...conf import settings
-from ...exceptions import BrokerUnavailableError, IdempotencyError, RequestError
+from ...exceptions import BrokerUnavailableError, RequestError
 from ...identity.keys import shorten
 from ...identity.scope import Scope
 from ...operation import Operation
@@ -93,7 +93,7 @@ class Delivery:
             event,
         )
 
-    def wait(self, error: IdempotencyError, *, ended: int = 0) -> NoReturn:
+    def wait(self, error: Exception, *, ended: int = 0) -> NoReturn:
         """Publish the message again, to be delivered a little later. Celery does not count this as a retry of the task.
 
         :param error: why the message can't be consumed now.
@@ -103,18 +103,18 @@ class Delivery:
         """
         if self.request.is_eager:
             raise error  # there is no message
-        waited = count_of(self.headers, WAITED_HEADER)
+        waited, reason = count_of(self.headers, WAITED_HEADER), str(error).partition("\n")[0]
         if waited >= longest_wait(self.policy.operation).total_seconds():
-            self.dead_letter(f"waited for {waited} s: {error}", error)
+            self.dead_letter(f"waited for {waited} s: {reason}", error)
         longest = max(1, int(settings().max_retry_after.total_seconds()))
         # Each pause is half as long as all before it together, so that many waiting messages don't overload the broker.
-        countdown = min(max(1, error.retry_after or 0, waited // 2), longest)
+        countdown = min(max(1, getattr(error, "retry_after", None) or 0, waited // 2), longest)
         self.headers[WAITED_HEADER] = waited + countdown
         self.headers[ATTEMPTS_HEADER] = self._attempts + ended
         self.headers[REDELIVERED_HEADER] = self._is_redelivered
         self._publish_or_keep(countdown=countdown, retries=self.request.retries)
-        self.log(logging.INFO, f"waits for {countdown} s: {error}")
-        raise Ignore(f"published again, for in {countdown} s: {error}") from error
+        self.log(logging.INFO, f"waits for {countdown} s: {reason}")
+        raise Ignore(f"published again, for in {countdown} s: {reason}") from error
 
     def end_without_result(self, error: Exception) -> NoReturn:
         """End the delivery of a message that has been consumed and whose result is deleted.
