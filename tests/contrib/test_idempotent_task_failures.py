@@ -9,8 +9,8 @@ from celery.exceptions import Ignore, Reject, Retry
 from django.db import InterfaceError, OperationalError, transaction
 from django.db.models import F
 
-from idempotency import claim
-from idempotency.contrib.celery import redrive
+from idempotency import claim, signals
+from idempotency.contrib.celery import deliveries, redrive
 from idempotency.contrib.celery.deliveries import MAX_REASON_LENGTH
 from idempotency.contrib.celery.messages import WAITED_HEADER
 from idempotency.exceptions import BrokerUnavailableError, LeaseLostError, OuterTransactionError
@@ -21,6 +21,7 @@ from testproject.harness.processes import free_port
 from tests.concurrency.failures import error_of, unreachable
 from tests.contrib.consumers import act, auto, bare, effects, end_leases, hop, outside, plain, record, send
 from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, FailureError, acting, dies, fail, succeed
+from tests.operations import receiving
 
 # What the inbox needs of the database is tested on each one in ``test_idempotent_task`` and in ``tests/concurrency``.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -137,6 +138,37 @@ def test_a_database_error_that_stays_is_a_failure(inbox, monkeypatch):
     assert inbox.deliver().result is error
     [dead] = inbox.messages(DEAD)
     assert dead["idempotency_dead_letter_reason"] == "failed: OperationalError"
+
+
+@pytest.mark.parametrize(
+    ("task", "headers", "work", "reason", "attempt"),
+    [
+        (act, {KEY: ""}, succeed, "An idempotency key is", 0),
+        (bare, {KEY: ""}, succeed, "An idempotency key is", 0),
+        (outside, {KEY: "key"}, fail, "failed: FailureError", 1),
+    ],
+    ids=["refused", "rejected", "failed for good"],
+)
+def test_each_dead_letter_is_announced_with_its_reason(inbox, task, headers, work, reason, attempt):
+    acting("a", work)
+    message_id = inbox.publish(task, "a", headers=headers)
+    with receiving(signals.dead_lettered) as received:
+        inbox.deliver()
+    [told] = received
+    assert (told["sender"].name, told["task"], told["message_id"]) == (task.name, task.name, message_id)
+    assert (reason in told["reason"], told["attempt"]) == (True, attempt)
+    identity = ("celery", "key") if attempt else ("", "")
+    assert (told["account_id"], told["idempotency_key"]) == identity
+
+
+def test_a_message_that_waits_or_is_redelivered_is_no_dead_letter(inbox, monkeypatch):
+    acting("a", raising(OperationalError()))
+    inbox.publish(act, "a")
+    with receiving(signals.dead_lettered) as received:
+        inbox.deliver()
+        monkeypatch.setattr(deliveries, "publish_again", Mock(side_effect=BrokerUnavailableError))
+        assert inbox.deliver().answer == "requeued"
+    assert received == []
 
 
 def loses_an_inner_claim(task):

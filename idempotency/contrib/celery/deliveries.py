@@ -14,6 +14,7 @@ from celery import current_app
 from celery.exceptions import Ignore, Reject
 from kombu.entity import Queue
 
+from ... import signals
 from ...conf import settings
 from ...exceptions import BrokerUnavailableError, RequestError
 from ...identity.keys import shorten
@@ -141,9 +142,11 @@ class Delivery:
             raise error
         if self.policy.dead_letter is None:
             self.log(logging.ERROR, f"is rejected: {reason}")
+            self._announce_dead(reason, attempt)
             raise _Refused(reason, requeue=False) from error
         self._publish_or_keep(**self._to_dead_letters(reason, attempt))
         self.log(logging.ERROR, f"is dead-lettered to {self.policy.dead_letter!r}: {reason}")
+        self._announce_dead(reason, attempt)
         raise Ignore(f"dead-lettered to {self.policy.dead_letter!r}: {reason}") from error
 
     def dead_letter_failed(self, reason: str) -> None:
@@ -151,6 +154,16 @@ class Delivery:
         attempt = getattr(self.request, "idempotency_attempt", 0)
         publish_again(self.task, self.request, headers=self.headers, **self._to_dead_letters(reason, attempt))
         self.log(logging.ERROR, f"is dead-lettered to {self.policy.dead_letter!r}: {reason}")
+        self._announce_dead(reason, attempt)
+
+    def _announce_dead(self, reason: str, attempt: int) -> None:
+        operation = self.policy.operation
+        try:
+            scope = self.scope
+        except RequestError:
+            scope = Scope("", operation.name, "")
+        message = {"message_id": str(self.request.id), "task": str(self.task.name), "reason": reason}
+        signals.send(signals.dead_lettered, operation, scope, attempt, **message)
 
     def _to_dead_letters(self, reason: str, attempt: int) -> dict[str, Any]:
         for name in (WAITED_HEADER, REDELIVERED_HEADER):
