@@ -18,6 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from .conf import SETTING, contradictions, refuse, settings
+from .extensions import extensions
 from .lifecycle import Recovery
 from .options import validators
 from .options.table import OPTIONS, Options, RequestArguments, TaskArguments, Use
@@ -145,11 +146,7 @@ class Registry:
     def __init__(self) -> None:
         self._operations: dict[str, Operation] = {}
         self._homes: dict[str, str] = {}
-        self._importers: set[Callable[[], object]] = set()
-
-    def add_importer(self, importer: Callable[[], object]) -> None:
-        """Have ``load`` call a function that imports modules with declarations. An integration adds its own."""
-        self._importers.add(importer)
+        self._imported: set[Callable[[], object]] = set()
 
     def load(self) -> None:
         """Import the modules whose declarations only other processes need otherwise, such as the tasks of a worker.
@@ -157,13 +154,13 @@ class Registry:
         For commands only: an integration may set up Django again, which a process that answers requests must not do.
         A module that can't be imported is logged. Its operations stay unknown, and the next call tries it again.
         """
-        for importer in list(self._importers):
+        for importer in {each.import_operations for each in extensions() if each.import_operations} - self._imported:
             try:
                 importer()
             except Exception:  # the project's modules may raise anything, and other operations are known all the same
                 logger.exception("Not all operations are known in this process: their modules can't be imported")
             else:
-                self._importers.discard(importer)
+                self._imported.add(importer)
 
     def add(self, operation: Operation) -> None:
         known = self._operations.get(operation.name)

@@ -30,6 +30,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import authenticated_user, settings
+from ..extensions import extensions
 from ..identity.scope import MAX_ACCOUNT_LENGTH
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
@@ -50,9 +51,6 @@ from .display import (
     show_with_detail,
     time_left,
 )
-
-#: Functions of other apps that add to the context of a record's page, from the record, the request and its admin.
-page_additions: list[Callable[[IdempotencyRecord, HttpRequest, DecisionAdmin], dict[str, Any]]] = []
 
 #: The filter takes this many operations from those that are counted.
 MAX_OPERATIONS = 500
@@ -91,8 +89,9 @@ class OperationFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
         names = {operation.name for operation in registry}
-        if stats.event_counts is not None:
-            names |= stats.event_counts.operations(records_database(), MAX_OPERATIONS)
+        counts = stats.event_counts()
+        if counts is not None:
+            names |= counts.operations(records_database(), MAX_OPERATIONS)
         names |= {name for name in request.GET.getlist(self.parameter_name) if name}
         return [(name, name) for name in sorted(names)]
 
@@ -160,7 +159,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
         return ("operation", "account_id", "idempotency_key", "state", "attempt", "age", "lease")
 
     def page_columns(self, request: HttpRequest) -> tuple[str, ...]:
-        times = () if page_additions else ("times",)  # the timeline has them
+        times = () if any(each.record_page for each in extensions()) else ("times",)  # the timeline has them
         may_read = request.user.has_perm("idempotency.view_response_body")
         response = ("headers", "reference", "body", "last_error") if may_read else ()
         return ("idempotency_key", "request_hash", "age", "retention", *times, *response)
@@ -174,8 +173,9 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             "is_over": row.status != Status.IN_PROGRESS and time_left(row, row.expires_at) <= timedelta(0),
             "body_gone": BODY_GONE,
         }
-        for add in page_additions:
-            context |= add(row, request, self)
+        for each in extensions():
+            if each.record_page:
+                context |= each.record_page(row, request, self)
         return context
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:

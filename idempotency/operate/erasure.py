@@ -19,6 +19,7 @@ from typing import Any, Final
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
+from ..extensions import extensions
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, IdempotencyStep
 from ..options import validators
@@ -65,10 +66,6 @@ class TableRows:
         return {name: sum(rows.count() for rows in self.chunks(states=[name])) for name in self.states}
 
 
-#: Finds the messages of an account. The outbox sets it.
-find_messages: Callable[[str, str | None], TableRows] | None = None
-
-
 @dataclass
 class ErasureResult(BatchResult):
     """The rows that one batch has erased, as counts."""
@@ -111,10 +108,11 @@ def find_rows(account_id: str, *, using: str | None = None) -> AccountRows:
     if problem := validators.name(account_id):
         raise ValueError(f"account_id {problem}, not {account_id!r}.")
     records = IdempotencyRecord.objects.using(using or records_database()).filter(account_id=account_id)
+    found = [each.find_messages(account_id, using) for each in extensions() if each.find_messages]
     return AccountRows(
         account_id,
         TableRows(records, list(records.values_list("pk", flat=True)), _RECORDS),
-        None if find_messages is None else find_messages(account_id, using),
+        next(iter(found), None),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any
 from uuid import UUID, uuid4
 from weakref import WeakKeyDictionary
 
@@ -21,22 +21,20 @@ from django.utils.module_loading import import_string
 from django.utils.timezone import is_aware, make_naive
 
 from ..exceptions import MessageReusedError, NoTransactionError
+from ..extensions import extensions
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..options import validators
 from ..outcome import json_text
 from ..protocol.claim import Claim
 from ..protocol.context import current_claim
 from ..protocol.ownership import on_behalf_of
-from ..store import is_transaction_open, store_for
+from ..store import is_transaction_open
+from .inserting import insert_message
 from .models import OutboxMessage, outbox_database
 
 CELERY = "idempotency.contrib.celery.send"
 
 NOW = timedelta(0)
-
-#: Integrations add functions here. Each is called when a message is published, returns headers for it, and must not
-#: raise. Headers of the caller win over them.
-header_sources: Final[list[Callable[[], Mapping[str, str]]]] = []
 
 #: For each connection whose transaction published something: the senders to nudge after its COMMIT.
 _to_nudge: WeakKeyDictionary[BaseDatabaseWrapper, set[str]] = WeakKeyDictionary()
@@ -94,8 +92,7 @@ def publish(
     message = OutboxMessage(
         topic=_text("topic", topic),
         payload=json_text(payload, f"The payload of a message on {topic!r} must be JSON"),
-        headers={name: text for source in header_sources for name, text in source().items()}
-        | _checked_headers(headers or {}),
+        headers=_headers_of_extensions() | _checked_headers(headers or {}),
         ordering_key=_text("ordering_key", ordering_key) if ordering_key else "",
         sender=sender,
     )
@@ -105,7 +102,7 @@ def publish(
     if claim is None:
         message.message_id = uuid4()
         message.idempotency_key = str(message.message_id)
-        store_for(using).insert_message(message, delay or NOW)
+        insert_message(using, message, delay or NOW)
     else:
         # The topic's length says where the topic ends, so that a topic that ends like a count or a name is not taken
         # for a shorter topic with that count or name.
@@ -169,7 +166,7 @@ class _Place:
         scope = self.claim.scope
         message.message_id, message.account_id = message_id, scope.account_id
         message.idempotency_key = scope.key_for(message_id)
-        return store_for(self.using).insert_message(message, delay)
+        return insert_message(self.using, message, delay)
 
 
 def _text(what: str, value: object) -> str:
@@ -178,6 +175,11 @@ def _text(what: str, value: object) -> str:
     if problem := validators.name(value):
         raise ValueError(f"{what} {problem}, not {value!r}.")
     return value
+
+
+def _headers_of_extensions() -> dict[str, str]:
+    sources = [each.message_headers for each in extensions() if each.message_headers]
+    return {name: text for source in sources for name, text in source().items()}
 
 
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -23,7 +23,6 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...admin import records as admin_of_records
 from ...admin.decisions import DecisionAdmin
 from ...admin.display import ReadOnlyAdmin, format_duration, show_key, url_of
 from ...models import IdempotencyRecord
@@ -109,12 +108,9 @@ class DashboardAdmin(ReadOnlyAdmin):
         return TemplateResponse(request, "idempotency_dashboard/dashboard.html", context)
 
 
-def _add_timeline(record: IdempotencyRecord, request: HttpRequest, shown: DecisionAdmin) -> dict[str, Any]:
+def add_timeline(record: IdempotencyRecord, request: HttpRequest, shown: DecisionAdmin) -> dict[str, Any]:
     messages = _admin_of_messages(shown.admin_site, request)
     return {"timeline": timeline_of(record, request, shown, messages)}
-
-
-admin_of_records.page_additions.append(_add_timeline)
 
 
 # Events

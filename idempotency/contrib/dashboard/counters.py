@@ -24,19 +24,15 @@ from django.db import connections
 from django.db.models import QuerySet
 
 from ... import signals
-from ...operate import purge, stats
-from ...store import records_database, retry_lost_races, store_for
+from ...store import records_database
 from ...store.statement_timeout import connection_as_found
+from .adding import write_counts
 from .models import IdempotencyCounter
 
 logger: Final = logging.getLogger("idempotency")
 
 #: Seconds. Each flush is one short transaction, so a hundred processes cost the database ten transactions a second.
 FLUSH_EVERY = 10.0
-
-#: The database may refuse a flush: under REPEATABLE READ because another process flushes too, under InnoDB because
-#: another process inserts a new counter. The flush is tried this often, and then the counts are kept for the next one.
-MAX_ROUNDS = 5
 
 #: How long, in seconds, a reader waits for a flush in another thread. A reader that doesn't wait may count twice the
 #: counts that are being written.
@@ -71,7 +67,7 @@ class Counters:
         self._failing = False
 
     def connect(self) -> None:
-        """Count from now on, and give the statistics their events."""
+        """Count from now on."""
         signals.connect_events("counters", lambda operation, event, attempt: self.count(operation, event))
         signals.purged.connect(
             lambda count, **more: self.count("", PURGED, count), weak=False, dispatch_uid="idempotency.counters.purged"
@@ -79,8 +75,6 @@ class Counters:
         request_finished.connect(self._request_finished, weak=False, dispatch_uid="idempotency.counters")
         os.register_at_fork(after_in_child=self.reset)
         atexit.register(self.flush)
-        stats.event_counts = self
-        purge.after_purge.append(note_end_of_purge)
 
     def count(self, operation: str, event: str, count: int = 1) -> None:
         if self._database is None:
@@ -128,7 +122,7 @@ class Counters:
         # another database again. The counts must not be added to that one.
         if self._database in {None, _database(using)}:
             with connection_as_found(using):
-                write_counts(using, counts)
+                write_counts(using, counts, this_hour())
         # If the process is killed before the COMMIT, nothing was added and the counts are lost. If it is killed after
         # the COMMIT, they were added once. If an exception interrupts the flush, for example one that the handler of an
         # operating system signal raises, the counts are kept for the next flush.
@@ -207,7 +201,7 @@ def note_end_of_purge(using: str) -> None:
     """
     if _in_transaction(using):
         return
-    write_counts(using, Counter({("", PURGE_ENDED): 1}))
+    write_counts(using, Counter({("", PURGE_ENDED): 1}), this_hour())
     _hours(using).filter(hour__lt=this_hour() - HOURS_KEPT).delete()
 
 
@@ -228,17 +222,6 @@ def _runs_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def write_counts(using: str, counts: Counts) -> None:
-    """Add to the table, in a transaction that contains nothing else."""
-
-    def transact() -> None:
-        store = store_for(using)
-        with store.own_transaction("A flush of the counters"):
-            store.add_counts(counts, this_hour())
-
-    retry_lost_races(MAX_ROUNDS, using, transact)
 
 
 counters: Final = Counters()

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.contrib.admin.models import LogEntry
 
-from idempotency import PARK, Operation, Reconcile, Unknown
-from idempotency.admin import decisions, records
+from idempotency import PARK, Operation, Reconcile, Unknown, extensions
+from idempotency.admin import decisions
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outcome import BODY_GONE, Outcome, response_of
@@ -100,7 +100,7 @@ def test_times_have_one_form_and_stand_on_the_page_once(operator, monkeypatch):
     pk = record(Status.IN_PROGRESS, lease_expires_at=due, created_at=due)
     page = text(operator.get(detail(pk)))
     assert ("2026-11-01 15:00:00 +0.000 s" in page, "Times" in page) == (True, False)
-    monkeypatch.setattr(records, "page_additions", [])  # without the dashboard there is no timeline
+    monkeypatch.setattr(extensions, "_extensions", {})  # without the dashboard there is no timeline
     page = text(operator.get(detail(pk)))
     assert "Times created at 2026-11-01 15:00:00 lease ends at 2026-11-01 15:00:00 retention" in page
     assert "completed at" not in page
