@@ -5,15 +5,16 @@ import itertools
 import logging
 from datetime import timedelta
 from unittest.mock import Mock
+from uuid import uuid4
 
 import pytest
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from idempotency import claim, require_claim
 from idempotency.exceptions import LeaseLostError, MessageReusedError, NoTransactionError
 from idempotency.models import IdempotencyRecord
-from idempotency.outbox import publish
+from idempotency.outbox import inserting, publish
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
 from tests.database.publishing import ids, inside, outside, run, send
@@ -281,3 +282,9 @@ def test_a_sender_that_can_not_be_nudged_is_left_alone():
     send(sender=PLAIN_SENDER)
     assert relay_once().sent == 1
     assert len(broker.deliveries) == 1
+
+
+def test_a_message_that_the_database_refuses_is_not_taken_for_one_that_exists():
+    message = OutboxMessage(message_id=uuid4(), idempotency_key="k", topic=None, sender=SENDER, payload="1")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        inserting._insert("default", message, timedelta(0))
