@@ -81,7 +81,7 @@ class Exchange:
         """
         http = self.adapter.http
         self.adapter.profile = PROFILES[self.policy.profile]
-        self.adapter.headers = {STATUS_HEADER: "not-recorded"}
+        self.adapter.headers = {STATUS_HEADER: "unknown"}  # until the record has been looked up
         try:
             self.key = _key_of(self.policy, self.adapter) or ""
         except IdempotencyError as error:
@@ -148,8 +148,9 @@ class Exchange:
     def _run(self, owned: Ownership) -> Any:
         run, policy = Running(Claim(owned)), self.policy
         handler_run = HandlerRun(run.claim, self.adapter, self.handler)
-        if not policy.transaction and policy.recovery is not REEXECUTE:
-            self.adapter.headers[STATUS_HEADER] = "unknown"  # unless it ends with an outcome
+        # Nothing is recorded, unless it ends with an outcome.
+        is_open = not policy.transaction and policy.recovery is not REEXECUTE
+        self.adapter.headers[STATUS_HEADER] = "unknown" if is_open else "not-recorded"
         try:
             with running(run, handler_run.outcome_of_error):
                 run.outcome = handler_run.outcome()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 from django.http import HttpRequest
@@ -31,17 +32,21 @@ class IdempotencyMiddleware(MiddlewareMixin):
         if not isinstance(exception, IdempotencyError) or is_crash(request, exception):
             return None
         response = response_for(exception, request)
-        response[STATUS_HEADER] = KEY_STATUSES.get(exception.code, "not-recorded")
+        response[STATUS_HEADER] = KEY_STATUSES.get(exception.code, "unknown")
         return response
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        for name, value in (getattr(request, HEADERS, None) or _headers_without_exchange(request)).items():
+        headers = getattr(request, HEADERS, None) or _headers_without_exchange(request, response.status_code)
+        for name, value in headers.items():
             response.setdefault(name, value)
         return response
 
 
-def _headers_without_exchange(request: HttpRequest) -> dict[str, str]:
-    """The headers of a response to which no protected handler has come: it takes no key, or something above refused."""
+def _headers_without_exchange(request: HttpRequest, status: int) -> dict[str, str]:
+    """The headers of a response to which no protected handler has come: it takes no key, or something above refused.
+
+    A refusal above, such as a throttle's, has not looked up the record, so it does not know what became of the key.
+    """
     if keys.META_NAME not in request.META or request.resolver_match is None:
         return {}
     method = request.method or ""
@@ -50,4 +55,7 @@ def _headers_without_exchange(request: HttpRequest) -> dict[str, str]:
         for routed in handlers_of(request.resolver_match.func)
         if method in routed.methods or not routed.methods
     )
-    return {STATUS_HEADER: "not-recorded" if takes_key else "ignored"}
+    if takes_key:
+        return {STATUS_HEADER: "unknown"}
+    # A 405 ran nothing, as the 404 of an unknown URL, and the route may take a key with another method.
+    return {} if status == HTTPStatus.METHOD_NOT_ALLOWED else {STATUS_HEADER: "ignored"}
