@@ -25,8 +25,14 @@ from .accounts import user_or_visitor
 from .adapter import handlers_of
 from .handler import databases_with_atomic_requests, has_copied_exemption, is_within_atomic_requests
 from .problems import PROFILES
-from .protection import class_of
+from .protection import around, class_of, is_within_precondition
 from .routes import places
+
+PRECONDITION_ABOVE = (
+    "condition, etag or last_modified is above the protection. The operation changes what If-Match is compared with, "
+    "so the retry of an executed request gets 412."
+)
+PRECONDITION_BELOW = "Put it below @idempotent, closest to the function."
 
 
 def check(*tags: str) -> Callable[[Callable[[], Iterator[CheckMessage]]], Callable[..., list[CheckMessage]]]:
@@ -106,6 +112,23 @@ def check_atomic_requests() -> Iterator[CheckMessage]:
                 f"without protection and without a transaction.",
                 hint="Put @idempotent on it, or don't use functools.wraps() there.",
                 id="idempotency.W019",
+            )
+
+
+@check(Tags.urls)
+def check_preconditions() -> Iterator[CheckMessage]:
+    for place in places():
+        view_class = class_of(place.callback)
+        operations = {
+            routed.operation.name
+            for routed in handlers_of(place.callback)
+            if routed.operation is not None and is_within_precondition(around(place.callback, view_class, routed))
+        }
+        if operations:
+            yield checks.Warning(
+                f"{place.route} of {', '.join(map(repr, sorted(operations)))}: {PRECONDITION_ABOVE}",
+                hint=PRECONDITION_BELOW,
+                id="idempotency.W025",
             )
 
 

@@ -19,10 +19,19 @@ from django.views.generic import RedirectView
 from ..conf import settings
 from ..operation import Operation
 from .adapter import adapters, handlers_of
-from .checks import model_written_elsewhere
+from .checks import PRECONDITION_ABOVE, PRECONDITION_BELOW, model_written_elsewhere
 from .decorators import dotted
 from .handler import is_within_atomic_requests
-from .protection import SAFE_METHODS, RoutedHandler, class_of, decorator_stack, is_within_atomic, protection_of
+from .protection import (
+    SAFE_METHODS,
+    RoutedHandler,
+    around,
+    class_of,
+    decorator_stack,
+    is_within_atomic,
+    is_within_precondition,
+    protection_of,
+)
 from .routes import Place, places
 
 
@@ -153,7 +162,8 @@ def _judged(
 ) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict on a handler that an operation protects, and the reasons."""
     mistakes = []
-    if is_within_atomic([place.callback, getattr(view_class, "dispatch", None), routed.handler]):
+    outermost = around(place.callback, view_class, routed)
+    if is_within_atomic(outermost):
         mistakes.append(
             "transaction.atomic is above the protection, where no claim can be committed: every request is refused. "
             "Remove it, because the handler runs in a transaction anyway."
@@ -166,6 +176,8 @@ def _judged(
         )
     asked = (adapter.doubts_about(place.callback, place.parameters) for adapter in adapters)
     doubts = [doubt for doubts in asked for doubt in doubts]
+    if is_within_precondition(outermost):
+        doubts.append(f"{PRECONDITION_ABOVE} {PRECONDITION_BELOW}")
     if (model := model_written_elsewhere(view_class, operation)) is not None:
         elsewhere = f"{model._meta.label} is written to another database than the records, outside of the transaction."
         doubts = [elsewhere, *doubts]

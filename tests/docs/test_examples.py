@@ -75,6 +75,25 @@ def test_the_viewset_takes_effect_once(name, run_page):
     assert Charge.objects.count() == 1
 
 
+@pytest.mark.failure_89
+def test_the_retry_of_a_conditional_change_is_a_replay(run_page):
+    view, user = run_page("how-to/protect-a-view.md")["change_transfer"], UserFactory()
+    transfer = Transfer.objects.create(account=user, recipient="carol", amount=5)
+
+    def change(key):
+        headers = {"Idempotency-Key": key, "If-Match": '"5"'}
+        request = RequestFactory().put("/", {"amount": 6}, content_type="application/json", headers=headers)
+        request.user = user
+        return view(request, pk=transfer.pk)
+
+    answers = [change(key) for key in ("k", "k", "other")]
+    assert [(answer.status_code, "Idempotency-Replayed" in answer) for answer in answers] == [
+        (200, False),
+        (200, True),
+        (412, False),
+    ]
+
+
 def test_the_block_outside_of_http_keeps_its_result(run_page):
     send = run_page("how-to/protect-a-view.md")["send_invoice"]
     assert [send("a", "message-1", {"email": "x@example.org"}) for _ in range(2)] == [{"sent_to": "x@example.org"}] * 2

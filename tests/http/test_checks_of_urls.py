@@ -10,8 +10,10 @@ from django.core.checks import run_checks
 from django.db import transaction
 from django.http import HttpRequest
 from django.urls import include, path
+from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import condition, etag, last_modified
 from django.views.generic import CreateView
 from rest_framework import generics
 from rest_framework.routers import SimpleRouter
@@ -19,7 +21,8 @@ from rest_framework.routers import SimpleRouter
 from idempotency import Operation, idempotent
 from idempotency.checks import check_settings
 from idempotency.contrib.rest_framework import IdempotentMixin
-from idempotency.http.checks import check_atomic_requests, check_cors, check_models, check_visitors
+from idempotency.http.checks import check_atomic_requests, check_cors, check_models, check_preconditions, check_visitors
+from idempotency.http.route_audit import audit
 from testproject.models import Transfer
 from tests.http.serving import OUTSIDE
 from tests.http.views import (
@@ -224,3 +227,58 @@ def test_routes_of_django_ninja_within_a_transaction_are_found(settings):
     for pattern in urls[0]:
         transaction.non_atomic_requests(pattern.callback)
     assert check_atomic_requests(None) == []
+
+
+def etag_of(request, **route):
+    return '"1"'
+
+
+async def protected_async(request): ...
+
+
+def inner(view):
+    def inner(request):
+        return view(request)
+
+    return inner
+
+
+conditional = condition(etag_func=etag_of)
+
+
+class ConditionOnDispatch(MethodView):
+    dispatch = method_decorator(conditional)(MethodView.dispatch)
+
+
+class ConditionOnMethod(PlainView):
+    post = method_decorator([never_cache, etag(etag_of)])(idempotent("urls.precondition")(PlainView.post))
+
+
+class ConditionBelow(PlainView):
+    post = idempotent("urls.precondition_below")(method_decorator(conditional)(PlainView.post))
+
+
+PRECONDITIONS = {
+    "unprotected": (lambda: conditional(plain_answer), False),
+    "function": (lambda: csrf_exempt(conditional(protected)), True),
+    "async function": (lambda: conditional(idempotent("urls.async")(protected_async)), True),
+    "last_modified": (lambda: last_modified(etag_of)(protected), True),
+    "below": (lambda: idempotent("urls.below")(conditional(plain_answer)), False),
+    "another of its name": (lambda: inner(protected), False),
+    "around a class": (lambda: conditional(MethodView.as_view()), True),
+    "dispatch": (lambda: ConditionOnDispatch.as_view(), True),
+    "method": (lambda: ConditionOnMethod.as_view(), True),
+    "below on a method": (lambda: ConditionBelow.as_view(), False),
+    "drf": (lambda: conditional(Transfers.as_view({"post": "create"})), True),
+    "drf without": (lambda: Transfers.as_view({"post": "create"}), False),
+}
+
+
+@pytest.mark.failure_89
+@pytest.mark.parametrize("kind", PRECONDITIONS)
+def test_a_precondition_above_the_protection_is_found(kind, settings):
+    view, is_above = PRECONDITIONS[kind]
+    settings.ROOT_URLCONF = (path("things/", view()),)
+    assert [message.id for message in check_preconditions(None)] == ["idempotency.W025"] * is_above
+    doubts = [reason for route in audit().routes for reason in route.reasons if "If-Match" in reason]
+    assert bool(doubts) is is_above
