@@ -41,7 +41,7 @@ from ..protocol.ownership import Ownership, on_behalf_of
 from ..store import records_database
 from .adapter import Adapter
 from .handler import Handler, finish_transactions
-from .key_sources import FromCookie, FromForm, FromHeader, FromJSON
+from .key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
 from .payload import route_of
 from .problems import KEY_STATUSES, PROFILES, accepted_response, report
 
@@ -134,7 +134,8 @@ class Exchange:
                 adapter.payload(self.policy),
                 method=str(http.method),
                 route=route_of(http.resolver_match, adapter.kwargs, adapter.is_place_named),
-                query=http.META.get("QUERY_STRING", ""),
+                # A given payload says all that counts. A provider may sign each delivery anew in the query.
+                query=http.META.get("QUERY_STRING", "") if self.policy.command is None else "",
             )
         except RecursionError as error:
             raise PayloadInvalidError("The payload is nested too deeply.") from error
@@ -219,7 +220,7 @@ def _key_of(policy: Policy, adapter: Adapter) -> str | None:
         return own
     if policy.key is None:
         raise KeyMissingError
-    known = isinstance(policy.key, (FromHeader, FromForm, FromJSON, FromCookie))
+    known = isinstance(policy.key, (FromHeader, FromForm, FromJSON, FromBody, FromCookie))
     place = str(policy.key) if known else "the place that it declares"
     raise KeyMissingError(
         f"This operation needs a key: one unique value for each logical operation, in {place} or in the header "

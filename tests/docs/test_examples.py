@@ -13,6 +13,7 @@ import django
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.db.models.functions import Now
+from django.http import HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import path
 from rest_framework.test import force_authenticate
@@ -154,7 +155,9 @@ def test_the_event_is_taken_once_however_often_it_is_delivered(run_page, setting
         headers = {"X-Signature": signature}
         return view(RequestFactory().post("/", body, content_type="application/json", headers=headers))
 
-    event = {"id": "evt_1", "pending": 2, "data": {"label": "march", "charges": 3}}
+    event = {"id": "evt_1", "pending": 2, "data": {"label": "april", "charges": 3}}
+    assert deliver(event).status_code == 404  # before its object
+    Export.objects.update(label="april")
     assert deliver(event).status_code == 204
     Export.objects.update(charges=None)
     again = deliver({**event, "pending": 1})
@@ -162,6 +165,40 @@ def test_the_event_is_taken_once_however_often_it_is_delivered(run_page, setting
     assert Export.objects.get().charges is None
     assert [deliver(event, b"wrong").status_code, deliver({"data": {}}).status_code] == [403, 400]
     assert IdempotencyRecord.objects.get().account_id == "provider"
+
+
+def test_an_event_without_an_id_is_taken_once(run_page, settings):
+    run_page("how-to/protect-a-webhook.md")
+    settings.PROVIDER_SECRET = "secret"
+
+    def deliver(body):
+        headers = {"X-Signature": hmac.new(b"secret", body, "sha256").hexdigest()}
+        request = RequestFactory().post("/", body, content_type="text/plain", headers=headers)
+        return sys.modules["shop.ticker"].ticker_event(request).status_code
+
+    Export.objects.create(pk=uuid4(), label="up", account=UserFactory(), charges=0)
+    assert [deliver(body) for body in (b"up", b"up", b"down")] == [204] * 3
+    assert Export.objects.get().charges == 1
+
+
+def test_the_key_of_an_event_joins_what_distinguishes_it(run_page):
+    names = run_page("how-to/protect-a-webhook.md")
+
+    def key_of(**item):
+        payload = {"notificationItems": [{"NotificationRequestItem": item}]}
+        return names["adyen_event_id"](RequestFactory().post("/", payload, content_type="application/json"))
+
+    refund = {"eventCode": "REFUND", "pspReference": "79", "success": "true"}
+    assert key_of(**refund) == "REFUND:79:true"
+    assert key_of(**{**refund, "eventCode": "CHARGEBACK"}) == "CHARGEBACK:79:true"
+    assert key_of(eventCode="REFUND") is None
+
+
+def test_every_refusal_becomes_one_that_is_delivered_again(run_page):
+    names = run_page("how-to/protect-a-webhook.md")
+    answer = names["deliver_again"](lambda request, status: HttpResponse(status=status))
+    statuses = [answer(None, status=status).status_code for status in (200, 204, 302, 404, 409, 500)]
+    assert statuses == [200, 204, 503, 503, 503, 503]
 
 
 def test_the_order_goes_on_behind_its_finished_step(run_page, provider, monkeypatch):

@@ -1,5 +1,6 @@
 """A key from elsewhere than the header is validated in the same way, and a key that comes too late begins nothing."""
 
+import hashlib
 import json
 from contextlib import nullcontext
 from datetime import timedelta
@@ -16,7 +17,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from idempotency import Operation, claim, idempotent
 from idempotency.exceptions import KeyInvalidError
-from idempotency.http.key_sources import FromCookie, FromForm, FromHeader, FromJSON
+from idempotency.http.key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
 from idempotency.identity import keys
 from idempotency.identity.keys import new_key
 from idempotency.identity.scope import Scope
@@ -46,6 +47,7 @@ SOURCES = {
     "multipart": (FromForm("token"), lambda key: multipart({"token": key, "file": SimpleUploadedFile("a", b"1")})),
     "json": (FromJSON("id"), lambda key: body(id=key, amount=1)),
     "json of json": (FromJSON("event.id"), lambda key: body(event={"id": key})),
+    "item of a list": (FromJSON("events", 1, "id"), lambda key: body(events=[{"id": "other"}, {"id": key}])),
     "cookie": (FromCookie("checkout"), lambda key: {"headers": {"Cookie": f"checkout={key}"}}),
 }
 each_source = pytest.mark.parametrize(("source", "sent"), SOURCES.values(), ids=SOURCES)
@@ -71,6 +73,7 @@ def test_a_key_of_the_operations_own_is_a_key(alice, framework, source, sent):
         (FromHeader("X-Event-Id"), "in the header X-Event-Id or"),
         (FromForm(), "in the form's field 'idempotency_key' or"),
         (FromJSON("event.id"), "in the body's member 'event.id' or"),
+        (FromJSON("events", 0, "id"), "in the body's member 'events.0.id' or"),
         (FromCookie("checkout"), "in the cookie 'checkout' or"),
         (lambda request: None, "in the place that it declares or"),
     ],
@@ -95,7 +98,17 @@ def test_it_is_validated_as_a_header_is(alice, framework, source, sent, key):
         (FromForm("f"), multipart({"f": SimpleUploadedFile("a", b"k")}), "idempotency_key_invalid"),
         (FromForm(), {**form(idempotency_key="k"), "method": "PATCH"}, "idempotency_key_missing"),
         (FromForm(), body(idempotency_key="k"), "idempotency_key_missing"),
-        (FromJSON("id"), body(id=7), "idempotency_key_invalid"),
+        (FromJSON("id"), body(id=7.5), "idempotency_key_invalid"),
+        (FromJSON("id"), body(id=True), "idempotency_key_invalid"),
+        (FromJSON("id"), body(id=["k"]), "idempotency_key_invalid"),
+        (FromJSON("id"), body(id=10**255), "idempotency_key_invalid"),
+        (FromJSON("id"), {"data": b'{"id": ' + b"1" * 5000 + b"}"}, "idempotency_key_missing"),
+        (FromJSON("ids", 0), body(ids=[]), "idempotency_key_missing"),
+        (FromJSON("ids", 0), body(ids={"0": "k"}), "idempotency_key_missing"),
+        (FromJSON("ids", 0), body(ids="k"), "idempotency_key_missing"),
+        (FromJSON("ids.0"), body(ids=["k"]), "idempotency_key_missing"),
+        (FromBody(), {"data": b""}, "idempotency_key_missing"),
+        (FromBody(), multipart({"a": "b"}), "idempotency_key_missing"),
         (FromJSON("id"), body(id=None), "idempotency_key_missing"),
         (FromJSON("id.of"), body(id="k"), "idempotency_key_missing"),
         (FromJSON("id"), {"data": b"{"}, "idempotency_key_missing"),
@@ -106,6 +119,29 @@ def test_it_is_validated_as_a_header_is(alice, framework, source, sent, key):
 def test_what_is_no_key_is_refused(alice, framework, source, sent, code):
     framework.serve(key=source)
     assert_refused(alice, code, **sent)
+
+
+def test_a_number_in_a_body_is_a_key(alice, framework):
+    framework.serve(key=FromJSON("update_id"))
+    first, _ = replayed(alice, key=None, **body(update_id=2**60))
+    assert first["Idempotency-Key"] == str(2**60)
+    assert alice.post(**body(update_id=2**60 + 1)).status_code == 201
+    assert effects() == 2
+
+
+@pytest.mark.parametrize("sent", [{"data": b'{"id":  1}'}, form(id="tr_1")], ids=["json", "form"])
+def test_the_bytes_of_a_body_are_a_key(alice, framework, sent):
+    framework.serve(key=FromBody())
+    first, _ = replayed(alice, key=None, **sent)
+    assert first["Idempotency-Key"] == hashlib.sha256(sent["data"]).hexdigest()
+    assert alice.post(**{**sent, "data": sent["data"] + b" "}).status_code == 201
+    assert effects() == 2
+
+
+@pytest.mark.parametrize("path", [(), ("",), ("a.",), (-1,), ("a", True), ("a", 1.0), (None,)])
+def test_a_path_that_leads_nowhere_is_refused(path):
+    with pytest.raises(ValueError, match="takes the names of members and the positions of items"):
+        FromJSON(*path)
 
 
 @pytest.mark.parametrize("sent", [form(token="k"), multipart({"token": "k"})], ids=["form", "multipart"])

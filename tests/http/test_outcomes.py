@@ -10,7 +10,11 @@ from django.template.response import TemplateResponse
 from rest_framework import exceptions
 
 from idempotency import PARK, REEXECUTE, Reconcile, signals
-from idempotency.conf import is_recordable_unless_invalid
+from idempotency.conf import (
+    is_recordable_if_successful,
+    is_recordable_unless_conflict,
+    is_recordable_unless_invalid,
+)
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import assert_nothing_kept, assert_refused, effects, records, replayed
 from tests.http.serving import OUTSIDE, Framework, serve_answer
@@ -116,6 +120,26 @@ def test_such_an_answer_that_fails_to_render_is_a_failure(alice, serve, sent):
 def test_every_other_refusal_stays_an_outcome():
     assert [status for status in (200, 302, 402, 404, 409, 410) if not is_recordable_unless_invalid(status)] == []
     assert [status for status in (400, 408, 422, 425, 429, 500) if is_recordable_unless_invalid(status)] == []
+    assert [status for status in (200, 302, 400, 404, 410, 422) if not is_recordable_unless_conflict(status)] == []
+    assert [status for status in (408, 409, 425, 429, 500) if is_recordable_unless_conflict(status)] == []
+    assert [status for status in (199, 302, 400, 404, 409, 500) if is_recordable_if_successful(status)] == []
+    assert [status for status in (200, 202, 204, 299) if not is_recordable_if_successful(status)] == []
+
+
+@pytest.mark.failure_93
+@pytest.mark.parametrize("status", [400, 404, 409, 425])
+def test_a_refused_event_runs_when_it_is_delivered_again(alice, framework, status):
+    framework.serve(recordable=is_recordable_if_successful, command=lambda request: "evt_1")
+    assert_nothing_kept(alice, status, f"/?status={status}")
+    redelivered = [alice.post(key="k") for _ in range(2)]
+    assert [answer["Idempotency-Status"] for answer in redelivered] == ["executed", "replayed"]
+    assert effects() == 1
+
+
+def test_a_conflict_that_means_try_again_is_no_outcome(alice, framework):
+    framework.serve(recordable=is_recordable_unless_conflict)
+    assert_nothing_kept(alice, 409, "/?status=409")
+    replayed(alice, "/?status=404", key="k2")
 
 
 DETERMINISTIC = {
