@@ -164,7 +164,9 @@ def _not_listed(setting: str, *names: str) -> list[str]:
 @check()
 def check_visitors() -> Iterator[CheckMessage]:
     names = sorted(
-        repr(operation.name) for operation in _valid_operations() if operation.policy.account is user_or_visitor
+        repr(operation.name)
+        for operation in _valid_operations()
+        if user_or_visitor in (operation.policy.account, getattr(operation.policy.account, "account", None))
     )
     if names:
         yield checks.Warning(

@@ -24,10 +24,10 @@ from rest_framework.views import APIView
 from idempotency import Operation, idempotent
 from idempotency.conf import authenticated_user
 from idempotency.contrib.rest_framework import IdempotentMixin
-from idempotency.http.accounts import Fixed, FromRoute, FromToken, api_key, remember_visitor, user_or_visitor
+from idempotency.http.accounts import Fixed, FromRoute, FromToken, InTenant, api_key, remember_visitor, user_or_visitor
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import assert_refused, replayed
+from tests.http.callers import assert_refused, effects, replayed
 from tests.http.views import LabelSerializer, Methods, MixinViewSet, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -90,6 +90,44 @@ def test_an_argument_of_the_url_is_an_account_of_the_permitted(alice, bob, serve
         assert_refused(caller, "idempotency_account_required", url, key="k")
 
 
+def member_of(request):
+    return request.META.get("HTTP_X_MEMBER_OF")
+
+
+@pytest.mark.failure_96
+@pytest.mark.parametrize("kind", [{"header": "X-Organisation"}, {"tenant": member_of}], ids=["header", "callable"])
+def test_a_key_in_one_tenant_is_not_that_of_another(alice, anonymous, framework, kind):
+    framework.serve(account=InTenant(**kind))
+
+    def send(tenant, caller=alice):
+        headers = {} if tenant is None else {"X-Organisation": tenant, "X-Member-Of": tenant}
+        return caller.post(key="k", headers=headers)
+
+    tenants = ("a", "b", "", "a&tenant=b", "ü", None)
+    firsts = [send(tenant) for tenant in tenants]
+    assert [answer["Idempotency-Status"] for answer in firsts] == ["executed"] * len(tenants)
+    assert [send(tenant).content for tenant in tenants] == [answer.content for answer in firsts]
+    assert effects() == len(tenants)
+    accounts = set(IdempotencyRecord.objects.values_list("account_id", flat=True))
+    assert {f"account={alice.user.pk}", f"account={alice.user.pk}&tenant=a"} <= accounts
+    assert send("x" * 300).status_code == 401
+    assert send("a", anonymous).status_code in {401, 403}
+
+
+@pytest.mark.failure_96
+def test_the_tenant_of_a_session_is_a_part_of_the_account():
+    resolver = InTenant(lambda request: request.user, session="organisation")
+    requests = [requested(user="7", session=session) for session in ({"organisation": 3}, {"organisation": 4}, {})]
+    assert [resolver(request) for request in requests] == ["account=7&tenant=3", "account=7&tenant=4", "account=7"]
+    assert resolver(requested(user=None, session={"organisation": 3})) is None
+
+
+@pytest.mark.parametrize("places", [{}, {"header": "X-Organisation", "session": "organisation"}])
+def test_a_tenant_is_in_one_place(places):
+    with pytest.raises(ValueError, match="one of header=, session= and tenant="):
+        InTenant(**places)
+
+
 def test_a_visitor_is_an_account_from_the_time_a_form_is_shown():
     session = SessionStore()
     request = requested(user=AnonymousUser(), session=session)
@@ -112,9 +150,10 @@ def test_a_check_says_what_an_anonymous_account_means(settings):
 
     assert found() == []
     Operation("accounts.visitors", account="idempotency.http.accounts.user_or_visitor")
+    Operation("accounts.visitors_of_tenants", account=InTenant(user_or_visitor, header="X-Organisation"))
     Operation("accounts.broken", account="no.such.function")
     (warning,) = found()
-    assert "'accounts.visitors'" in warning.msg
+    assert "'accounts.visitors', 'accounts.visitors_of_tenants'" in warning.msg
     assert "another account" in warning.msg
     settings.IDEMPOTENCY = {"TTL": 3}  # the operations can't be read then
     assert found() == []
