@@ -22,6 +22,7 @@ from django.utils.timezone import is_aware, make_naive
 
 from ..exceptions import MessageReusedError, NoTransactionError
 from ..extensions import extensions
+from ..identity import keys
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..options import validators
 from ..outcome import json_text
@@ -72,7 +73,8 @@ def publish(
     :raises MessageReusedError: an earlier attempt has published another message in its place.
     :raises LeaseLostError: the claim's lease is known to be lost.
     :raises TypeError: the payload is not JSON, a text is not a str, or the delay is not a timedelta.
-    :raises ValueError: a text is empty, too long or not printable, or the delay is negative or longer than 36,500 days.
+    :raises ValueError: a text is empty, too long or not printable, the delay is negative or longer than 36,500 days, or
+        the headers name ``Idempotency-Key``, which is the message's own.
     :raises ImportError: there is no such sender.
     """
     claim = current_claim()
@@ -188,6 +190,11 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
             raise TypeError(f"The names and values of a message's headers must be str. That of {name!r} is not.")
         if not name.isprintable() or not value.isprintable():
             raise ValueError(f"The headers of a message must be printable. That of {name!r} is not.")
+        if name.lower() == keys.HEADER.lower():
+            raise ValueError(
+                f"A message has its own key, so its headers must not have {name!r}. With the request's key, all messages "
+                f"of the request would be one."
+            )
     return dict(headers)
 
 

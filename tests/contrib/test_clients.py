@@ -94,6 +94,7 @@ def test_what_settles_nothing_is_retried_with_the_same_key_and_bytes(sender, ser
     assert sent == [("POST", "/charges/?a=b", b'{"amount":  1}', "t", "14")] * 3
 
 
+@pytest.mark.failure_97
 @pytest.mark.parametrize("fault", RETURNED.values(), ids=RETURNED)
 def test_every_other_answer_is_returned_as_it_is(sender, server, fault):
     server.script = [fault]
@@ -104,9 +105,10 @@ def test_every_other_answer_is_returned_as_it_is(sender, server, fault):
 
 def test_the_clients_know_the_names_of_the_server():
     in_progress = {profile.answers["idempotency_in_progress"].code for profile in PROFILES.values()}
-    assert (retrying.STATUS_HEADER, retrying.IN_PROGRESS_CODES) == (STATUS_HEADER, in_progress)
+    assert (STATUS_HEADER, in_progress) == (retrying.STATUS_HEADER, retrying.IN_PROGRESS_CODES)
 
 
+#: What a request object gets first, and whether it is then sent with the same key.
 SENT_AGAIN = {
     "after its outcome": (answer(201), False),
     "after a recorded refusal": (answer(402, idempotency_status="executed"), False),

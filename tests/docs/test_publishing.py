@@ -84,7 +84,7 @@ def test_the_sender_tells_apart_what_is_at_fault(publishing, monkeypatch, answer
     answers = [answer if isinstance(answer, Exception) else SimpleNamespace(status=answer)]
     connect.return_value.getresponse.side_effect = answers
     monkeypatch.setattr(http.client, "HTTPSConnection", connect)
-    make_messages(1, headers={"Tenant": "a"})
+    make_messages(1, headers={"Tenant": "a", "Idempotency-Key": "another"})
     message = OutboxMessage.objects.get()
     with pytest.raises(raised) if raised else nullcontext():
         publishing.send(message)

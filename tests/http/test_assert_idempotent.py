@@ -249,7 +249,7 @@ def test_an_effect_that_a_crash_after_the_commit_loses_is_found(serve):
     ("check", "status", "text"),
     [
         ("concurrent", 500, "A duplicate gets the outcome, or is asked to come back"),
-        ("other_account", 500, "another account with the same key was answered 500"),
+        ("other_account", 500, "uses the client's key as if no other account could have it"),
         ("expiry", 500, "It must make a new request"),
         ("crash", 201, "but there are 0 effects instead of 1"),
         ("crash", 500, "Look for state that outlives the transaction"),
@@ -270,6 +270,21 @@ def test_a_wrong_answer_to_a_known_key_is_found(check, status, text, serve):
         return protected(request)
 
     assert text in broken(leave_out=all_but(check))[check]
+
+
+@transactional
+def test_a_view_that_fails_for_the_other_account_is_told_from_its_key(serve):
+    accounts = set()
+
+    @serve
+    @idempotent("kit.first_account")
+    def view(request):
+        accounts.add(request.user.pk)
+        return HttpResponse(status=500) if len(accounts) > 1 else plain_answer(request)
+
+    advice = broken(leave_out=all_but("other_account"))["other_account"]
+    assert "the view fails for this account" in advice
+    assert "@idempotent" not in advice
 
 
 @override_settings(ROOT_URLCONF="tests.http.views")
