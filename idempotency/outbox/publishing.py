@@ -192,8 +192,8 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
             raise ValueError(f"The headers of a message must be printable. That of {name!r} is not.")
         if name.lower() == keys.HEADER.lower():
             raise ValueError(
-                f"A message has its own key, so its headers must not have {name!r}. With the request's key, all messages "
-                f"of the request would be one."
+                f"A message has its own key, so its headers must not have {name!r}. With the request's key, all its "
+                f"messages would be one."
             )
     return dict(headers)
 

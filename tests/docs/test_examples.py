@@ -6,11 +6,12 @@ import json
 import re
 import sys
 from dataclasses import fields
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from uuid import uuid4
 
 import django
 import pytest
+from django.apps import apps
 from django.contrib.auth.models import AnonymousUser, User
 from django.db.models.functions import Now
 from django.http import HttpResponse
@@ -21,6 +22,7 @@ from rest_framework.test import force_authenticate
 import idempotency
 from idempotency.contrib.dashboard.counters import counters
 from idempotency.contrib.retrying import RetryPolicy
+from idempotency.http.checks import check_cors
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.stats import stats
@@ -322,6 +324,19 @@ def test_the_table_of_the_policy_is_that_of_the_code():
     for name, cell in rows:
         value, words = getattr(default, name), cell.replace("`", "").split(", ")
         assert {*words} == ({*map(str, value)} if isinstance(value, frozenset) else {str(value)}), name
+
+
+def test_the_settings_for_other_origins_pass_the_checks(monkeypatch):
+    (source,) = [block for block in blocks("how-to/write-a-client.md", "python") if "CORS_ALLOW_HEADERS" in block]
+    defaults = ModuleType("corsheaders.defaults")
+    defaults.default_headers = ("accept", "content-type")
+    for module in (ModuleType("corsheaders"), defaults):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    written = {}
+    exec(source, written)
+    monkeypatch.setattr(apps, "is_installed", lambda name: name == "corsheaders")
+    with override_settings(**{name: value for name, value in written.items() if name.startswith("CORS_")}):
+        assert check_cors(None) == []
 
 
 FRAMEWORKS = "how-to/use-another-framework.md"
