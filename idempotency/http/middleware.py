@@ -45,9 +45,10 @@ class IdempotencyMiddleware(MiddlewareMixin):
 def _headers_without_exchange(request: HttpRequest, status: int) -> dict[str, str]:
     """The headers of a response to which no protected handler has come: it takes no key, or something above refused.
 
-    A refusal above, such as a throttle's, has not looked up the record, so it does not know what became of the key.
+    A refusal above, such as a throttle's, has not looked up the record, so it does not know what became of the key. A 405
+    says nothing, as the 404 of an unknown URL does: the key may have been used with another method.
     """
-    if keys.META_NAME not in request.META or request.resolver_match is None:
+    if keys.META_NAME not in request.META or request.resolver_match is None or status == HTTPStatus.METHOD_NOT_ALLOWED:
         return {}
     method = request.method or ""
     takes_key = any(
@@ -55,7 +56,4 @@ def _headers_without_exchange(request: HttpRequest, status: int) -> dict[str, st
         for routed in handlers_of(request.resolver_match.func)
         if method in routed.methods or not routed.methods
     )
-    if takes_key:
-        return {STATUS_HEADER: "unknown"}
-    # A 405 ran nothing, as the 404 of an unknown URL, and the route may take a key with another method.
-    return {} if status == HTTPStatus.METHOD_NOT_ALLOWED else {STATUS_HEADER: "ignored"}
+    return {STATUS_HEADER: "unknown" if takes_key else "ignored"}
