@@ -69,7 +69,8 @@ class NinjaAdapter(Adapter):
         view = next((value for value in held if isinstance(value, PathView)), None)
         if view is None:
             return None
-        return [RoutedHandler(route.view_func, frozenset(route.methods)) for route in view.operations]
+        # decorate_view() decorates the route's run().
+        return [RoutedHandler(route.view_func, frozenset(route.methods), caller=route.run) for route in view.operations]
 
     def served_methods(self, name: str) -> Collection[str]:
         return set(self.route.methods)

@@ -45,8 +45,8 @@ class IdempotencyMiddleware(MiddlewareMixin):
 def _headers_without_exchange(request: HttpRequest, status: int) -> dict[str, str]:
     """The headers of a response to which no protected handler has come: it takes no key, or something above refused.
 
-    A refusal above, such as a throttle's, has not looked up the record, so it does not know what became of the key. A 405
-    says nothing, as the 404 of an unknown URL does: the key may have been used with another method.
+    A refusal above, such as a throttle's, has not looked up the record, so it does not know what became of the key. A
+    405 says nothing, as the 404 of an unknown URL does: the key may have been used with another method.
     """
     if keys.META_NAME not in request.META or request.resolver_match is None or status == HTTPStatus.METHOD_NOT_ALLOWED:
         return {}

@@ -39,6 +39,8 @@ class RoutedHandler:
     methods: frozenset[str] = frozenset()
     #: The attribute of its class; empty for a function.
     name: str = ""
+    #: A callable of the framework that calls it, and that the project may have decorated.
+    caller: Any = None
 
     @property
     def operation(self) -> Operation | None:
@@ -122,7 +124,7 @@ def methods_of_class(view_class: Any) -> set[str]:
 def around(callback: Any, view_class: Any, routed: RoutedHandler) -> list[Any]:
     """The callables that a request passes on its way to a handler, and in which decorators may be above it."""
     methods = [getattr(view_class, "dispatch", None)] if routed.name else []
-    return [callback, *methods, routed.handler]
+    return [callback, *methods, routed.caller, routed.handler]
 
 
 def is_within_atomic(outermost: Iterable[Any]) -> bool:

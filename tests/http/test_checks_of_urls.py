@@ -3,6 +3,7 @@ transactions around views.
 """
 
 import functools
+from importlib import import_module
 
 import pytest
 from django.apps import apps
@@ -246,6 +247,10 @@ def inner(view):
 conditional = condition(etag_func=etag_of)
 
 
+def unchanged(view):
+    return view
+
+
 class ConditionOnDispatch(MethodView):
     dispatch = method_decorator(conditional)(MethodView.dispatch)
 
@@ -282,3 +287,20 @@ def test_a_precondition_above_the_protection_is_found(kind, settings):
     assert [message.id for message in check_preconditions(None)] == ["idempotency.W025"] * is_above
     doubts = [reason for route in audit().routes for reason in route.reasons if "If-Match" in reason]
     assert bool(doubts) is is_above
+
+
+@pytest.mark.failure_89
+@pytest.mark.parametrize("is_above", [True, False])
+def test_a_precondition_around_a_ninja_route_is_found(settings, is_above):
+    api = pytest.importorskip("ninja").NinjaAPI(urls_namespace="preconditions")
+    decorate_view = import_module("ninja.decorators").decorate_view
+    above, below = (decorate_view(conditional), unchanged) if is_above else (unchanged, conditional)
+
+    @api.put("/thing")
+    @above
+    @idempotent("urls.ninja_precondition", methods=["PUT"])
+    @below
+    def change(request: HttpRequest) -> dict[str, str]: ...
+
+    settings.ROOT_URLCONF = (path("api/", api.urls),)
+    assert [message.id for message in check_preconditions(None)] == ["idempotency.W025"] * is_above
