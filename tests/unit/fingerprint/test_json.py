@@ -6,7 +6,7 @@ import sys
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from idempotency.exceptions import PayloadInvalidError
@@ -104,6 +104,7 @@ def depth(value):
     return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
 
 
+@example(["\\", [[]]], True)  # a text that ends with a backslash
 @given(nested(scalars | st.text('"\\\\[]{}u0')), st.booleans())
 def test_the_depth_of_a_text_is_that_of_its_value(value, ascii_only):
     assert depth_of(json.dumps(value, ensure_ascii=ascii_only), 0) == depth(value)
