@@ -4,8 +4,8 @@ A server of WSGI hands over what has arrived, and Django takes that for the body
 difference: middleware may have read the body before the view, and may have put another one in its place, such as an
 unpacked one. So the stream of each request is watched from the beginning.
 
-A body without a ``Content-Length`` is not watched. Django passes on an empty one, and a server raises an error for a
-chunked body that breaks off. With ASGI, Django reads the body before anything runs, and drops a request that breaks off.
+A body without a ``Content-Length`` is not watched: Django takes it for empty. Nor is anything under ASGI, where Django
+has the whole body before it calls the first middleware, and drops a request whose body breaks off.
 """
 
 from __future__ import annotations
