@@ -59,6 +59,7 @@ class BodyStream:
 
     def _take(self, read: Callable[[Any], bytes], size: int | None, *, ends_at: bytes | tuple[()]) -> bytes:
         wanted = self._missing if size is None or size < 0 else min(size, self._missing)
+        data = b""
         try:
             data = read(size)
             # Only an empty read is the end of the stream, and Django doesn't read again after a short one.
@@ -68,11 +69,10 @@ class BodyStream:
                 if not more:
                     self.is_cut = True
                     break
-        except OSError as error:  # such as a reset connection
+        except OSError:  # such as a reset connection
             self.is_cut = True
-            if not self._requests:
+            if not data and not self._requests:
                 raise
-            raise half_a_body() from error
         if self.is_cut and self._requests:
             raise half_a_body()
         self._missing -= len(data)
