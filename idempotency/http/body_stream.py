@@ -4,8 +4,9 @@ A server of WSGI hands over what has arrived, and Django takes that for the body
 difference: middleware may have read the body before the view, and may have put another one in its place, such as an
 unpacked one. So the stream of each request is watched from the beginning.
 
-A body without a ``Content-Length`` is not watched: Django takes it for empty. Nor is anything under ASGI, where Django
-has the whole body before it calls the first middleware, and drops a request whose body breaks off.
+A chunked body has no length. Django takes it for empty, and if a handler reads it from the server, the server raises an
+error where it breaks off. Nothing is watched under ASGI: Django has the whole body before it calls any middleware, and
+drops a request whose body breaks off.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class BodyStream:
 
     Within a ``with`` block, which is a protected request, half a body is an error for the code that reads it.
 
-    :param length: the number of bytes that the client has announced.
+    :param length: the number of bytes that the client has announced; 0 if the body is chunked.
     """
 
     def __init__(self, stream: Any, length: int) -> None:
@@ -88,7 +89,7 @@ def watch_body(environ: dict[str, Any] | None = None, **signal: object) -> None:
         length = int(environ.get("CONTENT_LENGTH") or 0)
     except ValueError:
         return  # Django takes the body for empty
-    if length > 0:
+    if length > 0 or "HTTP_TRANSFER_ENCODING" in environ:
         environ["wsgi.input"] = environ[BODY_STREAM] = BodyStream(environ["wsgi.input"], length)
 
 

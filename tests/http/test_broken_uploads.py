@@ -2,7 +2,7 @@
 
 import gzip
 import zlib
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from io import BytesIO
 
 import pytest
@@ -268,6 +268,25 @@ def test_a_reset_connection_that_the_handler_meets(alice, framework):
     cut = alice.post(key="k", **half(SENT["text"], Broken))
     assert problem_code(cut) == "idempotency_payload_invalid"
     assert effects() == 0
+
+
+@pytest.mark.parametrize("ignores_it", [False, True])
+def test_a_chunked_body_that_the_handler_reads_from_the_server(alice, framework, ignores_it):
+    """Django itself takes it for empty."""
+
+    def handler(request):
+        http = getattr(request, "_request", request)
+        with suppress(Exception) if ignores_it else nullcontext():
+            http.environ["wsgi.input"].read()
+        return work(request)
+
+    framework.serve(handler, command=digest)
+    chunked = {"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked", "content_type": "text/csv"}
+    cut = alice.post(key="k", **chunked, **{"wsgi.input": Broken(b"")})
+    assert problem_code(cut) == "idempotency_payload_invalid"
+    assert (effects(), records()) == (0, [(Status.RECOVERABLE, 1)])
+    whole = alice.post(key="k", **chunked, **{"wsgi.input": BytesIO(b"a,b")})
+    assert (whole.status_code, effects()) == (201, 1)
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
