@@ -25,7 +25,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import BadRequest, SuspiciousOperation
 from django.core.files.uploadhandler import FileUploadHandler
 from django.db.models import Model
-from django.http import HttpRequest, RawPostDataException
+from django.http import HttpRequest, QueryDict, RawPostDataException
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.urls import ResolverMatch
 from django.utils.datastructures import MultiValueDict
@@ -119,7 +119,9 @@ def form_values(http: HttpRequest, name: str) -> list[Any]:
         return parts(http).getlist(name)
     if http.method == "POST" or hasattr(http, "_post"):
         keep_readable(http)
-        return http.POST.getlist(name)  # Django finds no fields in a body of another type
+        with suppress(BadRequest):  # Django reads forms in UTF-8 only, but the handler may read others itself
+            return http.POST.getlist(name)  # Django finds no fields in a body of another type
+        return QueryDict(http.body, encoding="latin-1").getlist(name)  # a key is ASCII, as are the names of fields
     return []
 
 
