@@ -319,6 +319,7 @@ class HandlerRun:
                     f"put @idempotent where the response exists, or register an adapter for the framework."
                 )
             self._refuse_half_body()  # after the rendering, which may read the body
+            del self.response[self.adapter.profile.replayed]  # such as another server's, whose response is passed on
             if _attach_job(policy, owned.fence.scope, self.response):
                 self.claim.reference = self.claim.reference or self.response["Location"]
             if not policy.recordable(self.response.status_code):
