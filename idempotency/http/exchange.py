@@ -102,11 +102,11 @@ class Exchange:
         return response
 
     def _answer(self) -> Any:
-        policy, http, headers = self.policy, self.adapter.http, self.adapter.headers
+        policy, http = self.policy, self.adapter.http
         # As it was sent, if it was sent in the header. That is harmless because it is valid.
-        headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
-        headers[RETENTION_HEADER] = str(int(policy.ttl.total_seconds()))
-        setattr(http, HEADERS, headers)  # for the response to a crash, which is not made here
+        self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
+        self.adapter.headers[RETENTION_HEADER] = str(int(policy.ttl.total_seconds()))
+        setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
         self.handler.refuse_open_transactions(policy.operation)
         path = http.path_info if self.adapter.profile.is_scoped_by_path else None
         scope = scope_of(

@@ -322,21 +322,21 @@ def test_the_adapter_registered_last_is_asked_first_and_djangos_last(rf):
 
 
 class Showing(View):
-    @idempotent("tests.showing")
+    @idempotent("declarations.showing")
     def post(self, request):
         work(request)
         return show(request)
 
 
 class ShowingLater(View):
-    @idempotent("tests.later")
+    @idempotent("declarations.later")
     async def post(self, request):
         await sync_to_async(work)(request)
         return show(request)
 
 
 class ShowingByDRF(APIView):
-    @idempotent("tests.drf")
+    @idempotent("declarations.showing_by_drf")
     def post(self, request):
         work(request)
         return show(request)
