@@ -19,6 +19,7 @@ from django.views import View
 from ..exceptions import IdempotencyError
 from ..operation import Policy
 from ..outcome import Outcome, response_of
+from .late_changes import remember_context
 from .payload import parsed_body
 from .problems import Profile, problem_response
 from .protection import RoutedHandler, class_of, handlers_of_class, methods_of_class, protection_of
@@ -98,6 +99,8 @@ class Adapter:
         """
         if hasattr(answer, "render") and not answer.is_rendered:
             answer = answer.render()
+            if hasattr(answer, "context_data"):
+                remember_context(self.http, answer)
         return answer
 
     def form_to_record(self, response: Any) -> Any:

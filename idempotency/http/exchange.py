@@ -6,7 +6,7 @@ The adapter of a framework has the framework's part (``adapter.py``). All the re
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -40,6 +40,7 @@ from ..protocol.faults import fault_point
 from ..protocol.ownership import Ownership, on_behalf_of
 from ..store import records_database
 from .adapter import Adapter
+from .body_stream import BODY_STREAM, BodyStream, half_a_body
 from .handler import Handler, finish_transactions
 from .key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
 from .payload import route_of
@@ -53,6 +54,9 @@ HEADERS = "_idempotency_headers"
 #: The attribute of Django's request that holds an error of the handler that is a crash and no answer to this request,
 #: such as that of another claim, which was in progress elsewhere.
 _CRASH = "_idempotency_crash"
+
+#: In the place of a ``BodyStream``, if the server has none.
+_UNWATCHED: Final[AbstractContextManager[None]] = nullcontext()
 
 #: The status of a response while the job runs. If the response has no Retry-After, it gets this many seconds.
 RUNNING = 202
@@ -83,30 +87,28 @@ class Exchange:
         self.adapter.profile = PROFILES[self.policy.profile]
         self.adapter.headers = {STATUS_HEADER: "unknown"}  # until the record has been looked up
         try:
-            self.key = _key_of(self.policy, self.adapter) or ""
+            with http.META.get(BODY_STREAM, _UNWATCHED):
+                self.key = _key_of(self.policy, self.adapter) or ""
+                response: Any = self._answer() if self.key else None
         except IdempotencyError as error:
+            if is_crash(http, error):
+                raise
             response = self._refuse(error)
         else:
             if not self.key:
                 return self.handler.pass_through()
-            # As it was sent, if it was sent in the header. That is harmless because it is valid.
-            self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
-            self.adapter.headers[RETENTION_HEADER] = str(int(self.policy.ttl.total_seconds()))
-            setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
-            try:
-                response = self._answer()
-            except IdempotencyError as error:
-                if is_crash(http, error):
-                    raise
-                response = self._refuse(error)
         for name, value in self.adapter.headers.items():
             response.headers[name] = value
         return response
 
     def _answer(self) -> Any:
-        policy = self.policy
+        policy, http = self.policy, self.adapter.http
+        # As it was sent, if it was sent in the header. That is harmless because it is valid.
+        self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
+        self.adapter.headers[RETENTION_HEADER] = str(int(policy.ttl.total_seconds()))
+        setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
         self.handler.refuse_open_transactions(policy.operation)
-        path = self.adapter.http.path_info if self.adapter.profile.is_scoped_by_path else None
+        path = http.path_info if self.adapter.profile.is_scoped_by_path else None
         scope = scope_of(
             policy.operation.name,
             policy.account(self.adapter.request),
@@ -122,7 +124,7 @@ class Exchange:
         try:
             return self._run(settled)
         except LeaseLostError as error:
-            if is_crash(self.adapter.http, error):
+            if is_crash(http, error):
                 raise
             logger.warning("Operation %r: attempt %d lost its lease", policy.operation.name, settled.attempt)
             return self._replay(acquisition.read_winner(self.request))
@@ -280,6 +282,7 @@ class HandlerRun:
         :raises Exception: ``error`` itself, if it is a crash.
         """
         self.discard()
+        self._refuse_half_body()  # which may be what the handler failed at
         answer = self.adapter.answer_to_exception(error)
         if answer is None:
             raise error
@@ -297,6 +300,12 @@ class HandlerRun:
             with suppress(Exception):  # as Django does, because the response is not sent any more
                 close()
 
+    def _refuse_half_body(self) -> None:
+        body: BodyStream | None = self.adapter.http.META.get(BODY_STREAM)
+        if body is not None and body.is_cut:
+            with on_behalf_of(self.claim.ownership):
+                raise half_a_body()
+
     def _outcome_of(self, answer: Any) -> Outcome | None:
         owned = self.claim.ownership
         policy = owned.policy
@@ -311,6 +320,8 @@ class HandlerRun:
                     f"{type(self.response).__name__}. If a framework makes the response from what the handler returns, "
                     f"put @idempotent where the response exists, or register an adapter for the framework."
                 )
+            self._refuse_half_body()  # after the rendering, which may read the body
+            del self.response[self.adapter.profile.replayed]  # such as another server's, whose response is passed on
             if _attach_job(policy, owned.fence.scope, self.response):
                 self.claim.reference = self.claim.reference or self.response["Location"]
             if not policy.recordable(self.response.status_code):

@@ -150,6 +150,23 @@ def test_a_form_that_a_middleware_has_parsed_has_its_key(alice, serve, sent):
     replayed(alice, method="PATCH", key=None, **sent)
 
 
+@pytest.mark.parametrize("charset", ["windows-1252", "utf-16", "rot13"])
+@pytest.mark.parametrize("required", [False, True])
+def test_a_form_that_django_cannot_decode_has_its_key(alice, serve, charset, required):
+    """PayPal's notifications are in windows-1252. Django's own form refuses them, and a handler reads the body."""
+
+    @serve
+    @idempotent("tests.charset", key=FromForm("txn_id"), required=required)
+    def view(request):
+        assert request.body.startswith(b"name=Jos%E9")
+        return plain_answer(request)
+
+    sent = {"data": b"name=Jos%E9&txn_id=k1", "content_type": f"{FORM}; charset={charset}"}
+    first, replay = alice.post(**sent), alice.post(**sent)
+    assert (first.status_code, replay["Idempotency-Replayed"], replay["Idempotency-Key"]) == (201, "true", "k1")
+    assert effects() == 1
+
+
 def test_a_key_is_echoed_as_a_header_can_hold_it(alice, framework):
     framework.serve(key=FromJSON("id"))
     sent = body(id='a,"b\\;c')

@@ -46,6 +46,16 @@ ANSWERS = {
 }
 
 
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_handlers_own_mark_of_a_replay_reaches_no_client(alice, serve, settings, name):
+    """Such as that of another server, whose response the handler passes on."""
+    mark = PROFILES[name].replayed
+    settings.IDEMPOTENCY = {"PROFILE": name, "RECORDED_HEADERS": [mark]}
+    serve_answer(serve, lambda: HttpResponse(status=201, headers={mark: "true"}))
+    first, replay = (alice.post(key="k") for _ in range(2))
+    assert (mark in first, replay[mark]) == (False, "true")
+
+
 @pytest.mark.parametrize("profile", ANSWERS)
 def test_a_profile_is_told_as_by_its_source(alice, framework, settings, profile):
     settings.IDEMPOTENCY = {"PROFILE": profile}

@@ -6,12 +6,12 @@ Authentication, permissions and throttles run before this, because DRF calls a h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django.core.exceptions import ImproperlyConfigured, RequestDataTooBig
+from django.core.exceptions import RequestDataTooBig
 from django.db import connections, transaction
 from django.http import Http404, RawPostDataException
 from rest_framework import serializers
@@ -27,6 +27,7 @@ from rest_framework.views import APIView
 from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register, served_methods
 from ...http.key_status import asked_policy, tell_status
+from ...http.late_changes import copied, late_change
 from ...http.payload import content_length, fits_in_memory, has_json_in_memory, has_parts, keep_readable, parts
 from ...http.problems import PROFILES, Profile, problem, text_of
 from ...http.protection import RoutedHandler, class_of, methods_of_class
@@ -289,32 +290,14 @@ class _Finalized:
 
     def note_recorded(self) -> None:
         """Remember the data of the response, whose rendered form is being recorded."""
-        self.is_recorded, self.data = True, _copied(getattr(self.response, "data", None))
+        self.is_recorded, self.data = True, copied(getattr(self.response, "data", None))
 
     def __call__(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
         if response is not self.response:
             return self.finalize(request, response, *args, **kwargs)
-        if self.is_recorded and _copied(getattr(response, "data", None)) != self.data:
-            view = type(request.parser_context["view"])
-            raise ImproperlyConfigured(
-                f"The data of a response of {view.__qualname__} was changed after the response had been rendered and "
-                f"recorded, so the change would reach no client. An override that calls a protected super() method, "
-                f"and a decorator above @idempotent, come too late. Change the data in the protected handler or in a "
-                f"decorator below @idempotent, or return a new Response."
-            )
+        if self.is_recorded and copied(getattr(response, "data", None)) != self.data:
+            raise late_change("data", type(request.parser_context["view"]).__qualname__)
         return response
-
-
-_CONTAINERS = (dict, list, tuple, Mapping)
-
-
-def _copied(data: Any) -> Any:
-    """The data of a response with its dicts and lists copied, so that a later change of one of them shows."""
-    if isinstance(data, Mapping):
-        return {name: _copied(value) if isinstance(value, _CONTAINERS) else value for name, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_copied(value) if isinstance(value, _CONTAINERS) else value for value in data]
-    return data
 
 
 class IdempotencyAPIException(APIException):
