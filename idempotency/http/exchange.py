@@ -11,12 +11,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from django.db import connections, transaction
+from django.core.exceptions import ObjectDoesNotExist
+from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from ..conf import settings
 from ..exceptions import (
+    BodyGoneError,
     IdempotencyError,
     InProgressError,
     KeyInvalidError,
@@ -24,6 +26,7 @@ from ..exceptions import (
     LeaseLostError,
     OutcomeUnreadableError,
     PayloadInvalidError,
+    UnavailableError,
     UnrecordableResponseError,
 )
 from ..identity import keys
@@ -165,9 +168,17 @@ class Exchange:
 
     def _replay(self, outcome: Outcome) -> Any:
         self.adapter.headers[STATUS_HEADER] = "recorded"
-        self.adapter.permit_replay()
+        try:
+            self.adapter.permit_replay()
+        except Exception as error:
+            refusal = self._answer_of_project(error)
+            if refusal is None:
+                raise self._unavailable("The caller's permission for this outcome can't be checked.", error) from error
+            return refusal
         if outcome.reference is not None and outcome.body is None:
-            response = self._rebuilt(outcome.reference)
+            response, is_rebuilt = self._rebuilt(outcome.reference)
+            if not is_rebuilt:
+                return response
         else:
             response = self.adapter.replay(outcome)
         if _attach_job(self.policy, self.request.scope, response):
@@ -177,18 +188,41 @@ class Exchange:
             self.adapter.headers[STATUS_HEADER] = "replayed"
         return response
 
-    def _rebuilt(self, reference: str) -> Any:
+    def _rebuilt(self, reference: str) -> tuple[Any, bool]:
+        """The response that ``rebuild`` makes and True, or the response to an exception with which it refuses and
+        False."""
         rebuild = self.policy.rebuild
         if rebuild is None:
             raise OutcomeUnreadableError("The recorded outcome is a reference, and the operation declares no rebuild=.")
         try:
-            return self.adapter.render(rebuild(reference, self.adapter.request))
+            return self.adapter.render(rebuild(reference, self.adapter.request)), True
+        except ObjectDoesNotExist as error:
+            raise BodyGoneError from error
         except Exception as error:
+            refusal = self._answer_of_project(error)
+            if refusal is not None:
+                return refusal, False
+            if isinstance(error, (DatabaseError, InterfaceError)):
+                raise self._unavailable("The recorded outcome can't be rebuilt.", error) from error
             raise OutcomeUnreadableError from error
+
+    def _answer_of_project(self, error: Exception) -> Any | None:
+        """The framework's answer to an exception of code that only a replay calls, or None if the exception is a
+        crash."""
+        answer = self.adapter.answer_to_exception(error)
+        return None if answer is None or answer.status_code == 500 else answer
+
+    def _unavailable(self, problem: str, error: Exception) -> UnavailableError:
+        is_of_database = isinstance(error, (DatabaseError, InterfaceError))
+        if is_of_database and not self.request.store.is_permanent(error):
+            return UnavailableError(f"{problem} Retry with the same Idempotency-Key.", retry_after=1)
+        return UnavailableError(f"{problem} A retry fails, too, until the service is repaired.")
 
     def _refuse(self, error: IdempotencyError) -> Any:
         report(error, self.policy.operation.name, self.key)
-        self.adapter.headers[STATUS_HEADER] = KEY_STATUSES.get(error.code, self.adapter.headers[STATUS_HEADER])
+        status = self.adapter.headers[STATUS_HEADER]
+        if status != "recorded":  # which is known, whatever kept the outcome from being sent
+            self.adapter.headers[STATUS_HEADER] = KEY_STATUSES.get(error.code, status)
         if isinstance(error, InProgressError):
             answer = self.policy.in_progress
             if isinstance(answer, Attach):

@@ -11,6 +11,8 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from rest_framework.exceptions import ValidationError
+from rest_framework.generics import GenericAPIView
+from rest_framework.response import Response
 from rest_framework.views import exception_handler
 
 from idempotency import PARK, REEXECUTE, Reconcile, Unknown, idempotent
@@ -271,3 +273,19 @@ def test_what_has_committed_elsewhere_is_not_run_again_by_itself(alice, serve, r
     assert (notes(), effects(), records()) == (["written"], 0, [(left, 1)])
     assert problem_code(alice.post(key="k")) == again
     assert notes() == ["written"]
+
+
+def test_what_a_check_before_a_replay_writes_is_rolled_back(alice, serve):
+    class Looking(GenericAPIView):
+        def get_object(self):
+            write("looked")
+            Transfer.objects.create(account=self.request.user, recipient="carol", amount=1)
+
+        @idempotent("tests.looking")
+        def post(self, request, pk):
+            return Response(self.get_object())
+
+    serve(**{"<int:pk>/": Looking.as_view()})
+    for replay in ("", "true"):
+        assert alice.post("/1/", key="k").get("Idempotency-Replayed", "") == replay
+        assert (notes(), effects()) == (["looked"], 1)
