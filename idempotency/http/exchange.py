@@ -171,13 +171,13 @@ class Exchange:
         try:
             self.adapter.permit_replay()
         except Exception as error:
-            refusal = self._answer_of_project(error)
-            if refusal is None:
+            refusal = self.adapter.answer_to_exception(error)
+            if refusal is None or refusal.status_code == 500:
                 raise self._unavailable("The caller's permission for this outcome can't be checked.", error) from error
             return refusal
         if outcome.reference is not None and outcome.body is None:
-            response, is_rebuilt = self._rebuilt(outcome.reference)
-            if not is_rebuilt:
+            response, is_outcome = self._rebuilt(outcome, outcome.reference)
+            if not is_outcome:
                 return response
         else:
             response = self.adapter.replay(outcome)
@@ -188,29 +188,25 @@ class Exchange:
             self.adapter.headers[STATUS_HEADER] = "replayed"
         return response
 
-    def _rebuilt(self, reference: str) -> tuple[Any, bool]:
-        """The response that ``rebuild`` makes and True, or the response to an exception with which it refuses and
-        False."""
+    def _rebuilt(self, outcome: Outcome, reference: str) -> tuple[Any, bool]:
+        """The response that ``rebuild`` makes, and whether it is the outcome: it may say that the object is gone."""
         rebuild = self.policy.rebuild
         if rebuild is None:
             raise OutcomeUnreadableError("The recorded outcome is a reference, and the operation declares no rebuild=.")
         try:
-            return self.adapter.render(rebuild(reference, self.adapter.request)), True
+            response = self.adapter.render(rebuild(reference, self.adapter.request))
+            succeeds = response.status_code < 400
+            # That of a job is not known when its start is recorded.
+            return response, succeeds or outcome.status >= 400 or isinstance(self.policy.in_progress, Attach)
         except ObjectDoesNotExist as error:
             raise BodyGoneError from error
+        except (DatabaseError, InterfaceError) as error:
+            raise self._unavailable("The recorded outcome can't be rebuilt.", error) from error
         except Exception as error:
-            refusal = self._answer_of_project(error)
-            if refusal is not None:
-                return refusal, False
-            if isinstance(error, (DatabaseError, InterfaceError)):
-                raise self._unavailable("The recorded outcome can't be rebuilt.", error) from error
-            raise OutcomeUnreadableError from error
-
-    def _answer_of_project(self, error: Exception) -> Any | None:
-        """The framework's answer to an exception of code that only a replay calls, or None if the exception is a
-        crash."""
-        answer = self.adapter.answer_to_exception(error)
-        return None if answer is None or answer.status_code == 500 else answer
+            refusal = self.adapter.answer_to_exception(error)
+            if refusal is None:
+                raise OutcomeUnreadableError from error
+            return refusal, False
 
     def _unavailable(self, problem: str, error: Exception) -> UnavailableError:
         is_of_database = isinstance(error, (DatabaseError, InterfaceError))
