@@ -9,6 +9,7 @@ import logging
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from django.core.exceptions import ObjectDoesNotExist
@@ -271,6 +272,8 @@ class HandlerRun:
     response: Any = None
     #: Whether the run is over. A copy of the context may outlive it.
     has_ended: bool = False
+    #: Whether the handler has called ``set_rollback(True)`` on one of its transactions.
+    undoes_itself: bool = False
 
     def is_here(self) -> bool:
         """Whether the calling code runs in the run's thread, and so in its transaction. A context may be copied."""
@@ -286,10 +289,15 @@ class HandlerRun:
         owned = self.claim.ownership
         others = [using for using in self.handler.databases if using != owned.using]
         token = runs.set((*runs.get(), self))
+        watched = [owned.store.connection, *(connections[using] for using in others)]
         try:
             with ExitStack() as transactions:
                 for using in others:
                     transactions.enter_context(transaction.atomic(using=using))
+                for connection in watched:
+                    # Django sets the same mark after an error that the handler may have caught.
+                    mark = partial(self._set_rollback, connection, len(connection.atomic_blocks))
+                    connection.set_rollback = mark  # type: ignore[method-assign]
                 outcome = self._outcome_of(self.handler.call())
                 if others:
                     # The other transactions commit now. A later failure rolls back only the record's transaction.
@@ -298,8 +306,15 @@ class HandlerRun:
                         finish_transactions(others, outcome, owned.policy.operation)
                 return outcome
         finally:
+            for connection in watched:
+                vars(connection).pop("set_rollback", None)
             self.has_ended = True
             runs.reset(token)
+
+    def _set_rollback(self, connection: Any, depth: int, rollback: bool) -> None:
+        type(connection).set_rollback(connection, rollback)
+        if len(connection.atomic_blocks) == depth:  # not within an atomic() of the handler's own
+            self.undoes_itself = rollback
 
     def outcome_of_error(self, error: Exception) -> Outcome | None:
         """The outcome of the framework's response to an exception of the handler, whose writes have been rolled back.
@@ -341,8 +356,9 @@ class HandlerRun:
                 )
             if _attach_job(policy, owned.fence.scope, self.response):
                 self.claim.reference = self.claim.reference or self.response["Location"]
-            if not policy.recordable(self.response.status_code):
-                owned.declined = self.response.status_code < 500
+            status = self.response.status_code
+            if owned.discarded or (self.undoes_itself and status < 400) or not policy.recordable(status):
+                owned.declined = status < 500
                 return None
             return outcome_of(self.adapter.form_to_record(self.response), policy, self.claim.reference)
         except IdempotencyError as error:

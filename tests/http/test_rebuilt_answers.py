@@ -54,14 +54,15 @@ def assert_refusal(answer, status):
     assert (effects(), records()) == (1, [("completed", 1)])
 
 
-REFUSALS = [(Http404(), 404), (PermissionDenied(), 403), (exceptions.NotFound(), 404), (GoneError(), 410)]
-REFUSALS.append((exceptions.APIException(), 500))
+REFUSALS = [
+    *(("plain", error, status) for error, status in ((Http404(), 404), (PermissionDenied(), 403))),
+    *(("drf", error, status) for error, status in ((Http404(), 404), (PermissionDenied(), 403))),
+    *(("drf", error, error.status_code) for error in (exceptions.NotFound(), GoneError(), exceptions.APIException())),
+]
 
 
-@pytest.mark.parametrize(("error", "status"), REFUSALS)
-def test_a_refusal_of_rebuild_is_the_response(retry, framework, caplog, error, status):
-    if framework.name == "plain" and isinstance(error, exceptions.APIException):
-        pytest.skip("a plain view has no such exceptions")
+@pytest.mark.parametrize(("framework", "error", "status"), REFUSALS, indirect=["framework"])
+def test_a_refusal_of_rebuild_is_the_response(retry, caplog, error, status):
     assert_refusal(retry(raising(error)), status)
     assert not [record for record in caplog.records if record.name == "idempotency"]
     assert retry(lambda reference: HttpResponse(reference)).content == b"7"
