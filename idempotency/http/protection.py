@@ -16,7 +16,7 @@ from typing import Any
 
 from django.db.transaction import Atomic, atomic
 
-from ..operation import Operation
+from ..operation import Operation, registry
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
@@ -27,6 +27,7 @@ class Protection:
     def __init__(self, operation: Operation, view: Callable[..., Any]) -> None:
         self.operation = operation
         self.view = view
+        registry.note_handler(operation)
 
 
 @dataclass(frozen=True)

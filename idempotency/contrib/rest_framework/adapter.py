@@ -1,4 +1,4 @@
-"""The adapter for a request to a DRF view, the package's errors as DRF's exceptions, and the view of a key's status.
+"""The adapter for a request to a DRF view, the package's errors as DRF's exceptions.
 
 Authentication, permissions and throttles run before this, because DRF calls a handler after ``initial()``.
 """
@@ -19,18 +19,16 @@ from rest_framework.exceptions import APIException, UnsupportedMediaType
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.parsers import JSONParser, MultiPartParser
 from rest_framework.renderers import BrowsableAPIRenderer
-from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register, served_methods
-from ...http.key_status import asked_policy, tell_status
 from ...http.payload import content_length, fits_in_memory, has_json_in_memory, has_parts, keep_readable, parts
 from ...http.problems import PROFILES, Profile, problem, text_of
 from ...http.protection import RoutedHandler, class_of, methods_of_class
 from ...identity.parsing import parse_json
-from ...operation import Operation, Policy
+from ...operation import Policy
 from ...options.values import IETF
 from ...outcome import STATUS_HEADER, UNREADABLE, Outcome, decode_body, is_json
 from ...store import records_database
@@ -298,14 +296,3 @@ class IdempotencyAPIException(APIException):
         self.wait: Final = error.retry_after  # DRF's handler turns it into Retry-After
         self.auth_header: str | None = None
         self.__cause__: BaseException | None = error
-
-
-class KeyStatusView(APIView):
-    """Answers the owner of an Idempotency-Key with the status of the key, without running anything."""
-
-    operation: str | Operation | None = None
-
-    def get(self, request: Request, **route: Any) -> Response:
-        policy = asked_policy(self.operation, route)
-        response: Response = tell_status(policy, RestFrameworkAdapter(request), Response)
-        return response
