@@ -144,6 +144,11 @@ class Hiding(BasePermission):
         return True
 
 
+class Querying(BasePermission):
+    def has_object_permission(self, request, view, obj):
+        return bool(get_object_or_404(Transfer, pk=obj.pk, account=request.user))
+
+
 class UnpaidError(exceptions.APIException):
     status_code = 402
 
@@ -184,6 +189,7 @@ def hide_403(view):
 
 CHECKS = {
     "a permission's 404": ({"permission_classes": [Hiding]}, 404),
+    "a permission's query": ({"permission_classes": [Querying]}, 404),
     "the view's own check": ({"check_object_permissions": check_by_402}, 402),
     "its own lookup, 403": ({"get_object": get_or_403}, 403),
     "its own lookup, 404": ({"get_object": get_or_404}, 404),
