@@ -147,6 +147,7 @@ class Registry:
         self._operations: dict[str, Operation] = {}
         self._homes: dict[str, str] = {}
         self._imported: set[Callable[[], object]] = set()
+        self._of_requests: set[str] = set()
 
     def load(self) -> None:
         """Import the modules whose declarations only other processes need otherwise, such as the tasks of a worker.
@@ -178,6 +179,7 @@ class Registry:
         """Forget a declaration. For tests that declare operations."""
         self._operations.pop(name, None)
         self._homes.pop(name, None)
+        self._of_requests.discard(name)
 
     def bind(self, name: str, homes: Sequence[str]) -> None:
         """Remember which function is declared under the name.
@@ -191,6 +193,14 @@ class Registry:
                 f"Operation {name!r} is declared for {homes[0]}, and already for {known}. Two functions with one "
                 f"operation name would share their records. Rename one, or declare one Operation and pass it to both."
             )
+
+    def of_requests(self) -> list[Operation]:
+        """The operations that protect a function or a method which answers requests."""
+        return [operation for name, operation in self._operations.items() if name in self._of_requests]
+
+    def note_handler(self, operation: Operation) -> None:
+        """Remember that an operation protects a function or a method which answers requests."""
+        self._of_requests.add(operation.name)
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(list(self._operations.values()))

@@ -80,13 +80,18 @@ def problem_content(operation: Operation, schema: dict[str, Any]) -> dict[str, A
 
 
 def key_parameter(operation: Operation) -> dict[str, Any]:
-    return {
-        "name": keys.HEADER,
-        "in": "header",
-        "required": operation.policy.required and operation.policy.key is None,
-        "description": KEY_DESCRIPTION,
-        "schema": dict(KEY_SCHEMA),
-    }
+    required = operation.policy.required and operation.policy.key is None
+    return _key_parameter(KEY_DESCRIPTION, required=required)
+
+
+def asked_key_parameter() -> dict[str, Any]:
+    """The header of a ``KeyStatusView``."""
+    return _key_parameter("The key to look up, as the request sent it.", required=True)
+
+
+def _key_parameter(description: str, *, required: bool) -> dict[str, Any]:
+    schema = dict(KEY_SCHEMA)
+    return {"name": keys.HEADER, "in": "header", "required": required, "description": description, "schema": schema}
 
 
 def add_responses(operation: Operation, responses: dict[Any, Any], content: dict[str, Any] | None) -> None:

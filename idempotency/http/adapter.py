@@ -118,9 +118,9 @@ class Adapter:
         return problem_response(error, self.profile)
 
     def permit_replay(self) -> None:
-        """Run the checks that the handler would run, as far as the framework lets us.
+        """Run the checks that the handler would run, as far as the framework lets us, and undo what they write.
 
-        :raises Exception: the framework's own refusal.
+        :raises Exception: a check has refused the caller, or could not be made.
         """
 
     def replay(self, outcome: Outcome) -> Any:

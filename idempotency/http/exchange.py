@@ -9,14 +9,17 @@ import logging
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
-from django.db import connections, transaction
+from django.core.exceptions import ObjectDoesNotExist
+from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from ..conf import settings
 from ..exceptions import (
+    BodyGoneError,
     IdempotencyError,
     InProgressError,
     KeyInvalidError,
@@ -24,6 +27,7 @@ from ..exceptions import (
     LeaseLostError,
     OutcomeUnreadableError,
     PayloadInvalidError,
+    UnavailableError,
     UnrecordableResponseError,
 )
 from ..identity import keys
@@ -169,9 +173,17 @@ class Exchange:
 
     def _replay(self, outcome: Outcome) -> Any:
         self.adapter.headers[STATUS_HEADER] = "recorded"
-        self.adapter.permit_replay()
+        try:
+            self.adapter.permit_replay()
+        except Exception as error:
+            refusal = self.adapter.answer_to_exception(error)
+            if refusal is None or refusal.status_code == 500:
+                raise self._unavailable("The caller's permission for this outcome can't be checked.", error) from error
+            return refusal
         if outcome.reference is not None and outcome.body is None:
-            response = self._rebuilt(outcome.reference)
+            response, is_outcome = self._rebuilt(outcome, outcome.reference)
+            if not is_outcome:
+                return response
         else:
             response = self.adapter.replay(outcome)
         if _attach_job(self.policy, self.request.scope, response):
@@ -181,18 +193,37 @@ class Exchange:
             self.adapter.headers[STATUS_HEADER] = "replayed"
         return response
 
-    def _rebuilt(self, reference: str) -> Any:
+    def _rebuilt(self, outcome: Outcome, reference: str) -> tuple[Any, bool]:
+        """The response that ``rebuild`` makes, and whether it is the outcome: it may say that the object is gone."""
         rebuild = self.policy.rebuild
         if rebuild is None:
             raise OutcomeUnreadableError("The recorded outcome is a reference, and the operation declares no rebuild=.")
         try:
-            return self.adapter.render(rebuild(reference, self.adapter.request))
+            response = self.adapter.render(rebuild(reference, self.adapter.request))
+            succeeds = response.status_code < 400
+            # That of a job is not known when its start is recorded.
+            return response, succeeds or outcome.status >= 400 or isinstance(self.policy.in_progress, Attach)
+        except ObjectDoesNotExist as error:
+            raise BodyGoneError from error
+        except (DatabaseError, InterfaceError) as error:
+            raise self._unavailable("The recorded outcome can't be rebuilt.", error) from error
         except Exception as error:
-            raise OutcomeUnreadableError from error
+            refusal = self.adapter.answer_to_exception(error)
+            if refusal is None:
+                raise OutcomeUnreadableError from error
+            return refusal, False
+
+    def _unavailable(self, problem: str, error: Exception) -> UnavailableError:
+        is_of_database = isinstance(error, (DatabaseError, InterfaceError))
+        if is_of_database and not self.request.store.is_permanent(error):
+            return UnavailableError(f"{problem} Retry with the same Idempotency-Key.", retry_after=1)
+        return UnavailableError(f"{problem} A retry fails, too, until the service is repaired.")
 
     def _refuse(self, error: IdempotencyError) -> Any:
         report(error, self.policy.operation.name, self.key)
-        self.adapter.headers[STATUS_HEADER] = KEY_STATUSES.get(error.code, self.adapter.headers[STATUS_HEADER])
+        status = self.adapter.headers[STATUS_HEADER]
+        if status != "recorded":  # which is known, whatever kept the outcome from being sent
+            self.adapter.headers[STATUS_HEADER] = KEY_STATUSES.get(error.code, status)
         if isinstance(error, InProgressError):
             answer = self.policy.in_progress
             if isinstance(answer, Attach):
@@ -245,6 +276,8 @@ class HandlerRun:
     response: Any = None
     #: Whether the run is over. A copy of the context may outlive it.
     has_ended: bool = False
+    #: Whether the handler has called ``set_rollback(True)`` on one of its transactions.
+    undoes_itself: bool = False
 
     def is_here(self) -> bool:
         """Whether the calling code runs in the run's thread, and so in its transaction. A context may be copied."""
@@ -260,10 +293,15 @@ class HandlerRun:
         owned = self.claim.ownership
         others = [using for using in self.handler.databases if using != owned.using]
         token = runs.set((*runs.get(), self))
+        watched = [owned.store.connection, *(connections[using] for using in others)]
         try:
             with ExitStack() as transactions:
                 for using in others:
                     transactions.enter_context(transaction.atomic(using=using))
+                for connection in watched:
+                    # Django sets the same mark after an error that the handler may have caught.
+                    mark = partial(self._set_rollback, connection, len(connection.atomic_blocks))
+                    connection.set_rollback = mark  # type: ignore[method-assign]
                 outcome = self._outcome_of(self.handler.call())
                 if others:
                     # The other transactions commit now. A later failure rolls back only the record's transaction.
@@ -272,8 +310,15 @@ class HandlerRun:
                         finish_transactions(others, outcome, owned.policy.operation)
                 return outcome
         finally:
+            for connection in watched:
+                vars(connection).pop("set_rollback", None)
             self.has_ended = True
             runs.reset(token)
+
+    def _set_rollback(self, connection: Any, depth: int, rollback: bool) -> None:
+        type(connection).set_rollback(connection, rollback)
+        if len(connection.atomic_blocks) == depth:  # not within an atomic() of the handler's own
+            self.undoes_itself = rollback
 
     def outcome_of_error(self, error: Exception) -> Outcome | None:
         """The outcome of the framework's response to an exception of the handler, whose writes have been rolled back.
@@ -324,8 +369,9 @@ class HandlerRun:
             del self.response[self.adapter.profile.replayed]  # such as another server's, whose response is passed on
             if _attach_job(policy, owned.fence.scope, self.response):
                 self.claim.reference = self.claim.reference or self.response["Location"]
-            if not policy.recordable(self.response.status_code):
-                owned.declined = self.response.status_code < 500
+            status = self.response.status_code
+            if owned.discarded or (self.undoes_itself and status < 400) or not policy.recordable(status):
+                owned.declined = status < 500
                 return None
             return outcome_of(self.adapter.form_to_record(self.response), policy, self.claim.reference)
         except IdempotencyError as error:

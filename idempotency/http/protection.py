@@ -17,7 +17,7 @@ from typing import Any
 from django.db.transaction import Atomic, atomic
 from django.views.decorators.http import condition
 
-from ..operation import Operation
+from ..operation import Operation, registry
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
@@ -28,6 +28,7 @@ class Protection:
     def __init__(self, operation: Operation, view: Callable[..., Any]) -> None:
         self.operation = operation
         self.view = view
+        registry.note_handler(operation)
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,8 @@ def running(run: Running, outcome_of_error: Callable[[Exception], Outcome | None
             except Exception as error:
                 run.note_error(error)
                 raise
+            if owned.discarded and run.outcome is not None:
+                run.outcome, owned.declined = None, True
     except LeaseLostError as error:
         if error is not run.foreign_error:
             signals.send(signals.lease_lost, owned.policy.operation, owned.scope, owned.attempt)

@@ -61,6 +61,8 @@ class Ownership:
     has_effects_elsewhere: bool = False
     #: True if the operation answered with a status below 500 that it declares as no outcome. That is no failure.
     declined: bool = False
+    #: True if the operation has said that nothing it answers is an outcome.
+    discarded: bool = False
     #: With a heartbeat: the time until which the lease is known to be valid, by ``time.monotonic()``.
     held_until: float | None = None
 

@@ -58,6 +58,23 @@ def test_a_block_that_raises_or_has_a_result_that_is_not_json_is_undone_and_rele
     assert send(account).result["attempt"] == 2
 
 
+@pytest.mark.parametrize(
+    ("policy", "label", "record"),
+    [({}, [], "recoverable"), ({"transaction": False, "recovery": PARK}, ["part"], "parked")],
+    ids=["in a transaction", "outside"],
+)
+def test_a_block_may_discard_its_result(account, policy, label, record):
+    arguments = {"account_id": account, "key": "k", "payload": {"to": "bob"}}
+    with claim("tests.function.send", **arguments, **policy) as run:
+        Transfer.objects.create(account_id=int(account), amount=1, label="part")
+        run.claim.discard()
+        run.result = "a part"
+    assert (run.result, effects()) == ("a part", label)
+    assert IdempotencyRecord.objects.get().status == record
+    if not policy:
+        assert send(account).result["attempt"] == 2
+
+
 def test_everything_else_has_an_exception_of_its_own(account):
     with pytest.raises(AccountRequiredError):
         send(account, account_id=None)

@@ -26,7 +26,7 @@ from idempotency.outbox.inserting import insert_message
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outcome import BODY_GONE, Outcome
 from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
-from idempotency.protocol.key_status import key_status
+from idempotency.protocol.key_status import key_statuses
 from tests.aliases import added
 from tests.database.claiming import PAYLOAD, acquire, asks
 from tests.outbox import SENDER
@@ -74,9 +74,11 @@ def test_a_record_stays_in_the_database_that_its_operation_or_its_account_leads_
 
     assert kept(ELSEWHERE) == [("near", Status.COMPLETED), ("far", Status.COMPLETED)]
     assert kept("default") == [("near", Status.COMPLETED)]
-    assert key_status(invoices.policy, Scope("near", invoices.name, "k")).status == "completed"
-    assert key_status(invoices.policy, Scope("near", invoices.name, "another")).status == "unknown"
-    assert key_status(invoices.policy, Scope("far", "tests.routing.charges", "k")).status == "completed"
+    near = [Scope("near", name, "k") for name in (invoices.name, "charges", "tests.routing.none")]
+    far = [Scope("far", "tests.routing.charges", "k"), Scope("far", "tests.routing.charges", "another")]
+    statuses = [key_statuses(dict.fromkeys(asked, invoices.policy)) for asked in (near, far)]
+    completed = [{scope: status.status for scope, status in found.items()} for found in statuses]
+    assert completed == [dict.fromkeys(near[:2], "completed"), {far[0]: "completed"}]
 
 
 def test_a_claim_elsewhere_is_settled_by_the_sweep_of_its_database_and_resolved_there():

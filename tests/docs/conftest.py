@@ -105,6 +105,7 @@ def run_page(monkeypatch, provider, waits):
     install("shop.serializers", ChargeSerializer=ShopChargeSerializer)
     install("shop.provider", pay=provider.pay, ship=provider.pay)
     install("shop.reports", make_report=lambda request: "7", open_report=lambda report_id: io.BytesIO(b"a,b\n1,2\n"))
+    install("shop.imports", import_orders=lambda request: (["order-71"], ["order-72"]))
     monkeypatch.setitem(publish.__kwdefaults__, "sender", SENDER)
     broker.reset()
     # A shared task would be one of every app that a later test makes.

@@ -1,4 +1,4 @@
-"""Who asks: the account of a record, what the server has verified of it, and what is checked before every replay."""
+"""Who asks: the account of a record, and what the server has verified of it before every replay."""
 
 from types import SimpleNamespace
 
@@ -8,27 +8,20 @@ from django.contrib.auth.decorators import permission_required
 from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.contrib.sessions.backends.db import SessionStore
 from django.core.checks import run_checks
-from django.db import connection
 from django.http import HttpRequest
-from django.test.utils import CaptureQueriesContext
 from django.utils.functional import SimpleLazyObject
-from rest_framework import viewsets
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.authtoken.models import Token
-from rest_framework.decorators import action, api_view, permission_classes
+from rest_framework.decorators import api_view, permission_classes
 from rest_framework.permissions import BasePermission, IsAuthenticated
-from rest_framework.response import Response
-from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 
 from idempotency import Operation, idempotent
 from idempotency.conf import authenticated_user
-from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.http.accounts import Fixed, FromRoute, FromToken, InTenant, api_key, remember_visitor, user_or_visitor
 from idempotency.models import IdempotencyRecord
-from testproject.models import Transfer
 from tests.http.callers import assert_refused, effects, replayed
-from tests.http.views import LabelSerializer, Methods, MixinViewSet, drf_answer, plain_answer
+from tests.http.views import Methods, MixinViewSet, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -259,93 +252,3 @@ def test_two_kinds_of_user_never_share_an_account(user, account, settings):
     assert authenticated_user(requested()) is None
     settings.AUTH_USER_MODEL = "missing.User"
     assert authenticated_user(requested(user=User(pk=7))) == "auth.User:7"
-
-
-class IsOwner(BasePermission):
-    def has_object_permission(self, request, view, obj):
-        return bool(obj.account == request.user)
-
-
-class Transfers(IdempotentMixin, viewsets.ModelViewSet):
-    queryset = Transfer.objects.all()
-    serializer_class = LabelSerializer
-    permission_classes = [IsAuthenticated & IsOwner]
-    idempotent_operations = {name: f"objects.{name}" for name in ("partial_update", "destroy", "lock", "count", "open")}
-
-    @action(detail=True, methods=["post"])
-    def lock(self, request, pk):
-        return Response({"label": self.get_object().label})
-
-    @action(detail=False, methods=["post"])
-    def count(self, request):
-        return Response({"count": Transfer.objects.count()})
-
-    @action(detail=True, methods=["post"], permission_classes=[IsAuthenticated])
-    def open(self, request, pk):
-        return Response({"label": self.get_object().label})
-
-    def get_queryset(self):
-        return Transfer.objects.select_for_update() if self.action == "lock" else super().get_queryset()
-
-
-@pytest.fixture
-def transfer(alice, settings):
-    router = SimpleRouter()
-    router.register("transfers", Transfers)
-    settings.ROOT_URLCONF = tuple(router.urls)
-    return Transfer.objects.create(account=alice.user, recipient="carol", amount=1, label="mine")
-
-
-@pytest.mark.failure_90
-def test_who_has_lost_the_object_gets_no_replay(alice, bob, transfer):
-    sent = {"method": "PATCH", "url": f"/transfers/{transfer.pk}/", "data": {"label": "changed"}, "key": "k"}
-    assert [bob.request(**sent).status_code for _ in range(2)] == [403, 403]  # it is not his
-    transfer.refresh_from_db()
-    assert transfer.label == "mine"
-    first, _ = replayed(alice, wrote=0, **sent)
-    assert first.status_code == 200
-    Transfer.objects.update(account=bob.user)
-    refused = alice.request(**sent)
-    assert (refused.status_code, b"changed" in refused.content) == (403, False)
-    assert "Idempotency-Replayed" not in refused
-    assert (refused["Idempotency-Status"], refused["Idempotency-Key"]) == ("recorded", "k")
-    Transfer.objects.update(account=alice.user)
-    assert alice.request(**sent).content == first.content
-
-
-class Closing(viewsets.GenericViewSet):
-    """Its handler finds no object, so the view says of no rows where to find one."""
-
-    permission_classes = [IsAuthenticated & IsOwner]
-
-    @idempotent("objects.close")
-    def close(self, request, pk):
-        return Response({"closed": pk})
-
-
-def test_a_view_that_can_find_no_object_replays(alice, serve):
-    serve(**{"<int:pk>/": Closing.as_view({"post": "close"})})
-    first, _ = replayed(alice, "/1/", wrote=0)
-    assert first.status_code == 200
-
-
-def test_an_object_that_the_operation_has_deleted_has_nothing_to_check(alice, transfer):
-    first, _ = replayed(alice, f"/transfers/{transfer.pk}/", method="DELETE", wrote=-1)
-    assert first.status_code == 204
-
-
-@pytest.mark.except_sqlite
-def test_the_views_query_may_lock_the_row(alice, bob, transfer):
-    answers = [alice.post(f"/transfers/{transfer.pk}/lock/", key="k") for _ in range(2)]
-    assert answers[1]["Idempotency-Replayed"] == "true"
-    Transfer.objects.update(account=bob.user)
-    assert alice.post(f"/transfers/{transfer.pk}/lock/", key="k").status_code == 403
-
-
-@pytest.mark.parametrize("url", ["count/", "{pk}/open/"])
-def test_without_permissions_on_an_object_a_replay_looks_for_none(alice, transfer, url):
-    url = f"/transfers/{url.format(pk=transfer.pk)}"
-    alice.post(url, key="k")
-    with CaptureQueriesContext(connection) as queries:
-        assert alice.post(url, key="k")["Idempotency-Replayed"] == "true"
-    assert not [query for query in queries.captured_queries if Transfer._meta.db_table in query["sql"]]

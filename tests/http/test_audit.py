@@ -25,7 +25,7 @@ from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.http.route_audit import audit
 from idempotency.http.routes import places
 from tests.commands import run_command
-from tests.http.test_accounts import IsOwner
+from tests.http.test_checks_before_replays import IsOwner
 from tests.http.test_checks_of_urls import ByModel, TransfersElsewhere
 from tests.http.views import ModelActions, PlainView, plain_answer
 

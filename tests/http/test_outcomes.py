@@ -4,12 +4,12 @@ from contextlib import ExitStack
 
 import pytest
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 from django.http import Http404
 from django.template.response import TemplateResponse
 from rest_framework import exceptions
 
-from idempotency import PARK, REEXECUTE, Reconcile, signals
+from idempotency import PARK, REEXECUTE, Reconcile, require_claim, signals
 from idempotency.conf import (
     is_recordable_if_successful,
     is_recordable_unless_conflict,
@@ -109,6 +109,64 @@ def test_an_error_that_becomes_such_an_answer_is_no_failure_and_leaves_no_reason
     alice.post("/", key="k")
     assert times(sent) == {name: 1}
     assert IdempotencyRecord.objects.get().error == kept
+
+
+def discard():
+    require_claim().discard()
+
+
+def undo():
+    transaction.set_rollback(True)
+
+
+@pytest.mark.parametrize("end", [discard, undo])
+@pytest.mark.parametrize("status", [200, 207, 302])
+def test_a_handler_says_of_one_response_that_it_is_no_outcome(alice, framework, sent, end, status):
+    """A success only in part, for example."""
+
+    def handle(request):
+        runs.append(1)
+        answer, _ = work(request)
+        if len(runs) < 3:
+            end()
+        return answer, status
+
+    runs = []
+    framework.serve(handle)
+    assert assert_nothing_kept(alice, status)["Idempotency-Status"] == "not-recorded"
+    assert times(sent) == {"unrecorded": 2}
+    replayed(alice, key="k")
+
+
+@pytest.mark.parametrize(("status", "name"), [(409, "unrecorded"), (503, "released")])
+def test_a_failure_is_discarded_too(alice, framework, sent, status, name):
+    framework.serve(lambda request: discard() or work(request))
+    assert_nothing_kept(alice, status, f"/?status={status}")
+    assert times(sent) == {name: 2}
+
+
+def test_a_raised_refusal_is_discarded_too(alice, serve):
+    serve_raising(serve, "drf", lambda: discard() or Conflict())
+    assert_nothing_kept(alice, 409)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "record", "status"),
+    [(PARK, "parked", "unknown"), (REEXECUTE, "recoverable", "not-recorded"), (print, "in_progress", "unknown")],
+    ids=["PARK", "REEXECUTE", "Reconcile"],
+)
+def test_what_is_discarded_outside_is_recovered_as_declared(alice, framework, recovery, record, status):
+    def handle(request):
+        with transaction.atomic():
+            undo()  # an own transaction, which says nothing of the outcome
+        if "discard" in request.GET:
+            discard()
+        return work(request)
+
+    framework.serve(handle, transaction=False, recovery=Reconcile(print) if recovery is print else recovery)
+    assert alice.post("/?discard=1", key="k")["Idempotency-Status"] == status
+    assert (effects(), records()) == (1, [(record, 1)])
+    assert alice.post(key="k2")["Idempotency-Status"] == "executed"
 
 
 def test_such_an_answer_that_fails_to_render_is_a_failure(alice, serve, sent):

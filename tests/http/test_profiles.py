@@ -5,7 +5,6 @@ import json
 from datetime import timedelta
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.http import HttpResponse
 from django.views.decorators.csrf import csrf_exempt
@@ -13,7 +12,6 @@ from django.views.decorators.http import require_POST
 
 from idempotency import ACCEPTED, PARK, REEXECUTE, Operation, exceptions, idempotent
 from idempotency.http.checks import check_profiles
-from idempotency.http.key_status import KeyStatusView
 from idempotency.http.problems import PROFILES, response_for
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import effects, refusals
@@ -134,12 +132,6 @@ def test_an_error_of_the_project_keeps_its_status_and_code(settings, rf, profile
     assert response.status_code == 429
     body = json.loads(response.content)
     assert body.get("error", body) == {"type": category, "code": "shop_too_many_keys", "message": "Slow down."}
-
-
-def test_the_status_of_a_key_needs_a_scope_without_a_path(rf):
-    view = KeyStatusView.as_view(operation=Operation("tests.status", profile="acp"))
-    with pytest.raises(ImproperlyConfigured, match="one key on two paths is two requests"):
-        view(rf.get("/", headers={"Idempotency-Key": "k"}))
 
 
 @pytest.mark.parametrize(

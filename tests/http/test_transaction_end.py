@@ -40,10 +40,16 @@ def fail_without_a_savepoint():
 
 @pytest.mark.failure_24
 @pytest.mark.failure_25
-@pytest.mark.parametrize(
-    "end", [fail_without_a_savepoint, lambda: transaction.set_rollback(True)], ids=["error", "view"]
-)
-def test_what_broke_its_transaction_is_no_success(alice, serve, end, caplog):
+@pytest.mark.parametrize("first", [False, True], ids=["", "undone and redone"])
+def test_what_broke_its_transaction_is_no_success(alice, serve, first, caplog):
+    def end():
+        if first:
+            with transaction.atomic():
+                transaction.set_rollback(True)  # of its savepoint only
+            transaction.set_rollback(True)
+            transaction.set_rollback(False)
+        fail_without_a_savepoint()
+
     serve_ending(serve, end)
     assert problem_code(assert_nothing_kept(alice, 500)) == "idempotency_transaction_broken"
     assert "atomic()" in caplog.text
