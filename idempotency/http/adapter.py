@@ -69,6 +69,11 @@ class Adapter:
         return {"setup"}
 
     @classmethod
+    def unsafe_handlers_of_class(cls, view_class: type) -> Collection[str]:
+        """The names of the handlers of unsafe methods that a class may have, as far as the class tells."""
+        return {method.lower() for method in ("POST", "PUT", "PATCH", "DELETE")}
+
+    @classmethod
     def doubts_about(cls, callback: Any, parameters: Collection[str]) -> list[str]:
         """Sentences on checks of a view's handlers that do not run before a replay.
 
@@ -161,6 +166,12 @@ def handlers_of(callback: Any) -> list[RoutedHandler]:
 
 def hooks_of(view_class: type) -> set[str]:
     return {name for adapter in adapters for name in adapter.hooks_of(view_class)}
+
+
+def unsafe_handlers_of_class(view_class: type) -> list[str]:
+    """The names of a class's handlers of unsafe methods, of all frameworks."""
+    names = {name for adapter in adapters for name in adapter.unsafe_handlers_of_class(view_class)}
+    return sorted(name for name in names if hasattr(view_class, name))
 
 
 def adapter_for(request: object) -> Adapter | None:
