@@ -101,12 +101,27 @@ class Exchange:
         else:
             if not self.key:
                 return self.handler.pass_through()
+            if response is None:
+                return self._ignored()
         for name, value in self.adapter.headers.items():
             response.headers[name] = value
         return response
 
-    def _answer(self) -> Any:
+    def _ignored(self) -> Any:
+        """Serve a request whose key is nobody's as if it had none, because the operation does not need one."""
+        self.adapter.headers = {STATUS_HEADER: "ignored"}
+        setattr(self.adapter.http, HEADERS, self.adapter.headers)
+        response = self.handler.pass_through()
+        if isinstance(response, HttpResponseBase):  # other frameworks make one of what the handler returns
+            response.headers[STATUS_HEADER] = "ignored"
+        return response
+
+    def _answer(self) -> Any | None:
+        """The response, or None if the operation does not need a key and the request has no account."""
         policy, http = self.policy, self.adapter.http
+        account = policy.account(self.adapter.request)
+        if account is None and not policy.required:
+            return None
         # As it was sent, if it was sent in the header. That is harmless because it is valid.
         self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
         self.adapter.headers[RETENTION_HEADER] = str(int(policy.ttl.total_seconds()))
@@ -115,7 +130,7 @@ class Exchange:
         path = http.path_info if self.adapter.profile.is_scoped_by_path else None
         scope = scope_of(
             policy.operation.name,
-            policy.account(self.adapter.request),
+            account,
             self.key if path is None else key_on_path(self.key, path),
         )
         self.request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))
