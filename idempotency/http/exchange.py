@@ -119,13 +119,13 @@ class Exchange:
     def _answer(self) -> Any | None:
         """The response, or None if the operation does not need a key and the request has no account."""
         policy, http = self.policy, self.adapter.http
-        account = policy.account(self.adapter.request)
-        if account is None and not policy.required:
-            return None
         # As it was sent, if it was sent in the header. That is harmless because it is valid.
         self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
         self.adapter.headers[RETENTION_HEADER] = str(int(policy.ttl.total_seconds()))
         setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
+        account = policy.account(self.adapter.request)
+        if account is None and not policy.required:
+            return None
         self.handler.refuse_open_transactions(policy.operation)
         path = http.path_info if self.adapter.profile.is_scoped_by_path else None
         scope = scope_of(
