@@ -6,9 +6,10 @@ must be imported before the first request, for example in an app's ``ready()``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.handlers.exception import response_for_exception
@@ -139,6 +140,25 @@ class Adapter:
 def served_methods(name: str) -> Collection[str]:
     """The methods that lead to the handler ``name`` of a class, unless a framework leads others to it."""
     return {name.upper()} if name in View.http_method_names else set()
+
+
+#: The frameworks whose adapters ``contrib`` has. Each is loaded if its app is installed.
+FRAMEWORKS: Final = ("rest_framework", "ninja")
+
+
+def frameworks_without_adapter() -> list[str]:
+    """The frameworks that are imported, but are no apps of the project."""
+    return [name for name in FRAMEWORKS if name in sys.modules and f"idempotency.contrib.{name}" not in sys.modules]
+
+
+def advice_on_adapters() -> str:
+    """A sentence on what is missing in ``INSTALLED_APPS``; empty if nothing is."""
+    names = " and ".join(map(repr, frameworks_without_adapter()))
+    return (
+        f" Add {names} to INSTALLED_APPS, because views of that framework are protected by its adapter."
+        if names
+        else ""
+    )
 
 
 _AdapterType = TypeVar("_AdapterType", bound="type[Adapter]")

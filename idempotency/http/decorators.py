@@ -19,7 +19,7 @@ from django.views import View
 
 from ..operation import Operation, operation_for, registry
 from ..options.table import RequestArguments
-from .adapter import Adapter, adapter_for, adapters, handlers_of, hooks_of, served_methods
+from .adapter import Adapter, adapter_for, adapters, advice_on_adapters, handlers_of, hooks_of, served_methods
 from .exchange import Exchange, is_running, runs
 from .handler import EveryDatabase, Handler, exempt, exempted_by_project, opens_its_transactions
 from .layers import refuse_layers
@@ -141,8 +141,7 @@ class Protected(Protection):
             if adapter is None:
                 raise TypeError(
                     f"@idempotent({self.operation.name!r}) expects a request as the first argument of "
-                    f"{_home_of(self.view)}. For a view of Django REST framework, add 'rest_framework' to "
-                    f"INSTALLED_APPS."
+                    f"{_home_of(self.view)}.{advice_on_adapters()}"
                 )
             kwargs = {name: value for name, value in kwargs.items() if value is not adapter.request}
         adapter.kwargs = kwargs

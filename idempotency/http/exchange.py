@@ -43,7 +43,7 @@ from ..protocol.execution import Running, running
 from ..protocol.faults import fault_point
 from ..protocol.ownership import Ownership, on_behalf_of
 from ..store import records_database
-from .adapter import Adapter
+from .adapter import Adapter, advice_on_adapters
 from .body_stream import BODY_STREAM, BodyStream, half_a_body
 from .handler import Handler, finish_transactions
 from .key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
@@ -379,6 +379,7 @@ class HandlerRun:
                     f"The handler of operation {policy.operation.name!r} must return an HttpResponse, not "
                     f"{type(self.response).__name__}. If a framework makes the response from what the handler returns, "
                     f"put @idempotent where the response exists, or register an adapter for the framework."
+                    f"{advice_on_adapters()}"
                 )
             self._refuse_half_body()  # after the rendering, which may read the body
             del self.response[self.adapter.profile.replayed]  # such as another server's, whose response is passed on
