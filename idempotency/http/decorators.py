@@ -322,17 +322,28 @@ def inherited(cls: type | None, name: str, handler: Callable[..., Any]) -> Calla
     return functools.wraps(handler)(await_call if iscoroutinefunction(handler) else call)
 
 
+def calls_next(view: Any) -> bool:
+    """Whether ``inherited`` has made a view."""
+    return getattr(view, "__code__", None) in inherited.__code__.co_consts
+
+
+def refuse_atomic_dispatch(view_class: Any) -> None:
+    """:raises ImproperlyConfigured: every request to a class is in a transaction, where no claim can be committed."""
+    if is_within_atomic([view_class.dispatch]):
+        raise ImproperlyConfigured(
+            f"transaction.atomic is on {view_class.__name__}.dispatch(), where no claim can be committed. Put it on "
+            f"the handler method, or leave it out, because the handler runs in the operation's transaction."
+        )
+
+
 def _check(view_class: Any, handlers: Collection[RoutedHandler]) -> None:
     """Check the facts that are known only when the class is routed: its bases and its methods."""
     for name in ("dispatch", *sorted(hooks_of(view_class))):
         protection = protection_of(getattr(view_class, name, None))
         if protection is not None:
             refuse_hook(protection.operation, view_class, name)
-    if any(routed.operation is not None for routed in handlers) and is_within_atomic([view_class.dispatch]):
-        raise ImproperlyConfigured(
-            f"transaction.atomic is on {view_class.__name__}.dispatch(), where no claim can be committed. Put it on "
-            f"the handler method, or leave it out, because the handler runs in the operation's transaction."
-        )
+    if any(routed.operation is not None for routed in handlers):
+        refuse_atomic_dispatch(view_class)
     mapping = getattr(view_class, "idempotent_operations", {})
     for name, declared in mapping.items() if isinstance(mapping, Mapping) else ():
         if protection_of(getattr(view_class, name)) is None:

@@ -31,13 +31,17 @@ _Decorator = TypeVar("_Decorator", bound=Callable[..., Any])
 _Kind = tuple[CodeType, frozenset[Any]]
 
 
-def _view(*args: Any, **kwargs: Any) -> Any: ...
+def _new_view(*, is_async: bool = False) -> Any:
+    """A function to apply a decorator to, which may change its attributes."""
+
+    def view(*args: Any, **kwargs: Any) -> Any: ...
+
+    async def async_view(*args: Any, **kwargs: Any) -> Any: ...
+
+    return async_view if is_async else view
 
 
-async def _async_view(*args: Any, **kwargs: Any) -> Any: ...
-
-
-_METHOD_DECORATOR: Final = method_decorator(csrf_exempt)(_view).__code__
+_METHOD_DECORATOR: Final = method_decorator(csrf_exempt)(_new_view()).__code__
 _harmless: set[_Kind] = set()
 
 
@@ -53,11 +57,11 @@ def checks_nothing(decorator: _Decorator) -> _Decorator:
     :returns: the decorator.
     :raises TypeError: the decorator makes no function that calls the view.
     """
-    kinds = _kinds_of(decorator, _view)
+    kinds = _kinds_of(decorator, _new_view())
     if not kinds:
         raise TypeError(f"checks_nothing() needs a decorator that makes a function around the view, not {decorator!r}.")
     with suppress(Exception):  # it may be for synchronous views only
-        kinds |= _kinds_of(decorator, _async_view)
+        kinds |= _kinds_of(decorator, _new_view(is_async=True))
     _harmless.update(kinds)
     return decorator
 
@@ -84,7 +88,7 @@ def refuse_layers(operation: Operation, handler: Any, name: str = "") -> None:
         if isinstance(layer, FunctionType) and layer.__code__ is _METHOD_DECORATOR:
             decorators = next(held for held in held_by(layer) if held is not inner)
             for decorator in decorators if isinstance(decorators, Collection) else [decorators]:
-                refuse_layers(operation, decorator(_view), "_view")
+                refuse_layers(operation, decorator(_new_view()), "view")
         elif not isinstance(layer, FunctionType) or _kind_of(layer, inner) not in _harmless:
             raise ImproperlyConfigured(
                 f"{operation} is declared above {_name_of(layer)}, which a replay would not run. If it checks the "

@@ -11,7 +11,7 @@ from django.views import View
 
 from ..operation import Operation, operation_for, registry
 from .adapter import handlers_of, unsafe_handlers_of_class
-from .decorators import Protected, dotted, guard, inherited
+from .decorators import Protected, calls_next, dotted, guard, inherited
 from .layers import refuse_layers
 from .protection import SAFE_METHODS, protection_of
 
@@ -64,9 +64,6 @@ class IdempotentMixin:
 
 class _ByMixin(Protected):
     """A handler that the mixin protects. A subclass may give it to another operation."""
-
-    #: Whether the view calls the handler that is next in the MRO.
-    calls_next = False
 
 
 class _ByEvery(_ByMixin):
@@ -124,27 +121,26 @@ def _protect_as_named(cls: type, name: str) -> None:
 
 def _put(cls: type, name: str, handler: Any, kind: type[_ByMixin], operation: Operation) -> None:
     if isinstance(handler, _ByMixin):
-        protected, calls_next = kind(operation, handler.view), handler.calls_next
+        view = handler.view
+    elif name in vars(cls):
+        refuse_layers(operation, handler, name)
+        view = handler
     else:
-        calls_next = name not in vars(cls)
-        if not calls_next:
-            refuse_layers(operation, handler, name)
-        protected = kind(operation, inherited(cls, name, handler) if calls_next else handler)
-    protected.calls_next = calls_next
+        view = inherited(cls, name, handler)
+    protected = kind(operation, view)
     setattr(cls, name, protected)
     protected.__set_name__(cls, name)
 
 
 def _refuse_layers_of_next(cls: type, name: str) -> None:
     """:raises ImproperlyConfigured: the protection stands above a decorator of an inherited handler."""
-    operation = None
-    for handler in (vars(base).get(name) for base in cls.__mro__):
-        if isinstance(handler, _ByMixin) and handler.calls_next:
-            operation = operation or handler.operation
-        elif handler is not None:
-            if operation is not None and protection_of(handler) is None:
-                refuse_layers(operation, handler, name)
-            return
+    protection = protection_of(getattr(cls, name, None))
+    if protection is None or not calls_next(protection.view):
+        return
+    defined = (vars(base)[name] for base in cls.__mro__ if name in vars(base))
+    found = next(handler for handler in defined if not calls_next(getattr(handler, "view", handler)))
+    if protection_of(found) is None:
+        refuse_layers(protection.operation, found, name)
 
 
 def _complete(view_class: Any, view: Any) -> None:

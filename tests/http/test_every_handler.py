@@ -55,6 +55,17 @@ class Own(Plain):
     idempotent_operations = {"put": "every.own"}
 
 
+class Again(Own):
+    idempotent_operations = EVERY
+
+
+class Nothing(Plain):
+    idempotent_operations = {}
+
+    def patch(self, request):
+        return super().post(request)
+
+
 @method_decorator(permission_required("auth.add_user", raise_exception=True), name="post")
 class Permitted(Base, PlainView):
     pass
@@ -92,12 +103,19 @@ def test_every_unsafe_method_is_protected(alice, serve, method):
 
 
 def test_an_operation_of_its_own_stays(alice, serve):
-    serve(VIEWS["Plain.post"], **{"own/": Own.as_view(), "pay/": Shop.as_view({"post": "pay"})})
+    serve(
+        VIEWS["Plain.post"],
+        **{"own/": Own.as_view(), "pay/": Shop.as_view({"post": "pay"})},
+        **{"again/": Again.as_view(), "nothing/": Nothing.as_view()},
+    )
     replayed(alice, "/own/", method="PUT")
     assert_refused(alice, "idempotency_key_missing", "/own/", method="PUT")
     assert IdempotencyRecord.objects.get().operation == "every.own"
     # A mapping replaces EVERY.
     assert alice.post("/own/", key="k").json()["operation"] is None
+    assert alice.post("/nothing/", key="k").json()["operation"] is None
+    assert alice.post("/again/", key="k").json()["operation"] == f"{__name__}.Again.post"
+    assert alice.request("PUT", "/again/", key="j").json()["operation"] == "every.own"
     assert alice.post("/", key="k").json()["operation"] == f"{__name__}.Plain.post"
     assert alice.post("/pay/", key="k").status_code == 302
 

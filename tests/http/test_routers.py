@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from django.db import transaction
 from django.urls import include, path, resolve, reverse
+from django.utils.decorators import method_decorator
 from drf_spectacular import openapi
 from drf_spectacular.generators import SchemaGenerator
 from rest_framework import mixins, routers, viewsets
@@ -80,6 +82,11 @@ class Raw(Actions, viewsets.ViewSet):
 
 class Checked(Actions, viewsets.ViewSet):
     create = Calling(Actions.create)
+
+
+@method_decorator(transaction.atomic, name="dispatch")
+class InTransaction(Actions, viewsets.ViewSet):
+    pass
 
 
 @pytest.fixture(params=[SimpleRouter, DefaultRouter])
@@ -172,6 +179,11 @@ def test_an_init_that_drops_its_arguments_is_refused(route):
 def test_a_decorator_that_a_replay_would_skip_is_refused(route):
     with refused("above tests.http.serving.Calling"):
         route(Checked)
+
+
+def test_a_viewset_in_a_transaction_is_refused(route):
+    with refused("transaction.atomic is on InTransaction.dispatch()"):
+        route(InTransaction)
 
 
 def test_a_viewset_that_a_function_has_made_is_refused(route):

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from rest_framework import routers
 
-from ...http.decorators import Protected, dotted, inherited
+from ...http.decorators import Protected, dotted, inherited, refuse_atomic_dispatch
 from ...http.handler import databases_with_atomic_requests, exempt, opens_its_transactions
 from ...http.layers import refuse_layers
 from ...http.protection import protection_of
@@ -51,9 +51,10 @@ class IdempotentRouterMixin:
     def get_urls(self) -> list[Any]:
         urls: list[Any] = super().get_urls()  # type: ignore[misc]
         for pattern in urls:
-            _refuse_lost_arguments(pattern.callback)
-            if databases_with_atomic_requests() and not opens_its_transactions(pattern.callback):
-                pattern.callback = exempt(pattern.callback)
+            if any(isinstance(value, _ByRouter) for value in getattr(pattern.callback, "initkwargs", {}).values()):
+                _refuse_lost_arguments(pattern.callback)
+                if databases_with_atomic_requests() and not opens_its_transactions(pattern.callback):
+                    pattern.callback = exempt(pattern.callback)
         return urls
 
 
@@ -71,16 +72,15 @@ def _protected(viewset: Any, mapping: Mapping[str, str]) -> dict[str, _ByRouter]
     names = sorted(name for name in actions if hasattr(viewset, name) and not protection_of(getattr(viewset, name)))
     if names:
         refuse_shared_name(viewset)
+        refuse_atomic_dispatch(viewset)
     return {name: _ByRouter(operation_named_after(viewset, name), viewset, name) for name in names}
 
 
 def _refuse_lost_arguments(callback: Any) -> None:
     """:raises ImproperlyConfigured: an ``__init__()`` does not pass the protected actions on to its base."""
-    arguments = getattr(callback, "initkwargs", {})
-    protected = {name: value for name, value in arguments.items() if isinstance(value, _ByRouter)}
-    instance = callback.cls(**arguments) if protected else None
-    for name, value in protected.items():
-        if getattr(instance, name) is not value:
+    instance = callback.cls(**callback.initkwargs)
+    for name, value in callback.initkwargs.items():
+        if isinstance(value, _ByRouter) and getattr(instance, name) is not value:
             raise ImproperlyConfigured(
                 f"{dotted(callback.cls)}.__init__() drops its keyword arguments, so the router can't protect {name}(). "
                 f"Pass them to super().__init__(), or put @idempotent on the method."
