@@ -322,6 +322,14 @@ def test_each_profile_is_described(make, profile, chosen_by, settings):
 
 
 @pytest.mark.once
+@each_schema
+@pytest.mark.parametrize("required", [True, False])
+def test_a_key_that_is_ignored_is_described_where_it_may_be(make, required):
+    headers = operation_of(make({"required": required})[1]())["responses"]["201"]["headers"]
+    assert ("ignored" in headers["Idempotency-Status"]["schema"]["enum"]) is not required
+
+
+@pytest.mark.once
 @pytest.mark.django_db(transaction=True)
 @each_schema
 @each_profile
