@@ -75,17 +75,17 @@ def test_a_decorator_that_checks_nothing_may_be_below_a_protection(alice, serve,
     class Decorated(View):
         post = method_decorator(decorator)(PlainView.post)
 
-    by_mixin = type("Mixed", (IdempotentMixin, Decorated), {"idempotent_operations": {"post": "tests.mixed"}})
-    function = idempotent("tests.function")(decorator(lambda request: plain_answer(request)))
+    by_mixin = type("Mixed", (IdempotentMixin, Decorated), {"idempotent_operations": {"post": "layers.mixed"}})
+    function = idempotent("layers.function")(decorator(lambda request: plain_answer(request)))
     serve(by_mixin.as_view(), **{"function/": function})
     for url in ("/", "/function/"):
         replayed(alice, url, key=url)
 
 
 def test_an_async_view_may_have_them_too(alice, serve):
-    serve(idempotent("tests.async")(never_cache(async_answer)))
+    serve(idempotent("layers.async")(never_cache(async_answer)))
     replayed(alice)
-    idempotent("tests.method")(method_decorator(never_cache)(AsyncView.post))
+    idempotent("layers.method")(method_decorator(never_cache)(AsyncView.post))
 
 
 REFUSED = {
@@ -103,19 +103,19 @@ def test_any_other_decorator_is_refused_when_it_is_declared(decorate, way):
     base = type("Base", (View,), {"post": decorate(PlainView.post)})
     with refused("which a replay would not run"):
         if way == "decorator":
-            idempotent("tests.refused")(base.post)
+            idempotent("layers.refused")(base.post)
         elif way == "mixin":
-            namespace = {"post": base.post, "idempotent_operations": {"post": "tests.refused"}}
+            namespace = {"post": base.post, "idempotent_operations": {"post": "layers.refused"}}
             type("Own", (IdempotentMixin, View), namespace)
         else:
-            protecting("mixin", base, {"post": "tests.refused"})
+            protecting("mixin", base, {"post": "layers.refused"})
 
 
 def test_a_decorated_action_is_refused_by_the_mixin():
-    with refused("put @idempotent('tests.pay') below it, closest to the function"):
+    with refused("put @idempotent('layers.pay') below it, closest to the function"):
 
         class Above(IdempotentMixin, viewsets.ViewSet):
-            idempotent_operations = {"pay": "tests.pay"}
+            idempotent_operations = {"pay": "layers.pay"}
 
             @action(detail=False, methods=["post"])
             @asking
@@ -125,35 +125,35 @@ def test_a_decorated_action_is_refused_by_the_mixin():
 def test_a_decorator_without_wraps_is_refused_by_the_mixin(alice, serve):
     base = type("Base", (View,), {"post": asking_without_wraps(PlainView.post)})
     with refused("above tests.http.test_layers.asking_without_wraps"):
-        protecting("mixin", base, {"post": "tests.hidden"})
-    own = {"post": base.post, "idempotent_operations": {"post": "tests.hidden"}}
+        protecting("mixin", base, {"post": "layers.hidden"})
+    own = {"post": base.post, "idempotent_operations": {"post": "layers.hidden"}}
     with refused("above tests.http.test_layers.asking_without_wraps"):
         type("Own", (IdempotentMixin, View), own)
 
 
 def test_a_handler_that_another_class_puts_in_between_is_judged():
-    protected = protecting("mixin", PlainView, {"post": "tests.between"})
+    protected = protecting("mixin", PlainView, {"post": "layers.between"})
     between = type("Between", (PlainView,), {"post": asking(PlainView.post)})
     with refused("above tests.http.test_layers.asking"):
         type("Both", (protected, between), {})
-    type("Other", (protected, type("Between", (PlainView,), {"post": idempotent("tests.o")(PlainView.post)})), {})
+    type("Other", (protected, type("Between", (PlainView,), {"post": idempotent("layers.o")(PlainView.post)})), {})
 
 
 def test_around_as_view_the_handlers_of_the_class_are_judged():
     view = type("Asking", (PlainView,), {"post": asking(PlainView.post)})
     with refused("above tests.http.test_layers.asking"):
-        idempotent("tests.class")(view.as_view())
+        idempotent("layers.class")(view.as_view())
     safe = type("Reading", (PlainView,), {"get": asking(PlainView.post)})
-    assert idempotent("tests.class")(safe.as_view())
+    assert idempotent("layers.class")(safe.as_view())
 
 
 def test_a_durable_transaction_is_refused_below_and_any_on_dispatch():
     durable = transaction.atomic(durable=True)
     for decorated in (durable(plain_answer), method_decorator(durable)(PlainView.post)):
         with refused("above atomic(durable=True), which Django refuses"):
-            idempotent("tests.durable")(decorated)
-    assert idempotent("tests.outside", transaction=False, recovery=PARK)(durable(plain_answer))
-    view = protecting("mixin", PlainView, {"post": "tests.dispatch"})
+            idempotent("layers.durable")(decorated)
+    assert idempotent("layers.outside", transaction=False, recovery=PARK)(durable(plain_answer))
+    view = protecting("mixin", PlainView, {"post": "layers.dispatch"})
     view = method_decorator(transaction.atomic, name="dispatch")(view)
     with refused("transaction.atomic is on PlainView.dispatch()"):
         view.as_view()
@@ -161,17 +161,17 @@ def test_a_durable_transaction_is_refused_below_and_any_on_dispatch():
 
 def test_an_owner_names_a_decorator_that_checks_nothing(alice, serve):
     with refused("say so by idempotency.checks_nothing()"):
-        idempotent("tests.traced")(traced("a")(plain_answer))
+        idempotent("layers.traced")(traced("a")(plain_answer))
     assert checks_nothing(traced("b"))
-    serve(idempotent("tests.traced")(traced("a")(plain_answer)))
+    serve(idempotent("layers.traced")(traced("a")(plain_answer)))
     replayed(alice)
-    idempotent("tests.async")(traced("a")(async_answer))
+    idempotent("layers.async")(traced("a")(async_answer))
 
     @checks_nothing
     def without_wraps(view):
         return lambda *args: view(*args)
 
-    protecting("mixin", type("Base", (View,), {"post": without_wraps(PlainView.post)}), {"post": "tests.lambda"})
+    protecting("mixin", type("Base", (View,), {"post": without_wraps(PlainView.post)}), {"post": "layers.lambda"})
     with pytest.raises(TypeError, match="makes a function around the view"):
         checks_nothing(lambda view: view)
 
@@ -180,7 +180,7 @@ def test_a_decorator_that_shares_its_code_with_a_harmless_one_is_refused():
     """``login_required`` is made by ``user_passes_test``, too."""
     checks_nothing(user_passes_test(lambda user: True))
     with refused("above django.contrib.auth.decorators.user_passes_test"):
-        idempotent("tests.shared")(login_required(plain_answer))
+        idempotent("layers.shared")(login_required(plain_answer))
 
 
 def test_a_decorator_for_synchronous_views_only_may_be_named():
@@ -195,12 +195,12 @@ def test_a_decorator_for_synchronous_views_only_may_be_named():
         known = {"names": [len]}
         return wrapper
 
-    assert idempotent("tests.sync")(checks_nothing(sync_only)(plain_answer))
+    assert idempotent("layers.sync")(checks_nothing(sync_only)(plain_answer))
 
 
 def test_descriptions_of_inherited_actions_are_no_layer(alice, serve):
     described = extend_schema_view(create=extend_schema(summary="x"))(type("Described", (ModelActions,), {}))
-    view = protecting("mixin", described, {"create": "tests.described"})
+    view = protecting("mixin", described, {"create": "layers.described"})
     serve(view.as_view({"post": "create"}))
     replayed(alice)
     assert_refused(alice, "idempotency_key_missing")
