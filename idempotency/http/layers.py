@@ -23,7 +23,7 @@ from django.views.decorators.debug import sensitive_post_parameters, sensitive_v
 from django.views.decorators.vary import vary_on_cookie, vary_on_headers
 
 from ..operation import Operation
-from .protection import Protection, decorator_stack, held_by
+from .protection import PRECONDITION, Protection, decorator_stack, held_by
 
 _Decorator = TypeVar("_Decorator", bound=Callable[..., Any])
 
@@ -89,7 +89,10 @@ def refuse_layers(operation: Operation, handler: Any, name: str = "") -> None:
             decorators = next(held for held in held_by(layer) if held is not inner)
             for decorator in decorators if isinstance(decorators, Collection) else [decorators]:
                 refuse_layers(operation, decorator(_new_view()), "view")
-        elif not isinstance(layer, FunctionType) or _kind_of(layer, inner) not in _harmless:
+        elif not isinstance(layer, FunctionType) or not (
+            # A precondition compares what the operation changes, so it is of no use to a replay.
+            layer.__code__ in PRECONDITION or _kind_of(layer, inner) in _harmless
+        ):
             raise ImproperlyConfigured(
                 f"{operation} is declared above {_name_of(layer)}, which a replay would not run. If it checks the "
                 f"caller or the request, put @idempotent({operation.name!r}) below it, closest to the function. If it "
