@@ -93,5 +93,5 @@ class AutoSchema(openapi.AutoSchema):
         return isinstance(view, KeyStatusView) and view.operation is None and "{operation}" not in self.path
 
     def _operation(self) -> Operation | None:
-        handlers = handlers_of_view(type(self.view), getattr(self.view, "action_map", None))
+        handlers = handlers_of_view(type(self.view), getattr(self.view, "action_map", None), vars(self.view))
         return next((routed.operation_for(self.method) for routed in handlers if self.method in routed.methods), None)

@@ -38,6 +38,29 @@ class Fixed:
         return self.account
 
 
+@dataclass(frozen=True, init=False)
+class FirstOf:
+    """The account is that of the first resolver which knows the caller, such as ``FirstOf(api_key,
+    authenticated_user)`` for a view that takes API keys and sessions.
+
+    The resolvers must name different kinds of accounts differently, as those of this package do.
+
+    :param resolvers: two or more functions of the request that return an account or None.
+    :raises ValueError: there are fewer than two.
+    """
+
+    resolvers: tuple[Callable[[Any], str | None], ...]
+
+    def __init__(self, *resolvers: Callable[[Any], str | None]) -> None:
+        if len(resolvers) < 2:
+            raise ValueError("FirstOf() needs two resolvers or more.")
+        object.__setattr__(self, "resolvers", resolvers)
+
+    def __call__(self, request: Any) -> str | None:
+        accounts = (resolve(request) for resolve in self.resolvers)
+        return next((account for account in accounts if account is not None), None)
+
+
 @dataclass(frozen=True)
 class FromRoute:
     """The account is an argument of the URL, such as an organisation for which many users act.

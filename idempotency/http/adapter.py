@@ -6,9 +6,10 @@ must be imported before the first request, for example in an app's ``ready()``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.handlers.exception import response_for_exception
@@ -67,6 +68,11 @@ class Adapter:
     def hooks_of(cls, view_class: type) -> Collection[str]:
         """The methods of a class that run before the handler. A replay there would not stop the handler."""
         return {"setup"}
+
+    @classmethod
+    def unsafe_handlers_of_class(cls, view_class: type) -> Collection[str]:
+        """The names of the handlers of unsafe methods that a class may have, as far as the class tells."""
+        return {method.lower() for method in ("POST", "PUT", "PATCH", "DELETE")}
 
     @classmethod
     def doubts_about(cls, callback: Any, parameters: Collection[str]) -> list[str]:
@@ -136,6 +142,25 @@ def served_methods(name: str) -> Collection[str]:
     return {name.upper()} if name in View.http_method_names else set()
 
 
+#: The frameworks whose adapters ``contrib`` has. Each is loaded if its app is installed.
+FRAMEWORKS: Final = ("rest_framework", "ninja")
+
+
+def frameworks_without_adapter() -> list[str]:
+    """The frameworks that are imported, but are no apps of the project."""
+    return [name for name in FRAMEWORKS if name in sys.modules and f"idempotency.contrib.{name}" not in sys.modules]
+
+
+def advice_on_adapters() -> str:
+    """A sentence on what is missing in ``INSTALLED_APPS``; empty if nothing is."""
+    names = " and ".join(map(repr, frameworks_without_adapter()))
+    return (
+        f" Add {names} to INSTALLED_APPS, because views of that framework are protected by its adapter."
+        if names
+        else ""
+    )
+
+
 _AdapterType = TypeVar("_AdapterType", bound="type[Adapter]")
 
 #: The adapters in the order in which they are tried. ``Adapter`` is the last: it speaks for every ``HttpRequest``.
@@ -161,6 +186,12 @@ def handlers_of(callback: Any) -> list[RoutedHandler]:
 
 def hooks_of(view_class: type) -> set[str]:
     return {name for adapter in adapters for name in adapter.hooks_of(view_class)}
+
+
+def unsafe_handlers_of_class(view_class: type) -> list[str]:
+    """The names of a class's handlers of unsafe methods, of all frameworks."""
+    names = {name for adapter in adapters for name in adapter.unsafe_handlers_of_class(view_class)}
+    return sorted(name for name in names if hasattr(view_class, name))
 
 
 def adapter_for(request: object) -> Adapter | None:

@@ -22,10 +22,10 @@ from ..options.values import ACCEPTED, Attach
 from ..outcome import RETENTION_HEADER, STATUS_HEADER
 from ..store import records_database
 from .accounts import user_or_visitor
-from .adapter import handlers_of
+from .adapter import frameworks_without_adapter, handlers_of
 from .handler import databases_with_atomic_requests, has_copied_exemption, is_within_atomic_requests
 from .problems import PROFILES
-from .protection import around, class_of, is_within_precondition
+from .protection import around, class_of, decorator_stack, is_within_precondition
 from .routes import places
 
 PRECONDITION_ABOVE = (
@@ -130,6 +130,25 @@ def check_preconditions() -> Iterator[CheckMessage]:
                 hint=PRECONDITION_BELOW,
                 id="idempotency.W025",
             )
+
+
+@check(Tags.urls)
+def check_adapters() -> Iterator[CheckMessage]:
+    routes = [(place.route, _packages_of(place.callback)) for place in places()]
+    for framework in frameworks_without_adapter() if list(registry) else ():
+        if of_framework := [route for route, packages in routes if framework in packages]:
+            yield checks.Warning(
+                f"{framework!r} is not in INSTALLED_APPS, so views of that framework, such as {of_framework[0]}, count "
+                f"as plain ones: an operation may refuse its requests, or let a PUT or DELETE run unprotected.",
+                hint=f"Add {framework!r} to INSTALLED_APPS, or silence this check if no view of it is protected.",
+                id="idempotency.W026",
+            )
+
+
+def _packages_of(callback: Any) -> set[str]:
+    """The packages that define a view's functions and classes."""
+    parts = [*decorator_stack(callback), *getattr(class_of(callback), "__mro__", ())]
+    return {getattr(part, "__module__", "").partition(".")[0] for part in parts}
 
 
 @check(Tags.security)

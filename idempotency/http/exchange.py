@@ -43,7 +43,7 @@ from ..protocol.execution import Running, running
 from ..protocol.faults import fault_point
 from ..protocol.ownership import Ownership, on_behalf_of
 from ..store import records_database
-from .adapter import Adapter
+from .adapter import Adapter, advice_on_adapters
 from .body_stream import BODY_STREAM, BodyStream, half_a_body
 from .handler import Handler, finish_transactions
 from .key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
@@ -101,21 +101,36 @@ class Exchange:
         else:
             if not self.key:
                 return self.handler.pass_through()
+            if response is None:
+                return self._ignored()
         for name, value in self.adapter.headers.items():
             response.headers[name] = value
         return response
 
-    def _answer(self) -> Any:
+    def _ignored(self) -> Any:
+        """Serve a request whose key is nobody's as if it had none, because the operation does not need one."""
+        self.adapter.headers = {STATUS_HEADER: "ignored"}
+        setattr(self.adapter.http, HEADERS, self.adapter.headers)
+        response = self.handler.pass_through()
+        if isinstance(response, HttpResponseBase):  # other frameworks make one of what the handler returns
+            response.headers[STATUS_HEADER] = "ignored"
+        return response
+
+    def _answer(self) -> Any | None:
+        """The response, or None if the operation does not need a key and the request has no account."""
         policy, http = self.policy, self.adapter.http
         # As it was sent, if it was sent in the header. That is harmless because it is valid.
         self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
         self.adapter.headers[RETENTION_HEADER] = str(int(policy.ttl.total_seconds()))
         setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
+        account = policy.account(self.adapter.request)
+        if account is None and not policy.required:
+            return None
         self.handler.refuse_open_transactions(policy.operation)
         path = http.path_info if self.adapter.profile.is_scoped_by_path else None
         scope = scope_of(
             policy.operation.name,
-            policy.account(self.adapter.request),
+            account,
             self.key if path is None else key_on_path(self.key, path),
         )
         self.request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))
@@ -364,6 +379,7 @@ class HandlerRun:
                     f"The handler of operation {policy.operation.name!r} must return an HttpResponse, not "
                     f"{type(self.response).__name__}. If a framework makes the response from what the handler returns, "
                     f"put @idempotent where the response exists, or register an adapter for the framework."
+                    f"{advice_on_adapters()}"
                 )
             self._refuse_half_body()  # after the rendering, which may read the body
             del self.response[self.adapter.profile.replayed]  # such as another server's, whose response is passed on

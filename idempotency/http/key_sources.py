@@ -8,16 +8,21 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from django.http import HttpRequest
+from django.http.request import HttpHeaders
 
 from ..exceptions import KeyInvalidError
+from ..identity import keys
 from .adapter import adapter_for
 from .payload import FORM, MULTIPART, form_values
 
 #: The name of the field and of the template tag that put a key into a form.
 FORM_FIELD = "idempotency_key"
+
+#: The names in ``META`` of the headers that have keys: the standard one, and each of a ``FromHeader``.
+KEY_HEADERS: Final = {keys.META_NAME}
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,9 @@ class FromHeader:
     """
 
     name: str
+
+    def __post_init__(self) -> None:
+        KEY_HEADERS.add(HttpHeaders.to_wsgi_name(self.name))
 
     def __str__(self) -> str:
         return f"the header {self.name}"

@@ -11,9 +11,11 @@ from django.utils.deprecation import MiddlewareMixin
 
 from ..exceptions import IdempotencyError
 from ..identity import keys
+from ..operation import Operation
 from ..outcome import STATUS_HEADER
 from .adapter import handlers_of
 from .exchange import HEADERS, is_crash
+from .key_sources import KEY_HEADERS, FromHeader
 from .problems import KEY_STATUSES, response_for
 
 
@@ -48,12 +50,24 @@ def _headers_without_exchange(request: HttpRequest, status: int) -> dict[str, st
     A refusal above, such as a throttle's, has not looked up the record, so it does not know what became of the key. A
     405 says nothing, as the 404 of an unknown URL does: the key may have been used with another method.
     """
-    if keys.META_NAME not in request.META or request.resolver_match is None or status == HTTPStatus.METHOD_NOT_ALLOWED:
+    if status == HTTPStatus.METHOD_NOT_ALLOWED or request.resolver_match is None:
+        return {}
+    if KEY_HEADERS.isdisjoint(request.META):
         return {}
     method = request.method or ""
     takes_key = any(
-        routed.operation_for(method) is not None
+        _takes_key(request, routed.operation_for(method))
         for routed in handlers_of(request.resolver_match.func)
         if method in routed.methods or not routed.methods
     )
+    if not takes_key and keys.META_NAME not in request.META:
+        return {}
     return {STATUS_HEADER: "unknown" if takes_key else "ignored"}
+
+
+def _takes_key(request: HttpRequest, operation: Operation | None) -> bool:
+    """Whether the request has a key of the operation, in the standard header or in the operation's own."""
+    if operation is None or keys.META_NAME in request.META:
+        return operation is not None
+    own = operation.policy.key
+    return isinstance(own, FromHeader) and own(request) is not None

@@ -143,7 +143,7 @@ def is_within_precondition(outermost: Iterable[Any]) -> bool:
 
     :param outermost: as for ``is_within_atomic``.
     """
-    return any(getattr(part, "__code__", None) in _PRECONDITION for part in _parts_above(outermost))
+    return any(getattr(part, "__code__", None) in PRECONDITION for part in _parts_above(outermost))
 
 
 def _parts_above(outermost: Iterable[Any]) -> Iterator[Any]:
@@ -165,7 +165,7 @@ def _codes_within(code: CodeType) -> Iterator[CodeType]:
 
 
 #: What ``condition()`` makes. It is recognised by its code, because ``functools.wraps()`` gives it the view's name.
-_PRECONDITION = frozenset(_codes_within(condition.__code__))
+PRECONDITION = frozenset(_codes_within(condition.__code__))
 
 
 def held_by(layer: Any) -> Iterator[Any]:

@@ -8,17 +8,29 @@ from django.contrib.auth.decorators import permission_required
 from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.contrib.sessions.backends.db import SessionStore
 from django.core.checks import run_checks
-from django.http import HttpRequest
+from django.db import connection
+from django.http import HttpRequest, JsonResponse
+from django.urls import path
 from django.utils.functional import SimpleLazyObject
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.authtoken.models import Token
 from rest_framework.decorators import api_view, permission_classes
 from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.views import APIView
 
-from idempotency import Operation, idempotent
+from idempotency import Operation, claim, idempotent
 from idempotency.conf import authenticated_user
-from idempotency.http.accounts import Fixed, FromRoute, FromToken, InTenant, api_key, remember_visitor, user_or_visitor
+from idempotency.http.accounts import (
+    FirstOf,
+    Fixed,
+    FromRoute,
+    FromToken,
+    InTenant,
+    api_key,
+    remember_visitor,
+    user_or_visitor,
+)
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import assert_refused, effects, replayed
 from tests.http.views import Methods, MixinViewSet, drf_answer, plain_answer
@@ -56,6 +68,16 @@ def test_two_resolvers_are_equal_if_they_read_the_same_claims():
     assert BOTH(requested()) is None
     with pytest.raises(ValueError, match="name of a claim"):
         FromToken()
+
+
+def test_the_first_of_several_resolvers_names_the_account():
+    mixed = FirstOf(api_key, authenticated_user)
+    assert mixed(requested(auth=User(pk=7), user=User(pk=8))) == "auth.User:7"
+    assert mixed(requested(user=User(pk=8))) == "8"
+    assert mixed(requested(user=AnonymousUser())) is None
+    assert mixed == FirstOf(api_key, authenticated_user) != FirstOf(authenticated_user, api_key)
+    with pytest.raises(ValueError, match="two resolvers or more"):
+        FirstOf(api_key)
 
 
 def test_an_api_key_is_an_account_and_no_secret_becomes_one():
@@ -252,3 +274,43 @@ def test_two_kinds_of_user_never_share_an_account(user, account, settings):
     assert authenticated_user(requested()) is None
     settings.AUTH_USER_MODEL = "missing.User"
     assert authenticated_user(requested(user=User(pk=7))) == "auth.User:7"
+
+
+def in_transaction(request):
+    return JsonResponse({"in_transaction": connection.in_atomic_block})
+
+
+async def asynchronous(request):
+    return JsonResponse({"in_transaction": False})
+
+
+def crashing(request):
+    with claim("accounts.inner", account_id="1", key="no key"):
+        raise AssertionError
+
+
+OPEN = {name: idempotent(f"accounts.open_{name}", required=False) for name in ("plain", "async", "drf", "crash")}
+OPEN_VIEWS = {
+    "plain": OPEN["plain"](in_transaction),
+    "async": OPEN["async"](asynchronous),
+    "drf": api_view(["POST"])(permission_classes([])(OPEN["drf"](in_transaction))),
+}
+
+
+@pytest.mark.parametrize("kind", OPEN_VIEWS)
+def test_without_an_account_an_optional_key_is_ignored(anonymous, settings, kind, atomic):
+    if atomic and kind == "async":
+        pytest.skip("Django refuses async views with ATOMIC_REQUESTS")
+    settings.ROOT_URLCONF = (path("", csrf_exempt(OPEN_VIEWS[kind])),)
+    for _ in range(2):
+        answer = anonymous.post(key="k")
+        assert (answer.status_code, answer["Idempotency-Status"]) == (200, "ignored")
+        assert answer.json()["in_transaction"] == atomic
+        assert not {"Idempotency-Key", "Idempotency-Retention", "Idempotency-Replayed"} & {*answer.headers}
+    assert IdempotencyRecord.objects.count() == 0
+
+
+def test_an_error_of_a_view_whose_key_is_ignored_is_its_own(anonymous, settings, middleware):
+    settings.ROOT_URLCONF = (path("", csrf_exempt(OPEN["crash"](crashing))),)
+    answer = anonymous.post(key="k")
+    assert (answer.status_code, answer.json()["code"]) == (400, "idempotency_key_invalid")

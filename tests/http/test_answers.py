@@ -16,7 +16,7 @@ from django.utils.deprecation import MiddlewareMixin
 from django.views import View
 from rest_framework.views import APIView
 
-from idempotency import Operation, idempotent, require_claim
+from idempotency import Operation, checks_nothing, idempotent, require_claim
 from idempotency.http.adapter import Adapter, adapter_for, adapters, register, unregister
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import assert_nothing_kept, effects, problem_code, records, replayed
@@ -197,9 +197,11 @@ class Titling(MiddlewareMixin):
 
 @pytest.mark.failure_71
 def test_template_response_middleware_on_the_view_sees_the_response_unrendered(alice, serve):
+    titling = checks_nothing(decorator_from_middleware(Titling))
+
     @serve
     @idempotent("tests.titled")
-    @decorator_from_middleware(Titling)
+    @titling
     def view(request):
         work(request)
         return SimpleTemplateResponse(engines["django"].from_string("title: {{ title }}"), {})

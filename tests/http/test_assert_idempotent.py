@@ -3,6 +3,7 @@
 import itertools
 import re
 import threading
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -341,6 +342,25 @@ def test_a_request_of_which_nothing_can_be_learned_is_refused(view, message, ser
     serve(idempotent("kit.beginning", transaction=False, recovery=PARK)(view))
     with pytest.raises(AssertionError, match=re.escape(message)):
         examine(effects=count_payments)
+
+
+@pytest.mark.parametrize(
+    ("inner", "error", "message"),
+    [
+        (partial(transaction.atomic, durable=True), AssertionError, "Leave durable=True out, or declare the operation"),
+        (mock.Mock(side_effect=RuntimeError("another")), RuntimeError, "another"),
+    ],
+    ids=["durable", "another"],
+)
+@transactional
+def test_an_error_of_the_first_request_is_raised_and_explained_if_known(inner, error, message, serve):
+    def view(request):
+        with inner():
+            return HttpResponse()
+
+    serve(idempotent("kit.durable")(view))
+    with pytest.raises(error, match=message):
+        examine()
 
 
 def test_a_client_of_another_kind_is_refused():

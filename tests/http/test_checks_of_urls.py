@@ -3,6 +3,7 @@ transactions around views.
 """
 
 import functools
+import sys
 from importlib import import_module
 
 import pytest
@@ -22,7 +23,18 @@ from rest_framework.routers import SimpleRouter
 from idempotency import Operation, idempotent
 from idempotency.checks import check_settings
 from idempotency.contrib.rest_framework import IdempotentMixin
-from idempotency.http.checks import check_atomic_requests, check_cors, check_models, check_preconditions, check_visitors
+from idempotency.http import adapter as adapter_module
+from idempotency.http import checks as url_checks
+from idempotency.http import decorators
+from idempotency.http.adapter import advice_on_adapters
+from idempotency.http.checks import (
+    check_adapters,
+    check_atomic_requests,
+    check_cors,
+    check_models,
+    check_preconditions,
+    check_visitors,
+)
 from idempotency.http.route_audit import audit
 from testproject.models import Transfer
 from tests.http.serving import OUTSIDE
@@ -304,3 +316,34 @@ def test_a_precondition_around_a_ninja_route_is_found(settings, is_above):
 
     settings.ROOT_URLCONF = (path("api/", api.urls),)
     assert [message.id for message in check_preconditions(None)] == ["idempotency.W025"] * is_above
+
+
+@pytest.mark.parametrize(
+    ("framework", "adapter"), [("ninja", "NinjaAdapter"), ("rest_framework", "RestFrameworkAdapter")]
+)
+def test_a_framework_whose_adapter_is_not_loaded_is_found(settings, monkeypatch, framework, adapter):
+    ninja = pytest.importorskip("ninja")
+    adapters = [each for each in adapter_module.adapters if each.__name__ != adapter]
+    monkeypatch.setattr(adapter_module, "adapters", adapters)
+    monkeypatch.setattr(decorators, "adapters", adapters)
+    api = ninja.NinjaAPI(urls_namespace=f"without-{framework}")
+
+    @api.put("/pay")
+    @idempotent("urls.not_loaded")
+    def pay(request: HttpRequest) -> dict[str, str]: ...
+
+    settings.ROOT_URLCONF = (path("api/", api.urls), path("drf/", generics.ListAPIView.as_view()))
+    assert check_adapters(None) == []
+    monkeypatch.delitem(sys.modules, f"idempotency.contrib.{framework}")
+    [found] = check_adapters(None)
+    assert (found.id, f"{framework!r} is not in INSTALLED_APPS" in found.msg) == ("idempotency.W026", True)
+    assert advice_on_adapters().startswith(f" Add {framework!r} to INSTALLED_APPS")
+    settings.ROOT_URLCONF = ()
+    assert check_adapters(None) == []
+
+
+def test_without_an_operation_no_adapter_is_missed(settings, monkeypatch):
+    monkeypatch.setattr(url_checks, "registry", [])
+    monkeypatch.delitem(sys.modules, "idempotency.contrib.rest_framework")
+    settings.ROOT_URLCONF = (path("drf/", generics.ListAPIView.as_view()),)
+    assert check_adapters(None) == []

@@ -1,5 +1,6 @@
 """A key from elsewhere than the header is validated in the same way, and a key that comes too late begins nothing."""
 
+import functools
 import hashlib
 import json
 from contextlib import nullcontext
@@ -206,6 +207,20 @@ def test_a_form_that_was_parsed_already_has_no_json(alice, serve):
     """The CSRF check reads a form before the view, and its body can't be read again."""
     serve(after(lambda request: request.POST, idempotent("tests.parsed", key=FromJSON("id"))(plain_answer)))
     assert_refused(alice, "idempotency_key_missing", **multipart({"a": "b"}))
+
+
+def test_a_key_in_another_header_gets_its_status_from_the_middleware(alice, serve, middleware):
+    def throttled(view):
+        return functools.wraps(view)(lambda request: HttpResponse(status=429) if view else None)
+
+    protected = idempotent("tests.event", key=FromHeader("X-Event-Id"))(plain_answer)
+    serve(throttled(protected), **{"other/": plain_answer, "open/": protected})
+    event = {"X-Event-Id": "e1"}
+    assert "Idempotency-Status" in alice.post(headers=event)
+    assert "Idempotency-Status" not in alice.post()
+    assert "Idempotency-Status" not in alice.post("/other/", headers=event)
+    assert alice.post("/other/", headers=event, key="k")["Idempotency-Status"] == "ignored"
+    assert alice.post("/open/", headers=event)["Idempotency-Status"] == "executed"
 
 
 DAY = timedelta(days=1)

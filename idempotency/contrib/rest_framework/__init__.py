@@ -10,9 +10,16 @@ from .. import needing
 with needing("drf"):
     import rest_framework  # noqa: F401
 
+from ...http.view_classes import EVERY, IdempotentMixin
 from .adapter import IdempotencyAPIException, RestFrameworkAdapter
 from .commands import declared_fields
 from .key_status import KeyStatusView
-from .view_classes import IdempotentMixin
 
-__all__ = ["IdempotencyAPIException", "IdempotentMixin", "KeyStatusView", "RestFrameworkAdapter", "declared_fields"]
+__all__ = [
+    "EVERY",
+    "IdempotencyAPIException",
+    "IdempotentMixin",
+    "KeyStatusView",
+    "RestFrameworkAdapter",
+    "declared_fields",
+]

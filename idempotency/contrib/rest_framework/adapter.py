@@ -21,13 +21,14 @@ from rest_framework.parsers import JSONParser, MultiPartParser
 from rest_framework.renderers import BrowsableAPIRenderer
 from rest_framework.response import Response
 from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSetMixin
 
 from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register, served_methods
 from ...http.late_changes import copied, late_change
 from ...http.payload import content_length, fits_in_memory, has_json_in_memory, has_parts, keep_readable, parts
 from ...http.problems import PROFILES, Profile, problem, text_of
-from ...http.protection import RoutedHandler, class_of, methods_of_class
+from ...http.protection import SAFE_METHODS, RoutedHandler, class_of, methods_of_class
 from ...identity.parsing import parse_json
 from ...operation import Policy
 from ...options.values import IETF
@@ -40,6 +41,9 @@ from .view_classes import Docstring, handlers_of_view
 HOOKS = frozenset(
     {"initial", "perform_authentication", "check_permissions", "check_object_permissions", "check_throttles"}
 )
+
+
+_SAFE = {method.lower() for method in SAFE_METHODS}
 
 
 @register
@@ -63,11 +67,19 @@ class RestFrameworkAdapter(Adapter):
         view_class = class_of(callback)
         if view_class is None or not issubclass(view_class, APIView):
             return None
-        return handlers_of_view(view_class, getattr(callback, "actions", None))
+        return handlers_of_view(view_class, getattr(callback, "actions", None), getattr(callback, "initkwargs", {}))
 
     @classmethod
     def hooks_of(cls, view_class: type) -> Collection[str]:
         return HOOKS if issubclass(view_class, APIView) else ()
+
+    @classmethod
+    def unsafe_handlers_of_class(cls, view_class: type) -> Collection[str]:
+        if not issubclass(view_class, ViewSetMixin):
+            return ()
+        extra: Any = view_class.get_extra_actions()
+        mapped = {name for action in extra for method, name in action.mapping.items() if method not in _SAFE}
+        return {"create", "update", "partial_update", "destroy", *mapped}
 
     @classmethod
     def doubts_about(cls, callback: Any, parameters: Collection[str]) -> list[str]:
