@@ -19,7 +19,7 @@ from ..options.table import BlockArguments, Use
 from ..outcome import UNREADABLE, Outcome, decode_body, outcome_of_result
 from .acquisition import ClaimRequest, acquire_or_wait, refusal_to_begin
 from .claim import Claim
-from .execution import Running, running
+from .execution import Attempt, running
 
 
 class Run:
@@ -81,7 +81,7 @@ def claim(
     if isinstance(settled, Outcome):
         yield Run(None, result_of(settled))
         return
-    with running(Running(Claim(settled))) as attempt:
+    with running(Attempt(Claim(settled))) as attempt:
         run = Run(attempt.claim)
         yield run
         attempt.outcome = outcome_of_result(run.result, in_force)
