@@ -289,13 +289,13 @@ class HandlerAttempt(Attempt):
         :raises UnrecordableResponseError: the handler's response must be recorded, but can't be.
         """
         owned = self.claim.ownership
-        others = [using for using in self.handler.databases if using != owned.using]
+        others = {using: transaction.atomic(using=using) for using in self.handler.databases if using != owned.using}
         token = attempts.set((*attempts.get(), self))
         watched = [owned.store.connection, *(connections[using] for using in others)]
         try:
             with ExitStack() as transactions:
-                for using in others:
-                    transactions.enter_context(transaction.atomic(using=using))
+                for block in others.values():
+                    transactions.enter_context(block)
                 for connection in watched:
                     # Django sets the same mark after an error that the handler may have caught.
                     mark = partial(self._set_rollback, connection, len(connection.atomic_blocks))

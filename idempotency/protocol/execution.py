@@ -20,8 +20,9 @@ from ..exceptions import (
     UnavailableError,
 )
 from ..lifecycle import Recovery
+from ..operation import Operation
 from ..outcome import Outcome, recorded_reason
-from ..store import CommitError
+from ..store import CommitError, standing, undo_left_open
 from . import ownership
 from .claim import Claim
 from .context import claim_in_context
@@ -53,8 +54,7 @@ class Attempt:
     foreign_error: Exception | None = field(default=None, init=False)
 
     def note_commit(self) -> None:
-        if self.end is End.UNKNOWN:  # otherwise the operation itself has committed, without the outcome
-            self.end = End.COMMITTED
+        self.end = End.COMMITTED
 
     def note_error(self, error: Exception) -> None:
         """Note an error that the operation's code has raised."""
@@ -79,7 +79,8 @@ def running(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | 
         outcome to record, or None if nothing is kept, or raises if the exception is a crash.
     :raises LeaseLostError: another attempt owns the record. This attempt's writes are rolled back.
     :raises UnavailableError: the outcome could not be recorded, or COMMIT failed without saying how it ended.
-    :raises TransactionBrokenError: the block continued after a database error, or ended its transaction itself.
+    :raises TransactionBrokenError: the block continued after a database error, ended its transaction itself, or left
+        one open.
     """
     owned = attempt.claim.ownership
     in_its_way = _in_transaction if owned.policy.transaction else _in_autocommit
@@ -88,11 +89,16 @@ def running(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | 
         beat = nullcontext() if owned.policy.heartbeat is None else heartbeat(owned, owned.policy.heartbeat)
         with beat, in_its_way(attempt, outcome_of_error):
             fault_point["handler.before"]()
+            before = standing()
             try:
                 yield attempt
             except Exception as error:
                 attempt.note_error(error)
                 raise
+            finally:
+                changed = undo_left_open(before, after) if (after := standing()) != before else None
+            if changed is not None:
+                raise left_open(owned.policy.operation, changed)
             if owned.discarded and attempt.outcome is not None:
                 attempt.outcome, owned.declined = None, True
     except LeaseLostError as error:
@@ -111,7 +117,8 @@ def _in_transaction(attempt: Attempt, outcome_of_error: Callable[[Exception], Ou
     owned = attempt.claim.ownership
     store, using = owned.store, owned.store.using
     try:
-        with transaction.atomic(using=using, durable=True):
+        block = transaction.atomic(using=using, durable=True)
+        with block:
             if not owned.shares_connection:  # a TestCase runs no callbacks, and its tests may look at them
                 store.connection.on_commit(attempt.note_commit)  # before all callbacks of the operation
             attempt.end = End.ROLLED_BACK
@@ -120,9 +127,9 @@ def _in_transaction(attempt: Attempt, outcome_of_error: Callable[[Exception], Ou
                 with watch:
                     yield
             finally:
-                if watch.ended:
+                if watch.ended or store.connection.atomic_blocks[-1:] != [block]:
                     attempt.end = End.ENDED_ITSELF
-            if watch.ended:
+            if attempt.end is End.ENDED_ITSELF:
                 raise _ended_itself(owned)  # so that an open transaction rolls back
             if attempt.outcome is None:
                 transaction.set_rollback(True, using=using)
@@ -241,6 +248,14 @@ def _broken(owned: Ownership) -> TransactionBrokenError:
         f"{owned.policy.operation} returned a response although its transaction had been marked for rollback or broken "
         f"by a database error, so nothing it wrote could be kept. Let the error propagate, or run the "
         f"statement that may fail in an atomic() of its own."
+    )
+
+
+def left_open(operation: Operation, using: str) -> TransactionBrokenError:
+    return TransactionBrokenError(
+        f"{operation} left a transaction of database {using!r} open: it entered an atomic() block that it did not "
+        f"exit, or switched autocommit off. What it wrote there was rolled back. Use atomic() as a decorator or in a "
+        f"with statement, and switch autocommit on again."
     )
 
 

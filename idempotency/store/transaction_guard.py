@@ -1,4 +1,4 @@
-"""Detects that code ends its own transaction by a COMMIT or ROLLBACK that bypasses Django."""
+"""Detects that code ends its own transaction by a COMMIT or ROLLBACK that bypasses Django, or leaves one open."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
+
+from django.db import connections
+from django.db.transaction import Atomic
 
 #: Statements that may end a transaction and begin another one at once: COMMIT AND CHAIN, or several statements in one
 #: text. ROLLBACK TO only goes back to a savepoint. END is also a part of CASE, so it counts only at the beginning of a
@@ -21,6 +24,45 @@ def may_end_transaction(sql: str) -> bool:
     if "commit" in text or "rollback" in text or "abort" in text or "end" in text:
         return _ENDS.search(text) is not None
     return False
+
+
+#: What code must leave as it has found it, for each database: the open ``atomic()`` blocks, and whether autocommit was
+#: switched off outside of them. What is not here has neither.
+Standing = dict[str, tuple[list[Atomic], bool]]
+
+
+def standing() -> Standing:
+    """How the transactions of this thread stand on the databases to which it has a connection."""
+    return {
+        connection.alias: (
+            [*connection.atomic_blocks],
+            connection.connection is not None
+            and not connection.in_atomic_block
+            and connection.autocommit != connection.settings_dict["AUTOCOMMIT"],
+        )
+        for connection in connections.all(initialized_only=True)
+    }
+
+
+def undo_left_open(before: Standing, after: Standing) -> str | None:
+    """Roll back what was opened since ``before`` and is still open ``after``.
+
+    Django would take the end of an outer block for the end of the inner one that was left open. Then nothing is
+    committed, and the thread's next request finds an open transaction.
+
+    :returns: the alias of a database that was not left as it was found, or None.
+    """
+    changed = None
+    for using, found in after.items():
+        expected = before.get(using, ([], False))  # the connection may be new
+        if found == expected:
+            continue
+        changed, connection = using, connections[using]
+        for block in reversed(found[0][len(expected[0]) :]):
+            block.__exit__(RuntimeError, RuntimeError(), None)
+        if not connection.in_atomic_block:
+            connection.close()  # with autocommit off, it has an open transaction
+    return changed
 
 
 @dataclass(eq=False, repr=False)
