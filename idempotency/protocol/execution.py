@@ -239,7 +239,7 @@ def _complete(attempt: Attempt, outcome: Outcome) -> None:
     except (DatabaseError, InterfaceError) as error:
         if owned.store.was_broken_before(error):
             raise _broken(owned) from error
-        raise unavailable(owned.using, error) from error
+        raise unavailable(owned.using, error, completing=owned.policy.operation) from error
     attempt.end = End.UNKNOWN
 
 
