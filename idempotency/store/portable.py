@@ -28,7 +28,7 @@ from ..lifecycle import Status
 from ..models import IdempotencyRecord
 from ..outcome import Outcome
 from .base import Fence, Row, Upkeep, newer_record
-from .transaction_guard import TransactionWatch
+from .transaction_guard import SQLiteWatch, TransactionWatch
 
 
 def status_of(stored: str) -> Status:
@@ -235,7 +235,7 @@ class Store(Upkeep):
 
     def watch_transaction(self) -> TransactionWatch:
         """Detect whether code in the block ends the open transaction by a COMMIT or ROLLBACK that bypasses Django."""
-        return TransactionWatch(self.connection, lambda driver: True)  # the driver doesn't tell
+        return TransactionWatch(self.connection)
 
     # What an error of the database means
 
@@ -292,7 +292,7 @@ class SQLiteStore(Store):
     has_open_transaction: Any = property(attrgetter("connection.connection.in_transaction"))
 
     def watch_transaction(self) -> TransactionWatch:
-        return TransactionWatch(self.connection, attrgetter("in_transaction"), error_may_undo=True)
+        return SQLiteWatch(self.connection)
 
     def is_busy(self, error: BaseException) -> bool:
         return "is locked" in str(error)

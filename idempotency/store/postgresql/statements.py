@@ -26,7 +26,7 @@ from ...outcome import Outcome
 from ..base import CommitError, Fence, Row
 from ..portable import Store, status_of
 from ..transaction_guard import TransactionWatch
-from .merged import BeginningWatch, has_open_transaction, is_silent
+from .merged import PostgreSQLWatch, has_open_transaction, is_silent
 
 
 class Setting(NamedTuple):
@@ -258,7 +258,7 @@ class RecordStore(Store):
         self.row_of(with_settings("SELECT {settings}", tuple(settings if wait_for_disk else [*settings, NO_DISK])))
 
     def watch_transaction(self) -> TransactionWatch:
-        return BeginningWatch(self.connection, self.takes_several)
+        return PostgreSQLWatch(self.connection, self.takes_several)
 
     def takes_several(self, cursor: Any) -> bool:
         """Whether a message of the driver's cursor can hold several statements. It can't if the server binds the
