@@ -148,6 +148,9 @@ FENCE_MISSED = "idempotency: another attempt owns this record"
 # RETURNING writes the note, because it is computed only for a row that has changed. SET is computed before the wait for
 # the row's lock, so a note in it would be there even if the row doesn't match any more. The note is the record's id. A
 # constant could be a setting of the role already. The planner computes constants, so the text that is cast is none.
+#
+# WITH completed AS (UPDATE ... RETURNING 1) SELECT 1 / count(*) FROM completed would need no note. For the same message
+# it took 1.13 times as long and 1.20 times the server's CPU, 50 microseconds of each, in 6,000 pairs on PostgreSQL.
 COMPLETE_AND_COMMIT = f"""
 {with_settings(COMPLETE, ())} RETURNING set_config('idempotency.completed', id::text, true);
 SELECT (CASE current_setting('idempotency.completed', true) WHEN %s THEN '1' ELSE '{FENCE_MISSED}' END)::integer;
