@@ -12,17 +12,30 @@ import re
 import selectors
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 from django.db import Error
+from django.utils.version import get_version_tuple
 
 from ..transaction_guard import TransactionWatch
 
 #: Asks about one socket by one system call. Windows has no poll().
 Selector: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
+#: The releases of psycopg whose private ``_autocommit`` is known to be what ``PostgreSQLWatch`` takes it for: from the
+#: first, before the second. With any other release, the driver sends its own BEGIN as a message.
+TESTED: Final = ("3.2", "3.4")
+
 #: The states of libpq: no transaction is open, none of its statements has failed, one has.
 TRANSACTION_IDLE, TRANSACTION_SOUND, TRANSACTION_FAILED = 0, 2, 3
+
+
+@cache
+def is_tested(version: str) -> bool:
+    """Whether a release of psycopg is one of ``TESTED``."""
+    first, end = (get_version_tuple(limit) for limit in TESTED)
+    return first <= get_version_tuple(version) < end
 
 
 def has_open_transaction(driver: Any) -> bool:
@@ -126,6 +139,7 @@ class PostgreSQLWatch(TransactionWatch):
             isinstance(sql, str)
             and ";" not in sql.rstrip().rstrip(";")
             and self.takes_several(cursor)
+            and is_tested(self.connection.Database.__version__)
             and not driver.autocommit
             and driver.read_only is None
             and driver.deferrable is None
