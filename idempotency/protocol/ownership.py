@@ -99,17 +99,14 @@ class Ownership:
         return error
 
 
-class on_behalf_of:  # noqa: N801 - used as a function is
+@contextmanager
+def on_behalf_of(owned: Ownership) -> Iterator[None]:
     """Mark the block's errors as this attempt's own, so that they differ from those of another claim in its handler."""
-
-    def __init__(self, owned: Ownership) -> None:
-        self.owned = owned
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, IdempotencyError):
-            error.raised_by = self.owned
+    try:
+        yield
+    except IdempotencyError as error:
+        error.raised_by = owned
+        raise
 
 
 def fenced_change(owned: Ownership, change: Callable[[], T], *, step: str = "") -> T:

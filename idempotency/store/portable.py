@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
-from operator import attrgetter
 from typing import Any
 
 from django.db import Error, IntegrityError, OperationalError, ProgrammingError, connections, transaction
@@ -50,8 +49,11 @@ class Store(Upkeep):
 
     #: Whether an open transaction that has written keeps every other connection from writing.
     has_one_writer = False
-    #: Whether the driver has a transaction open, such as by a BEGIN that bypassed Django, or can't tell.
-    has_open_transaction: Any = True
+
+    @property
+    def has_open_transaction(self) -> bool:
+        """Whether the driver has a transaction open, such as by a BEGIN that bypassed Django, or can't tell."""
+        return True
 
     # Claims
 
@@ -289,7 +291,11 @@ class SQLiteStore(Store):
     """SQLite: one writer at a time. Errors are known by their text, because Django's have no code of SQLite's."""
 
     has_one_writer = True
-    has_open_transaction: Any = property(attrgetter("connection.connection.in_transaction"))
+
+    @property
+    def has_open_transaction(self) -> bool:
+        driver: Any = self.connection.connection
+        return bool(driver.in_transaction)
 
     def watch_transaction(self) -> TransactionWatch:
         return SQLiteWatch(self.connection)

@@ -26,7 +26,7 @@ from ...outcome import Outcome
 from ..base import CommitError, Fence, Row
 from ..portable import Store, status_of
 from ..transaction_guard import TransactionWatch
-from .merged import PostgreSQLWatch, has_open_transaction, is_silent
+from .merged import TRANSACTION_IDLE, PostgreSQLWatch, has_open_transaction, is_silent
 
 
 class Setting(NamedTuple):
@@ -179,8 +179,10 @@ SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL, 
 class RecordStore(Store):
     """Claims, the transactions around them, and what the server's errors mean."""
 
-    #: 0 if it is idle.
-    has_open_transaction: Any = property(attrgetter("connection.connection.pgconn.transaction_status"))
+    @property
+    def has_open_transaction(self) -> bool:
+        driver: Any = self.connection.connection
+        return bool(driver.pgconn.transaction_status != TRANSACTION_IDLE)
 
     def insert_claim(
         self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
