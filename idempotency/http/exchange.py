@@ -35,7 +35,7 @@ from ..identity.fingerprint import Payload
 from ..identity.scope import Scope, key_on_path, scope_of
 from ..operation import Operation, Policy
 from ..options.values import ACCEPTED, REEXECUTE, Attach
-from ..outcome import RETENTION_HEADER, STATUS_HEADER, Outcome, outcome_of
+from ..outcome import Outcome, outcome_of
 from ..protocol import acquisition
 from ..protocol.acquisition import ClaimRequest, acquire_or_wait, refusal_to_begin
 from ..protocol.claim import Claim
@@ -48,7 +48,7 @@ from .body_stream import BODY_STREAM, BodyStream, half_a_body
 from .handler import Handler, finish_transactions
 from .key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
 from .payload import route_of
-from .problems import KEY_STATUSES, PROFILES, accepted_response, report
+from .problems import KEY_STATUSES, PROFILES, RETENTION_HEADER, STATUS_HEADER, accepted_response, report
 
 logger: Final = logging.getLogger("idempotency")
 

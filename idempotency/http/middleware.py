@@ -11,10 +11,9 @@ from django.utils.deprecation import MiddlewareMixin
 
 from ..exceptions import IdempotencyError
 from ..identity import keys
-from ..outcome import STATUS_HEADER
 from .adapter import handlers_of
 from .exchange import HEADERS, is_crash
-from .problems import KEY_STATUSES, response_for
+from .problems import KEY_STATUSES, STATUS_HEADER, response_for
 
 
 class IdempotencyMiddleware(MiddlewareMixin):
