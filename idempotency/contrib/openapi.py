@@ -11,11 +11,10 @@ from typing import Any
 
 from .. import exceptions
 from ..exceptions import IdempotencyError, InProgressError, UnavailableError
-from ..http.problems import PROFILES
+from ..http.problems import PROFILES, RETENTION_HEADER, STATUS_HEADER
 from ..identity import keys
 from ..operation import Operation, Policy
 from ..options.values import ACCEPTED, ACP, IETF, STRIPE, Attach
-from ..outcome import RETENTION_HEADER, STATUS_HEADER
 
 _CODE = {"type": "string", "description": "Tells a client what to do. It does not change between releases."}
 

@@ -13,13 +13,24 @@ from typing import Any, Final, TypeVar
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.handlers.exception import response_for_exception
-from django.http import Http404, HttpRequest
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBadRequest,
+    HttpResponseForbidden,
+    HttpResponseGone,
+    HttpResponseNotFound,
+    HttpResponsePermanentRedirect,
+    HttpResponseRedirect,
+    JsonResponse,
+)
 from django.urls import ResolverMatch
 from django.views import View
 
-from ..exceptions import IdempotencyError
+from ..exceptions import IdempotencyError, OutcomeUnreadableError
 from ..operation import Policy
-from ..outcome import Outcome, response_of
+from ..outcome import UNREADABLE, Outcome, decode_body, is_json
 from .late_changes import remember_context
 from .payload import parsed_body
 from .problems import Profile, problem_response
@@ -197,3 +208,44 @@ def unsafe_handlers_of_class(view_class: type) -> list[str]:
 def adapter_for(request: object) -> Adapter | None:
     """The adapter for ``request``, or None if that is not a request."""
     return next((adapter(request) for adapter in adapters if adapter.speaks_for(request)), None)
+
+
+#: The statuses for which Django has a response class.
+_CLASSES: dict[int, type[HttpResponse]] = {
+    400: HttpResponseBadRequest,
+    403: HttpResponseForbidden,
+    404: HttpResponseNotFound,
+    410: HttpResponseGone,
+}
+_PERMANENT_REDIRECTS = frozenset({301, 308})
+_REDIRECTS = frozenset({302, 303, 307}) | _PERMANENT_REDIRECTS
+
+
+def response_of(outcome: Outcome) -> HttpResponse:
+    """The response from which ``outcome`` was made: its status, its recorded headers and its body, byte for byte.
+
+    It has the class that Django uses for its status and content, so a redirect has its ``url``.
+
+    :raises OutcomeUnreadableError: the record is damaged.
+    :raises BodyGoneError: the body is no longer kept.
+    """
+    try:
+        names = {name.lower(): value for name, value in outcome.headers}
+        kind = _class_of(outcome.status, names)
+        response = kind.__new__(kind)
+        # Don't call the constructor of its own class. It would need the data, or check the address of a redirect again,
+        # which was checked when the response was sent.
+        HttpResponse.__init__(response, decode_body(outcome.body), status=outcome.status, headers=dict(outcome.headers))
+    except UNREADABLE as error:
+        raise OutcomeUnreadableError from error
+    if "content-type" not in names:
+        del response["Content-Type"]  # Django's default, which was not sent
+    return response
+
+
+def _class_of(status: int, names: Mapping[str, str]) -> type[HttpResponse]:
+    if status in _REDIRECTS and "location" in names:
+        return HttpResponsePermanentRedirect if status in _PERMANENT_REDIRECTS else HttpResponseRedirect
+    if is_json(names.get("content-type", "")):
+        return JsonResponse
+    return _CLASSES.get(status, HttpResponse)

@@ -20,7 +20,7 @@ from django.views import View
 from ..operation import Operation, operation_for, registry
 from ..options.table import RequestArguments
 from .adapter import Adapter, adapter_for, adapters, advice_on_adapters, handlers_of, hooks_of, served_methods
-from .exchange import Exchange, is_running, runs
+from .exchange import Exchange, attempts, is_running
 from .handler import EveryDatabase, Handler, exempt, exempted_by_project, opens_its_transactions
 from .layers import refuse_layers
 from .protection import (
@@ -119,7 +119,9 @@ class Protected(Protection):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         adapter = self._adapter_for(args, kwargs)
         call = functools.partial(self.view, *args, **kwargs)
-        if any(run.adapter.http is adapter.http for run in runs.get()):  # a handler of this request calls the view
+        if any(
+            attempt.adapter.http is adapter.http for attempt in attempts.get()
+        ):  # a handler of this request calls the view
             if self._is_async:
                 return self._respond_within_a_run(call, adapter)
             if is_running(self.operation, adapter.http):

@@ -35,11 +35,11 @@ from ..identity.fingerprint import Payload
 from ..identity.scope import Scope, key_on_path, scope_of
 from ..operation import Operation, Policy
 from ..options.values import ACCEPTED, REEXECUTE, Attach
-from ..outcome import RETENTION_HEADER, STATUS_HEADER, Outcome, outcome_of
+from ..outcome import Outcome, outcome_of
 from ..protocol import acquisition
 from ..protocol.acquisition import ClaimRequest, acquire_or_wait, refusal_to_begin
 from ..protocol.claim import Claim
-from ..protocol.execution import Running, running
+from ..protocol.execution import Attempt, End, running
 from ..protocol.faults import fault_point
 from ..protocol.ownership import Ownership, on_behalf_of
 from ..store import records_database
@@ -48,7 +48,7 @@ from .body_stream import BODY_STREAM, BodyStream, half_a_body
 from .handler import Handler, finish_transactions
 from .key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
 from .payload import route_of
-from .problems import KEY_STATUSES, PROFILES, accepted_response, report
+from .problems import KEY_STATUSES, PROFILES, RETENTION_HEADER, STATUS_HEADER, accepted_response, report
 
 logger: Final = logging.getLogger("idempotency")
 
@@ -168,23 +168,22 @@ class Exchange:
         return payload
 
     def _run(self, owned: Ownership) -> Any:
-        run, policy = Running(Claim(owned)), self.policy
-        handler_run = HandlerRun(run.claim, self.adapter, self.handler)
+        policy, attempt = self.policy, HandlerAttempt(Claim(owned), self.adapter, self.handler)
         # Nothing is recorded, unless it ends with an outcome.
         is_open = not policy.transaction and policy.recovery is not REEXECUTE
         self.adapter.headers[STATUS_HEADER] = "unknown" if is_open else "not-recorded"
         try:
-            with running(run, handler_run.outcome_of_error):
-                run.outcome = handler_run.outcome()
+            with running(attempt, attempt.outcome_of_error):
+                attempt.outcome = attempt.call_handler()
         except BaseException as error:
-            handler_run.discard()
-            if error is run.foreign_error:
+            attempt.discard()
+            if error is attempt.foreign_error:
                 setattr(self.adapter.http, _CRASH, error)
             raise
         finally:
-            if run.is_committed:  # also if an on_commit callback has failed
+            if attempt.end is End.COMMITTED:  # also if an on_commit callback has failed
                 self.adapter.headers[STATUS_HEADER] = "executed"
-        return handler_run.response
+        return attempt.response
 
     def _replay(self, outcome: Outcome) -> Any:
         self.adapter.headers[STATUS_HEADER] = "recorded"
@@ -281,38 +280,37 @@ def is_crash(http: HttpRequest, error: Exception) -> bool:
 
 
 @dataclass(eq=False, repr=False)
-class HandlerRun:
-    """One run of a handler under its claim."""
+class HandlerAttempt(Attempt):
+    """An attempt that runs the handler of a request."""
 
-    claim: Claim
     adapter: Adapter
     handler: Handler
-    #: The response for its client, after the run.
+    #: The response for its client.
     response: Any = None
-    #: Whether the run is over. A copy of the context may outlive it.
+    #: Whether the handler has ended. A copy of the context may outlive it.
     has_ended: bool = False
     #: Whether the handler has called ``set_rollback(True)`` on one of its transactions.
     undoes_itself: bool = False
 
     def is_here(self) -> bool:
-        """Whether the calling code runs in the run's thread, and so in its transaction. A context may be copied."""
+        """Whether the calling code runs in the attempt's thread, and so in its transaction. A context may be copied."""
         connection = self.claim.ownership.store.connection
         return not self.has_ended and connections[connection.alias] is connection
 
-    def outcome(self) -> Outcome | None:
+    def call_handler(self) -> Outcome | None:
         """Run the handler.
 
-        :returns: the outcome to record, or None if nothing of this run is kept.
+        :returns: the outcome to record, or None if nothing of this attempt is kept.
         :raises UnrecordableResponseError: the handler's response must be recorded, but can't be.
         """
         owned = self.claim.ownership
-        others = [using for using in self.handler.databases if using != owned.using]
-        token = runs.set((*runs.get(), self))
+        others = {using: transaction.atomic(using=using) for using in self.handler.databases if using != owned.using}
+        token = attempts.set((*attempts.get(), self))
         watched = [owned.store.connection, *(connections[using] for using in others)]
         try:
             with ExitStack() as transactions:
-                for using in others:
-                    transactions.enter_context(transaction.atomic(using=using))
+                for block in others.values():
+                    transactions.enter_context(block)
                 for connection in watched:
                     # Django sets the same mark after an error that the handler may have caught.
                     mark = partial(self._set_rollback, connection, len(connection.atomic_blocks))
@@ -328,7 +326,7 @@ class HandlerRun:
             for connection in watched:
                 vars(connection).pop("set_rollback", None)
             self.has_ended = True
-            runs.reset(token)
+            attempts.reset(token)
 
     def _set_rollback(self, connection: Any, depth: int, rollback: bool) -> None:
         type(connection).set_rollback(connection, rollback)
@@ -405,9 +403,9 @@ def _attach_job(policy: Policy, scope: Scope, response: Any) -> bool:
     return True
 
 
-#: The runs around the calling code, the innermost last. A context variable, because threads and tasks of one request
-#: may run handlers at the same time.
-runs: ContextVar[tuple[HandlerRun, ...]] = ContextVar("idempotency_runs", default=())
+#: The attempts around the calling code, the innermost last. A context variable, because threads and tasks of one
+#: request may run handlers at the same time.
+attempts: ContextVar[tuple[HandlerAttempt, ...]] = ContextVar("idempotency_attempts", default=())
 
 
 def is_running(operation: Operation, http: HttpRequest) -> bool:
@@ -418,7 +416,7 @@ def is_running(operation: Operation, http: HttpRequest) -> bool:
     second claim could not commit inside the first one's transaction, and that transaction keeps the promises of both.
     A copy of the request is another request, because it may have another key.
     """
-    here = [run.claim for run in runs.get() if run.adapter.http is http and run.is_here()]
+    here = [attempt.claim for attempt in attempts.get() if attempt.adapter.http is http and attempt.is_here()]
     if any(claim.operation.name == operation.name for claim in here):
         return True
     if not here or not (here[-1].ownership.policy.transaction and operation.declared["transaction"]):

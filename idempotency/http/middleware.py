@@ -12,11 +12,10 @@ from django.utils.deprecation import MiddlewareMixin
 from ..exceptions import IdempotencyError
 from ..identity import keys
 from ..operation import Operation
-from ..outcome import STATUS_HEADER
 from .adapter import handlers_of
 from .exchange import HEADERS, is_crash
 from .key_sources import KEY_HEADERS, FromHeader
-from .problems import KEY_STATUSES, response_for
+from .problems import KEY_STATUSES, STATUS_HEADER, response_for
 
 
 class IdempotencyMiddleware(MiddlewareMixin):

@@ -26,6 +26,11 @@ logger: Final = logging.getLogger("idempotency")
 
 JSON = "application/json"
 
+#: For how many seconds the operation keeps an outcome, from when it is recorded.
+RETENTION_HEADER = "Idempotency-Retention"
+#: What has become of the request's key.
+STATUS_HEADER = "Idempotency-Status"
+
 
 @dataclass(frozen=True)
 class Answer:

@@ -19,7 +19,7 @@ from ..options.table import BlockArguments, Use
 from ..outcome import UNREADABLE, Outcome, decode_body, outcome_of_result
 from .acquisition import ClaimRequest, acquire_or_wait, refusal_to_begin
 from .claim import Claim
-from .execution import Running, running
+from .execution import Attempt, running
 
 
 class Run:
@@ -68,7 +68,8 @@ def claim(
     :raises OuterTransactionError: a transaction is open, in which the claim could not be committed.
     :raises LeaseLostError: another attempt has taken over. The block's writes are rolled back.
     :raises UnavailableError: the record could not be read or written.
-    :raises TransactionBrokenError: the block continued after a database error, or ended its transaction itself.
+    :raises TransactionBrokenError: the block continued after a database error, ended its transaction itself, or left
+        one open.
     :raises UnrecordableResponseError: the result is larger than ``max_body``. The block's writes are rolled back.
     :raises ImproperlyConfigured: the policy is wrong, or has an option that has no effect on a block.
     :raises TypeError: the result is not JSON, and the block's writes are rolled back; or an argument has a wrong type.
@@ -81,7 +82,7 @@ def claim(
     if isinstance(settled, Outcome):
         yield Run(None, result_of(settled))
         return
-    with running(Running(Claim(settled))) as attempt:
+    with running(Attempt(Claim(settled))) as attempt:
         run = Run(attempt.claim)
         yield run
         attempt.outcome = outcome_of_result(run.result, in_force)

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
-from operator import attrgetter
 from typing import Any
 
 from django.db import Error, IntegrityError, OperationalError, ProgrammingError, connections, transaction
@@ -28,7 +27,7 @@ from ..lifecycle import Status
 from ..models import IdempotencyRecord
 from ..outcome import Outcome
 from .base import Fence, Row, Upkeep, newer_record
-from .transaction_guard import TransactionWatch
+from .transaction_guard import SQLiteWatch, TransactionWatch
 
 
 def status_of(stored: str) -> Status:
@@ -50,8 +49,11 @@ class Store(Upkeep):
 
     #: Whether an open transaction that has written keeps every other connection from writing.
     has_one_writer = False
-    #: Whether the driver has a transaction open, such as by a BEGIN that bypassed Django, or can't tell.
-    has_open_transaction: Any = True
+
+    @property
+    def has_open_transaction(self) -> bool:
+        """Whether the driver has a transaction open, such as by a BEGIN that bypassed Django, or can't tell."""
+        return True
 
     # Claims
 
@@ -235,7 +237,7 @@ class Store(Upkeep):
 
     def watch_transaction(self) -> TransactionWatch:
         """Detect whether code in the block ends the open transaction by a COMMIT or ROLLBACK that bypasses Django."""
-        return TransactionWatch(self.connection, lambda driver: True)  # the driver doesn't tell
+        return TransactionWatch(self.connection)
 
     # What an error of the database means
 
@@ -289,10 +291,14 @@ class SQLiteStore(Store):
     """SQLite: one writer at a time. Errors are known by their text, because Django's have no code of SQLite's."""
 
     has_one_writer = True
-    has_open_transaction: Any = property(attrgetter("connection.connection.in_transaction"))
+
+    @property
+    def has_open_transaction(self) -> bool:
+        driver: Any = self.connection.connection
+        return bool(driver.in_transaction)
 
     def watch_transaction(self) -> TransactionWatch:
-        return TransactionWatch(self.connection, attrgetter("in_transaction"), error_may_undo=True)
+        return SQLiteWatch(self.connection)
 
     def is_busy(self, error: BaseException) -> bool:
         return "is locked" in str(error)

@@ -10,9 +10,8 @@ import pytest
 
 from idempotency.contrib import retrying
 from idempotency.contrib.retrying import RetryPolicy
-from idempotency.http.problems import PROFILES
+from idempotency.http.problems import PROFILES, STATUS_HEADER
 from idempotency.identity.keys import KeyStatus
-from idempotency.outcome import STATUS_HEADER
 from tests.contrib.senders import SENDERS
 from tests.contrib.servers import answer, cut, cut_in_the_middle, hang, problem, serving
 

@@ -19,7 +19,7 @@ from idempotency.store.mysql import MySQLStore
 from idempotency.store.own_connection import LIMIT, open_own_connection
 from idempotency.store.portable import SQLiteStore
 from idempotency.store.postgresql import PostgreSQLStore
-from idempotency.store.transaction_guard import TransactionWatch
+from idempotency.store.postgresql.merged import PostgreSQLWatch
 from tests.concurrency.racing import elsewhere
 from tests.database.statements import before_statement
 
@@ -136,7 +136,8 @@ def test_a_transaction_that_can_not_be_watched_is_not_taken_for_one_that_has_end
 def test_a_transaction_is_asked_for_its_identity_only_around_what_may_end_it(statement, may_end, replaced):
     """Two round trips for each other statement would be too many."""
     identity = Mock(side_effect=count() if replaced else None)
-    watch = TransactionWatch(connection, lambda driver: True, identity)
+    watch = PostgreSQLWatch(connection, lambda cursor: False)
+    watch.identity, watch.look, watch._begun = identity, lambda: None, True
     execute, context = Mock(), {"connection": connection}
     assert watch(execute, statement, ["of the caller"], False, context) is execute.return_value
     execute.assert_called_once_with(statement, ["of the caller"], False, context)

@@ -14,12 +14,13 @@ from django.template.response import SimpleTemplateResponse
 
 from idempotency import Operation
 from idempotency.exceptions import LeaseLostError, UnrecordableResponseError
+from idempotency.http.adapter import response_of
 from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate import resolutions
 from idempotency.operate.resolutions import ResolutionRefusedError, forget, mark_not_executed, record_outcome, release
-from idempotency.outcome import Outcome, response_of
+from idempotency.outcome import Outcome
 from idempotency.protocol import ownership
 from idempotency.protocol.renewal import renew
 from idempotency.signals import recovered

@@ -190,6 +190,46 @@ def test_a_success_that_undoes_one_of_its_transactions_is_no_outcome(alice, serv
     assert effects() == (2 if "transaction" in policy else 0)
 
 
+@policies
+@pytest.mark.parametrize("atomic", [True, False], ids=["ATOMIC_REQUESTS", "in autocommit"])
+def test_a_transaction_left_open_on_the_other_database_is_no_success(alice, serve, policy, atomic, monkeypatch, caplog):
+    monkeypatch.setitem(connections["other"].settings_dict, "ATOMIC_REQUESTS", atomic)
+    leaving = [transaction.atomic(using="other").__enter__]
+
+    @serve
+    @idempotent("tests.leaving", **policy)
+    def view(request):
+        if leaving:
+            leaving.pop()()
+        write("written")
+        return HttpResponse(status=201)
+
+    assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
+    assert "'other'" in caplog.text
+    assert (open_on_other(), notes(), records()) == (False, [], [("recoverable", 1)])
+    assert alice.post(key="k").status_code == 201
+    assert (open_on_other(), notes()) == (False, ["written"])
+
+
+@policies
+def test_autocommit_left_off_on_the_other_database_is_no_success(alice, serve, policy, monkeypatch):
+    monkeypatch.setitem(connections["other"].settings_dict, "ATOMIC_REQUESTS", False)
+    leaving = [False]
+
+    @serve
+    @idempotent("tests.leaving", **policy)
+    def view(request):
+        if leaving:
+            transaction.set_autocommit(leaving.pop(), using="other")
+        write("written")
+        return HttpResponse(status=201)
+
+    assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
+    assert (notes(), records()) == ([], [("recoverable", 1)])
+    assert alice.post(key="k").status_code == 201
+    assert notes() == ["written"]
+
+
 def test_nothing_is_claimed_if_the_other_database_is_gone(alice, serve, monkeypatch):
     monkeypatch.setattr(connections["other"], "ensure_connection", Mock(side_effect=OperationalError))
     serve_writing(serve, transaction=False, recovery=PARK)

@@ -33,7 +33,7 @@ from ...protocol import ownership
 from ...protocol.acquisition import ClaimRequest, acquire_or_wait
 from ...protocol.claim import Claim
 from ...protocol.claim_block import result_of
-from ...protocol.execution import Running, end, running
+from ...protocol.execution import Attempt, end, running
 from .deliveries import Delivery
 from .policy import ATTRIBUTE, TaskPolicy, policy_of
 
@@ -152,7 +152,7 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             end(owned, ownership.release, reason, signals.released)
     request.idempotency_attempt = owned.attempt  # a dead letter carries this number
     delivery.log(logging.INFO, f"runs as attempt {owned.attempt}")
-    attempt = Running(Claim(owned))
+    attempt = Attempt(Claim(owned))
     try:
         with running(attempt):
             result = policy.function(*args, **kwargs)

@@ -27,12 +27,12 @@ from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register, served_methods
 from ...http.late_changes import copied, late_change
 from ...http.payload import content_length, fits_in_memory, has_json_in_memory, has_parts, keep_readable, parts
-from ...http.problems import PROFILES, Profile, problem, text_of
+from ...http.problems import PROFILES, STATUS_HEADER, Profile, problem, text_of
 from ...http.protection import SAFE_METHODS, RoutedHandler, class_of, methods_of_class
 from ...identity.parsing import parse_json
 from ...operation import Policy
 from ...options.values import IETF
-from ...outcome import STATUS_HEADER, UNREADABLE, Outcome, decode_body, is_json
+from ...outcome import UNREADABLE, Outcome, decode_body, is_json
 from ...store import records_database
 from .commands import as_sent, declared_fields
 from .object_checks import arguments_of_lookup, check_object, has_own_get_object, object_checks

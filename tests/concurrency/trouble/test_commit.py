@@ -344,8 +344,6 @@ def test_a_database_whose_setting_is_autocommit_off_is_refused(transactional_db,
 def test_an_outcome_that_can_not_be_committed_by_itself_is_not_acknowledged(post):
     """The handler left autocommit off, so what it answered would be lost with its connection."""
     handler.after = lambda request: connection.set_autocommit(False)
-    answer = post("/park/")
-    assert problem(answer) == OUTER_TRANSACTION
-    connection.rollback()
-    connection.set_autocommit(True)
-    assert (record().status, current_claim()) == ("in_progress", None)
+    assert problem(post("/park/")) == BROKEN
+    assert connection.get_autocommit()
+    assert (record().status, current_claim()) == ("parked", None)

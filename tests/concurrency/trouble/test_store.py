@@ -155,6 +155,26 @@ def test_a_store_that_does_not_fit_this_release_is_503_said_once_and_invites_to_
     assert post().status_code == 201
 
 
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    ("path", "sql", "left"),
+    [("/inside/", "SET LOCAL", "recoverable"), ("/park/", "SET", "in_progress")],
+    ids=["in a transaction", "outside"],
+)
+@pytest.mark.parametrize("setting", ["role = pg_monitor", "search_path = pg_catalog"])
+def test_a_handler_that_hides_its_record_from_itself_is_named(post, path, sql, left, setting, caplog):
+    caplog.set_level(logging.CRITICAL, "idempotency")
+    handler.after = lambda request: execute(f"{sql} {setting}")
+    for key in ("one", "two"):
+        answer = post(path, key=key)
+        connection.close()  # a setting of the session hides the records from this test, too
+        assert problem(answer) == UNAVAILABLE
+        assert "Retry-After" not in answer.headers
+        assert [record.status for record in IdempotencyRecord.objects.all()] == [left]
+        IdempotencyRecord.objects.all().delete()
+    assert ["changed the role or the search_path" in line for line in caplog.messages] == [True]
+
+
 def test_each_kind_of_error_that_no_retry_mends_is_said_once(monkeypatch, caplog):
     caplog.set_level(logging.CRITICAL, "idempotency")
     monkeypatch.setattr(type(store_for("default")), "is_permanent", lambda store, error: True)

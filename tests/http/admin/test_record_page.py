@@ -8,9 +8,10 @@ from django.contrib.admin.models import LogEntry
 
 from idempotency import PARK, Operation, Reconcile, Unknown, extensions
 from idempotency.admin import decisions
+from idempotency.http.adapter import response_of
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.outcome import BODY_GONE, Outcome, response_of
+from idempotency.outcome import BODY_GONE, Outcome
 from tests.http.admin.pages import (
     LIST,
     OUTCOME,
