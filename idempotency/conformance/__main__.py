@@ -1,19 +1,23 @@
 """``python -m idempotency.conformance --url http://127.0.0.1:8000/charges/ --profile ietf --body '{"amount": 1}'``.
 
-The exit code is 0 if no case failed, 1 if one did, and 2 if nothing could be judged.
+The exit code is 0 if no case failed, 1 if one did, and 2 if nothing could be judged. With ``--strict`` a deviation is a
+failure.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
-from .cases import plain_cases
-from .crashes import crash_cases
-from .judging import Trial, Verdict, as_html, as_junit, as_text, judge
-from .profiles import PROFILES, declare
+from .judging import Result, Verdict, judge
+from .preflight import UnjudgeableError, prepare
+from .profiles import DECLARABLE, PROFILES, declare
+from .reports import Report, printable
+from .suite import all_cases
 from .target import Target
 
 COMMANDS = ("kill", "restart", "freeze", "thaw")
@@ -36,11 +40,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--other-body", help="another one that succeeds")
     add("--refused-body", help="one that the operation answers with 4xx")
     add("--crashing-body", help="one that the operation answers with 5xx")
+    add("--throttled-body", help="one that it answers with 429")
+    add("--unavailable-body", help="one that it answers with 503")
     add("--other-url", help="another protected operation that takes the same body")
-    add("--header", action="append", default=[], help="Name: value, sent with each request")
+    add("--header", action="append", default=[], help="Name: value, sent with each request; replaces a default")
     add("--other-account", metavar="HEADER", help="the header that another account sends in place of that of --header")
-    add("--count-url", help="an address that answers with the number of effects")
-    add("--count-command", help="a command that prints the number of effects")
+    add("--count-url", help="an address that shows the number of effects, maybe among other numbers")
+    add("--count-command", help="a command that does")
     add(
         "--duplicates",
         type=_numbers,
@@ -52,14 +58,18 @@ def _parser() -> argparse.ArgumentParser:
     for name in COMMANDS:
         add(f"--{name}", help=f"a command that does this to the server: {name}")
     add("--timeout", type=float, default=30.0, help="seconds for one answer (default: %(default)s)")
-    add("--patience", type=float, default=30.0, help="seconds for retries (default: %(default)s)")
+    add(
+        "--patience", type=float, default=120.0, help="seconds for retries; more than locks last (default: %(default)s)"
+    )
     add(
         "--declare",
         action="append",
         default=[],
-        help="name=value: what the server documents otherwise than the profile",
+        metavar="NAME=VALUE",
+        help=f"what the server documents otherwise than the profile: {', '.join(DECLARABLE)}",
     )
     add("--only", action="append", default=[], help="the name of a case, or its beginning; can be repeated")
+    add("--strict", action="store_true", help="a deviation is a failure")
     add("--junit", type=Path, help="write the report as JUnit's XML")
     add("--html", type=Path, help="write the report as a page")
     return parser
@@ -74,26 +84,43 @@ def main(arguments: Sequence[str]) -> int:
             profile = declare(profile, declaration)
     except ValueError as error:
         parser.error(str(error))
+    given = {name: value for name, value in vars(options).items() if name in Target.__dataclass_fields__}
+    names = {field.partition(":")[0].strip().lower() for field in options.header}
     target = Target(
-        **{name: value for name, value in vars(options).items() if name in Target.__dataclass_fields__},
-        fields=("Content-Type: application/json", *options.header),
+        **given,
+        fields=(*([] if "content-type" in names else ["Content-Type: application/json"]), *options.header),
         commands={name: value for name in COMMANDS if (value := getattr(options, name)) is not None},
     )
-    trial = Trial(target, profile)
-    results = [
-        judge(case, trial)
-        for case in (*plain_cases(trial), *crash_cases())
-        if not options.only or case.name.startswith(tuple(options.only))
-    ]
-    sys.stdout.write(as_text(results))
-    if options.junit is not None:
-        options.junit.write_text(as_junit(results, profile), encoding="utf-8")
-    if options.html is not None:
-        options.html.write_text(as_html(results, profile, target.url), encoding="utf-8")
-    verdicts = {result.verdict for result in results}
-    if verdicts <= {Verdict.NOT_JUDGED}:
+    began = datetime.now(UTC)
+    try:
+        trial = prepare(target, profile)
+    except UnjudgeableError as error:
+        sys.stderr.write(f"{error}\n")
         return 2
-    return 1 if Verdict.FAILED in verdicts else 0
+    results = [_strictly(judge(case, trial), options.strict) for case in all_cases(trial, options.only)]
+    report = Report(
+        results=results,
+        profile=profile,
+        url=target.url,
+        declared=options.declare,
+        counted="by the counter" if target.is_counted else "no counter: results are compared by their bodies",
+        command=printable(arguments),
+        began=began,
+    )
+    sys.stdout.write(report.as_text())
+    if options.junit is not None:
+        options.junit.write_text(report.as_junit(), encoding="utf-8")
+    if options.html is not None:
+        options.html.write_text(report.as_html(), encoding="utf-8")
+    if {result.verdict for result in results} <= {Verdict.NOT_JUDGED}:
+        return 2
+    return 1 if report.has_failed else 0
+
+
+def _strictly(result: Result, is_strict: bool) -> Result:
+    if is_strict and result.verdict is Verdict.DEVIATES:
+        return dataclasses.replace(result, verdict=Verdict.FAILED)
+    return result
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
-"""The cases that need nothing but a running server."""
+"""The cases in which a client repeats its request, after the answer or while the first one runs."""
 
 from __future__ import annotations
 
-import json
+import time
+from contextlib import ExitStack
+from email.utils import parsedate_to_datetime
 from functools import partial
 
-from .judging import PROMISE, Case, Trial, ViolationError
-from .profiles import Expected, KeyForm, Level, Rule
+from .judging import Case, HarmError, Trial, ViolationError
+from .profiles import PROMISE, SUITE, Expected, Level, Rule
 from .target import NotJudgedError, Operation
-from .wire import Answer, exchange_together
+from .wire import Answer
 
-#: For how many seconds an answer would be too early.
-EARLY = 0.05
-_RETRY_AFTER = Rule(Level.SHOULD, "RFC 9110, section 10.2.3: Retry-After")
+#: In seconds, the longest time after which a client may be sent away from a request that runs.
+LONGEST_WAIT = 600
+_RETRY_AFTER = Rule(Level.SHOULD, f"{SUITE}: a client learns when to come back, within {LONGEST_WAIT} s")
+_RECORDED = Rule(Level.MUST, f"{SUITE}: what ends a retry is a result")
+#: When a duplicate of a running request is sent, in parts of the time that the operation takes.
+_LATE = (0.25, 0.5, 0.75, 0.9)
 
 
 def _sequential(trial: Trial) -> str:
@@ -54,7 +59,7 @@ def _echo(trial: Trial) -> str:
     return "in the first answer and in the replay"
 
 
-def _all_answers(answers: list[Answer | Exception]) -> list[Answer]:
+def all_answers(answers: list[Answer | Exception]) -> list[Answer]:
     """:raises NotJudgedError: a request has none."""
     found = [answer for answer in answers if isinstance(answer, Answer)]
     if len(found) < len(answers):
@@ -68,32 +73,55 @@ def _together(operation: Operation, count: int) -> list[Answer]:
 
     :raises NotJudgedError: one was answered before the last was sent.
     """
-    answers, overlapped = exchange_together([operation.request()] * count, operation.target.timeout)
+    answers, overlapped = operation.together([operation.request()] * count)
     if not overlapped:
         raise NotJudgedError("the operation is too fast: a duplicate was answered before the last one was sent")
-    return _all_answers(answers)
+    return all_answers(answers)
 
 
-def _concurrent(count: int, trial: Trial) -> str:
-    operation = trial.counted()
-    answers = _together(operation, count)
+def _require_one_result(trial: Trial, operation: Operation, answers: list[Answer]) -> str:
+    """Of duplicates that were sent while the first request ran."""
     last = trial.require_settled(operation)
     trial.require_effects(operation, 1)
     waiting = [answer for answer in answers if answer.status == trial.profile.in_progress.status]
     for answer in answers:
         if answer not in waiting:
             trial.require_replay(answer, last)
-    return (
-        f"1 effect; {len(answers) - len(waiting)} got the result, {len(waiting)} got {trial.profile.in_progress.status}"
-    )
+    return f"{len(answers) - len(waiting)} got the result, {len(waiting)} got {trial.profile.in_progress.status}"
+
+
+def _concurrent(count: int, trial: Trial) -> str:
+    operation = trial.counted()
+    return f"1 effect; {_require_one_result(trial, operation, _together(operation, count))}"
+
+
+def _late_duplicates(trial: Trial) -> str:
+    takes = trial.seconds_of_an_operation()
+    operation = trial.counted()
+    with ExitStack() as opened:
+        connections = [opened.enter_context(operation.connect())]
+        connections[0].send_all()
+        started = time.monotonic()
+        for part in _LATE:
+            if connections[0].is_answered(within=max(0.0, started + part * takes - time.monotonic())):
+                break
+            connections.append(opened.enter_context(operation.connect()))
+            connections[-1].send_all()
+        answers = [connection.attempt() for connection in connections]
+    for answer in answers:
+        operation.note(answer)
+    seen = _require_one_result(trial, operation, all_answers(answers))
+    if len(connections) == 1:
+        raise NotJudgedError("the operation is too fast: it was answered before a duplicate was sent")
+    return f"1 effect, {len(connections) - 1} duplicates while it ran; {seen}"
 
 
 def _refused_in_progress(trial: Trial) -> list[Answer]:
     """Of two duplicates at once, the one that was refused. None if it has waited for the result instead."""
     answers = _together(trial.operation(), 2)
-    if not any(answer.succeeded for answer in answers):
+    if not any(trial.profile.is_result(answer) for answer in answers):
         raise NotJudgedError(f"neither of two duplicates succeeded: {answers[0]}")
-    return [answer for answer in answers if not answer.succeeded]
+    return [answer for answer in answers if not trial.profile.is_result(answer)]
 
 
 def _in_progress(trial: Trial) -> str:
@@ -106,196 +134,89 @@ def _retry_after(trial: Trial) -> str:
     refused = _refused_in_progress(trial)
     if not refused:
         raise NotJudgedError("duplicates wait for the result")
-    if (seconds := refused[0].field("Retry-After")) is None:
+    if (wait := refused[0].field("Retry-After")) is None:
         raise ViolationError(f"{refused[0]} has no Retry-After")
-    return f"Retry-After: {seconds}"
+    try:
+        seconds = int(wait) if wait.isdecimal() else parsedate_to_datetime(wait).timestamp() - time.time()
+    except ValueError as error:
+        raise HarmError(f"Retry-After is neither a number of seconds nor a date: {wait}") from error
+    longest = min(LONGEST_WAIT, trial.target.ttl or LONGEST_WAIT)
+    if seconds > longest:
+        raise HarmError(f"Retry-After: {wait} is more than {longest:g} seconds")
+    return f"Retry-After: {wait}"
 
 
-def _other_payload(trial: Trial) -> str:
-    operation = trial.counted()
-    first = operation.first()
-    answer = operation.send(operation.request(body=operation.fill(trial.option("other_body"))))
-    trial.require_effects(operation, 1)
-    seen = trial.require_refusal(answer, trial.profile.reused)
-    trial.require_replay(operation.send(), first)
-    return f"{seen}, and the first answer is still replayed"
+def _is_repeated(trial: Trial, body: str, operation: Operation, first: Answer, retry: Answer) -> bool:
+    """Whether the retry got the recorded answer.
+
+    :raises NotJudgedError: one can't tell.
+    """
+    marker = trial.profile.marker
+    if marker is not None and retry.field(marker[0]) is not None:
+        return True
+    if (retry.status, retry.body) != (first.status, first.body):
+        return False
+    other = trial.operation(body, unique=operation.unique)
+    answer = other.send()
+    if (answer.status, other.blank(answer)) == (first.status, operation.blank(first)):
+        raise NotJudgedError("two executions have the same answer, so a replay looks like an execution")
+    return True
 
 
-def _other_payload_in_flight(trial: Trial) -> str:
-    operation = trial.counted()
-    requests = [operation.request(), operation.request(body=operation.fill(trial.option("other_body")))]
-    answers, overlapped = exchange_together(requests, trial.target.timeout)
-    if not overlapped:
-        raise NotJudgedError("the operation is too fast: it answered before the other payload was sent")
-    refused = [answer for answer in _all_answers(answers) if not answer.succeeded]
-    trial.require_effects(operation, 1)
-    if len(refused) != 1:
-        raise ViolationError(f"{len(refused)} of two payloads under one key were refused")
-    expected = trial.profile.in_progress
-    return trial.require_refusal(refused[0], expected if refused[0].status == expected.status else trial.profile.reused)
-
-
-def _reordered_payload(trial: Trial) -> str:
-    if trial.profile.reordered is not Expected.REPLAYED:
-        raise NotJudgedError("the profile doesn't say whether the order of members matters")
-    operation = trial.counted()
-    members = json.loads(operation.body)
-    if len(members) < 2:
-        raise NotJudgedError("--body has fewer than two members")
-    first = operation.first()
-    reordered = json.dumps(dict(reversed(members.items())), indent=1).encode()
-    trial.require_replay(operation.send(operation.request(body=reordered)), first)
-    trial.require_effects(operation, 1)
-    return "replayed"
-
-
-def _independent(trial: Trial, operation: Operation, answer: Answer) -> str:
-    if not answer.succeeded:
-        raise ViolationError(f"it was refused: {answer}")
-    trial.require_effects(operation, 2)
-    return "2 effects"
-
-
-def _other_account(trial: Trial) -> str:
-    account = trial.option("other_account")
-    operation = trial.counted()
-    operation.first()
-    return _independent(trial, operation, operation.send(operation.request(account=account)))
-
-
-def _other_path(trial: Trial) -> str:
-    url = trial.option("other_url")
-    operation = trial.counted()
-    operation.first()
-    answer = operation.send(operation.request(url=url))
-    expected = trial.profile.other_path
-    if expected is Expected.FRESH or (answer.succeeded and expected is Expected.UNSPECIFIED):
-        return _independent(trial, operation, answer)
-    seen = trial.require_refusal(answer, trial.profile.reused)
-    trial.require_effects(operation, 1)
-    return seen
-
-
-def _missing_key(trial: Trial) -> str:
-    operation = trial.counted()
-    keyless = operation.request(keys=())
-    if trial.profile.missing is not None:
-        seen = trial.require_refusal(operation.send(keyless), trial.profile.missing)
-        trial.require_effects(operation, 0)
-        return seen
-    if any(not operation.send(request).succeeded for request in (keyless, trial.operation().request(keys=()))):
-        raise ViolationError("a request without a key was refused")
-    trial.require_effects(operation, 2)
-    return "each request runs"
-
-
-def _key_form(form: KeyForm, trial: Trial) -> str:
-    operation = trial.operation(length=form.length)
-    operation.start_counting()
-    request = operation.request(keys=tuple(value.replace(b"{key}", operation.key.encode()) for value in form.values))
-    with operation.connect(request) as connection:
-        connection.send_all()
-        answer = connection.attempt()
-    if isinstance(answer, Answer) and answer.succeeded and form.is_valid is not False:
-        trial.require_replay(operation.send(request), answer)
-        trial.require_effects(operation, 1)
-        return "accepted, and honoured"
-    if form.is_valid or (isinstance(answer, Answer) and (answer.succeeded or answer.status >= 500)):
-        raise ViolationError(f"expected it to be {'accepted' if form.is_valid else 'refused'}, got {answer}")
-    trial.require_effects(operation, 0)
-    return f"refused: {answer}"
-
-
-def _error(option: str, statuses: range, trial: Trial) -> str:
-    expected = trial.profile.client_error if option == "refused_body" else trial.profile.server_error
-    if expected is Expected.UNSPECIFIED:
-        raise NotJudgedError("the profile doesn't say whether it is recorded")
-    operation = trial.operation(trial.option(option))
-    operation.start_counting()
+def _error(option: str, statuses: range, expected: Expected, trial: Trial) -> str:
+    body = trial.option(option)
+    operation = trial.counted(body)
     first = operation.send()
     if first.status not in statuses:
         raise NotJudgedError(f"--{option.replace('_', '-')} was answered with {first}")
-    after_first = operation.effects()
-    retry = operation.send()
-    ran_again = retry.body != first.body or operation.effects() > after_first
-    name = trial.profile.marker[0] if trial.profile.marker else ""
-    is_marked = retry.field(name) is not None
-    if expected is Expected.REPLAYED:
-        trial.require_replay(retry, first)
-        trial.require_effects(operation, after_first)
-        if name and not is_marked:
-            raise ViolationError(f"the retry has no {name}")
-        if not (name or after_first):
-            raise NotJudgedError("without an effect and without a marker, a replay looks like a second execution")
-        return f"{retry.status}, recorded"
-    if is_marked:
-        raise ViolationError(f"the retry is marked as a replay: {retry}")
-    if not ran_again:
-        raise NotJudgedError("without an effect, and with equal answers, a second execution looks like a replay")
-    return "not recorded"
+    retry = operation.settle(also=()) if first.status != trial.profile.in_progress.status else operation.send()
+    if retry is not None and trial.profile.is_unknown(retry):
+        return f"{first.status}, and the outcome is unknown, as declared: {retry.status}"
+    if retry is None or retry.status == trial.profile.in_progress.status != first.status:
+        raise HarmError(f"retries for {trial.target.patience:g} s ended with {retry or 'no answer'}")
+    if retry.status not in statuses and not trial.profile.is_result(retry):
+        raise ViolationError(f"the first answer was {first}, and the retry's was {retry}")
+    if expected is Expected.UNSPECIFIED:
+        return f"{first.status}, then {retry.status}; the profile doesn't say whether it is recorded"
+    is_repeated = _is_repeated(trial, body, operation, first, retry)
+    if expected is Expected.FRESH:
+        if is_repeated:
+            raise ViolationError(f"the retry got the recorded answer: {retry}")
+        return f"{retry.status}, not recorded"
+    trial.require_replay(retry, first)
+    if not is_repeated or (trial.profile.marker is not None and retry.field(trial.profile.marker[0]) is None):
+        raise ViolationError(f"the retry is not marked as a replay: {retry}")
+    return f"{retry.status}, recorded"
 
 
-def _half_close(trial: Trial, data: bytes, operation: Operation) -> Answer | Exception:
-    """Send so much, say that nothing more follows, and wait for what the server makes of it."""
-    if trial.target.url.startswith("https:"):
-        raise NotJudgedError("a TLS connection can't be closed in one direction")
-    with operation.connect() as connection:
-        connection.send(data)
-        connection.half_close()
-        return connection.attempt()
+def _remembered(trial: Trial) -> str:
+    if (oldest := trial.oldest) is None or trial.target.ttl is not None:
+        raise NotJudgedError("with --ttl, the case expiry judges it")
+    [(request, [first, *_])] = oldest.answers.items()
+    trial.require_replay(oldest.send(request), first)
+    return "the first operation of this run is still replayed"
 
 
-def _cut_before_the_end(trial: Trial) -> str:
-    operation = trial.counted()
-    request = operation.request()
-    answer = _half_close(trial, (request.head + request.body)[:-1], operation)
-    if operation.effects() or (isinstance(answer, Answer) and answer.succeeded):
-        raise ViolationError(f"half a request was taken for a whole one: {answer}")
-    trial.require_settled(operation)
-    trial.require_effects(operation, 1)
-    return "1 effect, of the retry"
+def _late_effects(trial: Trial) -> str:
+    trial.require_counter()
+    if trial.began_with is None:
+        raise NotJudgedError("the run began without a count")
+    late = trial.target.effects() - trial.began_with - trial.seen_effects
+    if late:
+        raise HarmError(f"{late} effects came after the case of their request was over")
+    return f"{trial.seen_effects} effects, each seen in its case"
 
 
-def _cut_after_the_end(trial: Trial) -> str:
-    operation = trial.counted()
-    with operation.connect() as connection:
-        connection.send_all()
-        connection.reset()
-    trial.require_one_effect(operation)
-    return "1 effect, replayed"
-
-
-def _half_closed(trial: Trial) -> str:
-    operation = trial.counted()
-    request = operation.request()
-    answer = _half_close(trial, request.head + request.body, operation)
-    if isinstance(answer, Answer):
-        return _answered_once(trial, operation, answer)
-    trial.require_one_effect(operation)
-    return "1 effect; the server gave up the connection"
-
-
-def _in_pieces(trial: Trial) -> str:
-    operation = trial.counted()
-    request = operation.request()
-    half = len(request.body) // 2
-    with operation.connect(request) as connection:
-        for piece in (request.head, request.body[:half]):
-            connection.send(piece)
-            if connection.is_answered(within=EARLY):
-                raise ViolationError(f"it was answered before it was complete: {connection.attempt()}")
-        connection.send(request.body[half:])
-        return _answered_once(trial, operation, connection.attempt())
-
-
-def _answered_once(trial: Trial, operation: Operation, answer: Answer | Exception) -> str:
-    trial.require_one_effect(operation, _all_answers([answer])[0])
-    return "answered, 1 effect"
-
-
-def plain_cases(trial: Trial) -> list[Case]:
+def retry_cases(trial: Trial) -> list[Case]:
     """The cases of this module. Some depend on the profile or on the command line."""
-    concurrent = "Duplicates that arrive at once have one effect, and each gets its result or is told to wait."
+    concurrent = "Duplicates that arrive at once have one effect, and each gets its result or has to wait."
+    profile = trial.profile
+    errors = {
+        "client-error": ("A 4xx is recorded as declared.", "refused_body", range(400, 500), profile.client_error),
+        "server-error": ("A 5xx is recorded as declared.", "crashing_body", range(500, 600), profile.server_error),
+        "throttled": ("A 429 doesn't end a retry.", "throttled_body", range(429, 430), profile.throttled),
+        "unavailable": ("A 503 doesn't end a retry.", "unavailable_body", range(503, 504), profile.unavailable),
+    }
     return [
         Case("sequential", "Retries of a completed operation have no effect.", PROMISE, _sequential),
         Case("replay-is-equal", "A retry gets the first status, headers and body.", PROMISE, _replay_is_equal),
@@ -305,33 +226,19 @@ def plain_cases(trial: Trial) -> list[Case]:
             Case(f"concurrent-{count}", concurrent, PROMISE, partial(_concurrent, count))
             for count in trial.target.duplicates
         ),
+        Case("late-duplicates", "Duplicates that arrive late in a run have no effect.", PROMISE, _late_duplicates),
         Case("in-progress", "A duplicate waits, or learns that the first request runs.", PROMISE, _in_progress),
         Case("retry-after", "The refusal of a running duplicate says when to retry.", _RETRY_AFTER, _retry_after),
-        Case("other-payload", "A key can't be used for another request.", PROMISE, _other_payload),
-        Case("other-payload-in-flight", "Nor while the first one runs.", PROMISE, _other_payload_in_flight),
-        Case("reordered-payload", "The same JSON in another order is a retry.", PROMISE, _reordered_payload),
-        Case("other-account", "Two accounts can use one key without meeting.", PROMISE, _other_account),
-        Case("other-path", "A key on another path never gets this path's answer.", PROMISE, _other_path),
-        Case("missing-key", "A request without a key is treated as documented.", PROMISE, _missing_key),
         *(
-            Case(
-                f"key: {form.name}",
-                "The form of the key is treated as documented.",
-                form.rule,
-                partial(_key_form, form),
-            )
-            for form in trial.profile.keys
+            Case(name, proves, _RECORDED, partial(_error, option, statuses, expected))
+            for name, (proves, option, statuses, expected) in errors.items()
         ),
-        Case(
-            "client-error", "A 4xx is recorded as declared.", PROMISE, partial(_error, "refused_body", range(400, 500))
-        ),
-        Case(
-            "server-error", "A 5xx is recorded as declared.", PROMISE, partial(_error, "crashing_body", range(500, 600))
-        ),
-        Case(
-            "cut-before-the-end", "Half a request has no effect, and its retry has one.", PROMISE, _cut_before_the_end
-        ),
-        Case("cut-after-the-end", "A client that didn't read the answer retries safely.", PROMISE, _cut_after_the_end),
-        Case("half-closed", "A client that closes its direction causes no second effect.", PROMISE, _half_closed),
-        Case("in-pieces", "A request that arrives in pieces is one request.", PROMISE, _in_pieces),
+    ]
+
+
+def closing_cases() -> list[Case]:
+    """The cases that come last, because they judge the whole run."""
+    return [
+        Case("remembered", "A key is remembered while many others are used.", PROMISE, _remembered),
+        Case("late-effects", "No effect comes after its request was judged.", PROMISE, _late_effects),
     ]

@@ -1,21 +1,18 @@
-"""How a case is declared, judged and reported: as text, as JUnit's XML, and as a page that needs no other file."""
+"""How a case is declared and judged, and what is checked after each case, whatever its own rule says."""
 
 from __future__ import annotations
 
 import time
-import xml.etree.ElementTree as ET
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from html import escape
+from itertools import permutations
 
-from .profiles import Level, Profile, Refusal, Rule
+from .leaks import Leaks
+from .profiles import PROMISE, Level, Profile, Refusal, Rule
 from .target import NotJudgedError, Operation, Target
-from .wire import WIRE_ERRORS, Answer
+from .wire import WIRE_ERRORS, Answer, Request
 
-#: What holds whatever the profile: a retry has the intended effect of one request.
-PROMISE = Rule(Level.MUST, "RFC 9110, section 9.2.2: several identical requests have the effect of one")
 #: Header fields that describe the result. Others may differ from one response to the next, such as ``Date``.
 DESCRIBING = ("Content-Type", "Content-Language", "Content-Encoding", "Location", "ETag", "Link")
 
@@ -32,8 +29,12 @@ class ViolationError(Exception):
     """The server breaks the rule of the case. The message says how."""
 
 
-class DoubledError(ViolationError):
-    """There were more effects than operations, which breaks the promise, however binding the rule of the case is."""
+class HarmError(ViolationError):
+    """A client is harmed, which is a failure however binding the rule of the case is.
+
+    There was a second effect; a success was reported that never was; a result was shown to the wrong request; a retry
+    never ends; or the server broke down where it had to refuse.
+    """
 
 
 @dataclass(frozen=True)
@@ -57,19 +58,33 @@ class Result:
     seconds: float
 
 
-@dataclass(frozen=True)
 class Trial:
     """What the cases share: the server, the profile, and the checks that most of them make."""
 
-    target: Target
-    profile: Profile
+    def __init__(self, target: Target, profile: Profile) -> None:
+        self.target = target
+        self.profile = profile
+        #: Whether two operations are known to have different answers, so that an equal one is that of another.
+        self.results_differ = False
+        self.leaks = Leaks()
+        #: The operations of the current case, and how many effects there were before it.
+        self.operations: list[Operation] = []
+        self._before: int | None = None
+        #: How many effects there were before the first case, and how many were seen in the cases.
+        self.began_with: int | None = None
+        self.seen_effects = 0
+        #: The first operation of all.
+        self.oldest: Operation | None = None
 
-    def operation(self, body: str | None = None, length: int = 36) -> Operation:
-        return Operation(self.target, self.profile, body, length)
+    def operation(self, body: str | None = None, *, key: str | None = None, unique: str = "") -> Operation:
+        """As ``Operation``."""
+        operation = Operation(self.target, self.profile, body, key=key, unique=unique)
+        self.operations.append(operation)
+        return operation
 
-    def counted(self) -> Operation:
+    def counted(self, body: str | None = None) -> Operation:
         """An operation whose effects are counted from now on."""
-        operation = self.operation()
+        operation = self.operation(body)
         operation.start_counting()
         return operation
 
@@ -80,9 +95,13 @@ class Trial:
             raise NotJudgedError(f"this case needs --{name.replace('_', '-')}")
         return value
 
+    def require_counter(self) -> None:
+        if not self.target.is_counted:
+            raise NotJudgedError("an effect whose answer is lost shows only in a counter: --count-url, --count-command")
+
     def require_effects(self, operation: Operation, expected: int) -> None:
         if (effects := operation.effects()) != expected:
-            raise (DoubledError if effects > expected else ViolationError)(f"{effects} effects instead of {expected}")
+            raise (HarmError if effects > expected else ViolationError)(f"{effects} effects instead of {expected}")
 
     def require_replay(self, replay: Answer, first: Answer) -> None:
         """Both answers have the same status, body, byte for byte, and header fields that describe the result."""
@@ -96,106 +115,100 @@ class Trial:
 
     def require_refusal(self, answer: Answer, refusal: Refusal) -> str:
         if answer.status != refusal.status:
-            raise ViolationError(f"expected {refusal.status}, got {answer}")
+            is_harm = answer.succeeded or answer.status >= 500
+            raise (HarmError if is_harm else ViolationError)(f"expected {refusal.status}, got {answer}")
         if complaint := self.profile.complaint(answer, refusal):
             raise ViolationError(f"{answer}: {complaint}")
         return f"{answer.status}"
 
     def require_settled(self, operation: Operation) -> Answer:
         """Retry until the operation has a result."""
-        answer = operation.settle()
-        if answer is None or not answer.succeeded:
-            raise ViolationError(f"retries for {self.target.patience:g} s ended with {answer or 'no answer'}")
-        return answer
+        return self.require_result(operation.settle())
 
-    def require_one_effect(self, operation: Operation, first: Answer | None = None) -> None:
-        """Retries end with the first answer, or with one that is replayed if there was none, and have one effect."""
-        settled = self.require_settled(operation)
+    def require_result(self, last: Answer | None) -> Answer:
+        """Retries that ended with this answer ended with a result."""
+        if last is None or not self.profile.is_result(last):
+            raise HarmError(f"retries for {self.target.patience:g} s ended with {last or 'no answer'}")
+        return last
+
+    def require_one_effect(self, operation: Operation, settled: Answer, first: Answer | None = None) -> None:
+        """The result with which retries ended is the first answer, or is replayed if there was none.
+
+        There was one effect.
+        """
         self.require_replay(settled if first else operation.send(), first or settled)
         self.require_effects(operation, 1)
+
+    def seconds_of_an_operation(self) -> float:
+        """How long an operation takes now. The first one after a restart doesn't count."""
+        self.operation().first()
+        started = time.monotonic()
+        self.operation().first()
+        return time.monotonic() - started
+
+    def begin(self) -> None:
+        """Begin a case."""
+        self.operations, self._before = [], None
+        self._before = self.target.effects() if self.target.is_counted else None
+
+    def audit(self) -> None:
+        """Check, at the end of a case, what holds whatever its rule and its verdict say.
+
+        :raises HarmError: it doesn't hold.
+        """
+        sent = [(operation, request) for operation in self.operations for request in operation.answers]
+        succeeded = [(operation, request) for operation in self.operations for request in operation.results()]
+        if self._before is not None:
+            effects = self.target.effects() - self._before
+            self.seen_effects += effects
+            if effects > len(sent):
+                raise HarmError(f"{effects} effects of {len(sent)} requests, not counting retries")
+            if effects < len(succeeded):
+                raise HarmError(f"{len(succeeded)} requests got a success, and {effects} had an effect")
+        for (owner, request), (other, another) in permutations(sent, 2):
+            for result in set(owner.results().get(request, [])):
+                for answer in other.answers[another]:
+                    self._require_no_leak(result, answer, other, another)
+        for operation, request in succeeded:
+            self.leaks.learn(operation.results()[request][0])
+
+    def _require_no_leak(self, result: Answer, answer: Answer, receiver: Operation, request: Request) -> None:
+        """Nothing of a result is in an answer to another request."""
+        if not receiver.profile.is_result(answer):
+            if shown := self.leaks.shown(result, answer, request):
+                raise HarmError(f"a refusal shows {shown} of another request's result: {answer}")
+        elif self.results_differ and (answer.body == result.body or self.leaks.is_same_place(result, answer)):
+            raise HarmError(f"a request was answered with another one's result: {answer}")
+
+
+def _verdict(check: Callable[[], object], rule: Rule) -> tuple[Verdict, Rule, str]:
+    try:
+        return Verdict.PASSED, rule, str(check())
+    except NotJudgedError as error:
+        return Verdict.NOT_JUDGED, rule, str(error)
+    except HarmError as error:
+        return Verdict.FAILED, rule if rule.level is Level.MUST else PROMISE, str(error)
+    except ViolationError as error:
+        return (Verdict.FAILED if rule.level is Level.MUST else Verdict.DEVIATES), rule, str(error)
+    except WIRE_ERRORS as error:
+        return Verdict.NOT_JUDGED, rule, f"the connection failed: {error!r}"
 
 
 def judge(case: Case, trial: Trial) -> Result:
     rule = trial.profile.rules.get(case.name, case.rule)
     started = time.monotonic()
-    try:
-        verdict, detail = Verdict.PASSED, case.judge(trial)
-    except NotJudgedError as error:
-        verdict, detail = Verdict.NOT_JUDGED, str(error)
-    except ViolationError as error:
-        is_binding = rule.level is Level.MUST or isinstance(error, DoubledError)
-        verdict = Verdict.FAILED if is_binding else Verdict.DEVIATES
-        detail = str(error)
-    except WIRE_ERRORS as error:
-        verdict, detail = Verdict.NOT_JUDGED, f"the connection failed: {error!r}"
-    return Result(case, rule, verdict, detail, time.monotonic() - started)
 
+    def run() -> str:
+        trial.begin()
+        return case.judge(trial)
 
-STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1a1a1a; }
-table { border-collapse: collapse; width: 100%; }
-th, td { border-bottom: 1px solid #ddd; padding: .4rem .6rem; text-align: left; vertical-align: top; }
-td:first-child, td:nth-child(2) { white-space: nowrap; }
-small { color: #555; display: block; }
-.passed { color: #10672c; } .failed { color: #b3141b; font-weight: bold; } .deviates { color: #8a5300; }
-"""
-
-
-def summary(results: Sequence[Result]) -> str:
-    """The closing line. A run that judged nothing says so."""
-    counts = Counter(result.verdict for result in results)
-    checked = len(results) - counts[Verdict.NOT_JUDGED]
-    parts = [f"{counts[verdict]} {verdict.value}" for verdict in Verdict]
-    return f"checked {checked}: {', '.join(parts)}"
-
-
-def as_text(results: Sequence[Result]) -> str:
-    lines = []
-    for result in results:
-        lines.append(f"{result.verdict.value:10}  {result.case.name:24}  {result.detail}")
-        if result.verdict in (Verdict.FAILED, Verdict.DEVIATES):
-            lines.append(f"{'':10}  {'':24}  {result.rule.level.value}: {result.rule.source}")
-    return "\n".join([*lines, "", summary(results), ""])
-
-
-def as_junit(results: Sequence[Result], profile: Profile) -> str:
-    """Deviations are passes with a remark, because no rule forbids them."""
-    counts = Counter(result.verdict for result in results)
-    numbers = {
-        "tests": len(results),
-        "failures": counts[Verdict.FAILED],
-        "skipped": counts[Verdict.NOT_JUDGED],
-    }
-    suite = ET.Element(
-        "testsuite", {"name": f"conformance.{profile.name}", **{name: str(value) for name, value in numbers.items()}}
-    )
-    tags = {Verdict.FAILED: "failure", Verdict.NOT_JUDGED: "skipped"}
-    for result in results:
-        attributes = {"classname": profile.name, "name": result.case.name, "time": f"{result.seconds:.3f}"}
-        element = ET.SubElement(suite, "testcase", attributes)
-        if (tag := tags.get(result.verdict)) is not None:
-            ET.SubElement(element, tag, {"message": _printable(result.detail)}).text = result.rule.source
-        else:
-            ET.SubElement(element, "system-out").text = _printable(f"{result.verdict.value}: {result.detail}")
-    return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def as_html(results: Sequence[Result], profile: Profile, url: str) -> str:
-    rows = "".join(
-        f"<tr><td>{escape(result.case.name)}</td><td class='{result.verdict.value}'>{result.verdict.value}</td>"
-        f"<td>{escape(result.detail)}<small>{escape(result.case.proves)}</small></td>"
-        f"<td>{result.rule.level.value}<small>{escape(result.rule.source)}</small></td></tr>\n"
-        for result in results
-    )
-    title, document = f"Idempotency-Key conformance: {escape(url)}", escape(profile.document)
-    return (
-        f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{title}</title><style>{STYLE}</style>"
-        f"</head><body><h1>{title}</h1>\n<p>Profile {profile.name}, after <a href='{document}'>{document}</a>. "
-        f"{summary(results)}.</p>\n<table><thead><tr><th>Case</th><th>Verdict</th><th>Seen</th><th>Rule</th></tr>"
-        f"</thead><tbody>\n{rows}</tbody></table></body></html>\n"
-    )
-
-
-def _printable(text: str) -> str:
-    """XML has no place for control characters."""
-    return "".join(character if character.isprintable() else " " for character in text)
+    seen = _verdict(run, rule)
+    audited = _verdict(trial.audit, PROMISE)
+    if audited[0] is Verdict.NOT_JUDGED:
+        trial.began_with = None  # late effects may have come in this case
+    if Verdict.FAILED is seen[0] is audited[0]:
+        seen = (*seen[:2], f"{seen[2]}; {audited[2]}")
+    # An audit that finds a harm, or that can't be made, is worse than what it comes after.
+    weight = [Verdict.PASSED, Verdict.NOT_JUDGED, Verdict.DEVIATES, Verdict.FAILED]
+    worst = max(seen, audited, key=lambda judged: weight.index(judged[0]))
+    return Result(case, worst[1], worst[0], worst[2], time.monotonic() - started)

@@ -78,16 +78,28 @@ class Profile:
     missing: Refusal | None
     reused: Refusal
     in_progress: Refusal
+    #: The status that ends retries after a crash if the server can't know whether the operation ran. None: it knows.
+    unknown: int | None = None
     #: Returns what is wrong with the form of a refusal, or None.
     complaint: Callable[[Answer, Refusal], str | None]
     client_error: Expected = Expected.REPLAYED
     server_error: Expected
+    throttled: Expected = Expected.FRESH
+    unavailable: Expected = Expected.FRESH
     other_path: Expected
     #: The same JSON with its members in another order.
     reordered: Expected = Expected.UNSPECIFIED
     keys: tuple[KeyForm, ...]
     #: By the name of a case. A case without an entry here has its own rule.
     rules: Mapping[str, Rule] = field(default_factory=dict)
+
+    def is_result(self, answer: Answer) -> bool:
+        """Whether the answer reports that the operation ran."""
+        return answer.succeeded and answer.status != self.in_progress.status
+
+    def is_unknown(self, answer: Answer) -> bool:
+        """Whether an operator has to find out what became of the operation. There is nothing to wait for."""
+        return answer.status == self.unknown and answer.field("Retry-After") is None
 
 
 def _must(source: str) -> Rule:
@@ -144,15 +156,19 @@ def _no_complaint(answer: Answer, refusal: Refusal) -> str | None:
     return None
 
 
+#: What holds whatever the profile.
+SUITE = "this suite's promise"
+PROMISE = _must(f"{SUITE}: one operation, at most one effect, and its own result")
+
 _KEY = b"{key}"
-_RFC_9110 = _must("RFC 9110, section 5.5")
-_RFC_8941 = _should("draft section 2.1; RFC 8941, section 4.2: a field that is not a String is ignored")
+_SENDABLE = _must(f"{SUITE}: a client's malformed key doesn't break the server")
+_STRING = _should("draft section 2.1: an Item of RFC 8941, which is a String")
 
 #: What no client may send. The server may refuse it or read something else, but the promise still holds.
 _UNSENDABLE = (
-    KeyForm("NUL", (b"a\x00" + _KEY,), None, _RFC_9110),
-    KeyForm("line feed", (b"a\n" + _KEY,), None, _RFC_9110),
-    KeyForm("DEL", (b"a\x7f" + _KEY,), None, _RFC_9110),
+    KeyForm("NUL", (b"a\x00" + _KEY,), None, _SENDABLE),
+    KeyForm("line feed", (b"a\n" + _KEY,), None, _SENDABLE),
+    KeyForm("DEL", (b"a\x7f" + _KEY,), None, _SENDABLE),
 )
 
 IETF = Profile(
@@ -168,12 +184,12 @@ IETF = Profile(
     other_path=Expected.UNSPECIFIED,
     keys=(
         KeyForm("quoted", (b'"' + _KEY + b'"',), True, _must("draft section 2.1")),
-        KeyForm("bare", (_KEY,), False, _RFC_8941),
-        KeyForm("empty", (b"",), False, _RFC_8941),
-        KeyForm("empty string", (b'""',), None, _RFC_8941),
-        KeyForm("unterminated", (b'"' + _KEY,), False, _RFC_8941),
-        KeyForm("not ASCII", (b'"\xc3\xa9' + _KEY + b'"',), False, _RFC_8941),
-        KeyForm("two fields", (b'"a' + _KEY + b'"', b'"b' + _KEY + b'"'), False, _RFC_8941),
+        KeyForm("bare", (_KEY,), False, _STRING),
+        KeyForm("empty", (b"",), False, _STRING),
+        KeyForm("empty string", (b'""',), None, _STRING),
+        KeyForm("unterminated", (b'"' + _KEY,), False, _STRING),
+        KeyForm("not ASCII", (b'"\xc3\xa9' + _KEY + b'"',), False, _STRING),
+        KeyForm("two fields", (b'"a' + _KEY + b'"', b'"b' + _KEY + b'"'), False, _STRING),
         *_UNSENDABLE,
     ),
     rules={
@@ -184,6 +200,7 @@ IETF = Profile(
         "replay-is-equal": _should("draft section 2.6"),
         "client-error": _should("draft section 2.6: success or an error"),
         "other-account": _should("draft section 5: a composite key"),
+        "other-account-in-flight": _should("draft section 5: a composite key"),
         "other-path": _should("draft section 5: a composite key"),
     },
 )
@@ -202,12 +219,13 @@ STRIPE = Profile(
     in_progress=Refusal(409, "idempotency_key_in_use"),
     complaint=_stripe_complaint,
     server_error=Expected.REPLAYED,
+    unavailable=Expected.UNSPECIFIED,
     other_path=Expected.REFUSED,
     keys=(
         KeyForm("bare", (_KEY,), True, _STRIPE),
         KeyForm("255 characters", (_KEY,), True, _STRIPE, length=255),
         KeyForm("256 characters", (_KEY,), False, _STRIPE, length=256),
-        KeyForm("two fields", (b"a" + _KEY, b"b" + _KEY), None, _RFC_9110),
+        KeyForm("two fields", (b"a" + _KEY, b"b" + _KEY), None, _SENDABLE),
         *_UNSENDABLE,
     ),
     rules={
@@ -246,12 +264,13 @@ ACP = Profile(
         KeyForm("255 characters", (_KEY,), True, _acp("6.1"), length=255),
         KeyForm("256 characters", (_KEY,), False, _acp("6.1"), length=256),
         KeyForm("empty", (b"",), False, _acp("6.1")),
-        KeyForm("two fields", (b"a" + _KEY, b"b" + _KEY), None, _RFC_9110),
+        KeyForm("two fields", (b"a" + _KEY, b"b" + _KEY), None, _SENDABLE),
         *_UNSENDABLE,
     ),
     rules={
         "missing-key": _acp("6.1"),
         "other-account": _acp("6.1"),
+        "other-account-in-flight": _acp("6.1"),
         "other-path": _acp("6.1"),
         "reordered-payload": _acp("6.2"),
         "replay-is-equal": _acp("6.3"),
@@ -268,13 +287,31 @@ ACP = Profile(
 
 PROFILES = {profile.name: profile for profile in (IETF, STRIPE, ACP)}
 
+_DECLARED = _must(f"{SUITE}: as the server documents")
+#: The forms of the key where a server declares keys without quotes.
+_BARE = (
+    KeyForm("bare", (_KEY,), True, _DECLARED),
+    KeyForm("empty", (b"",), False, _DECLARED),
+    KeyForm("two fields", (b"a" + _KEY, b"b" + _KEY), None, _SENDABLE),
+    *_UNSENDABLE,
+)
+
+
+#: The names that ``declare`` knows.
+DECLARABLE = (
+    *("header", "marker", "quoted", "missing", "reused", "in-progress", "unknown", "errors"),
+    *("client-error", "server-error", "throttled", "unavailable", "other-path"),
+)
+
 
 def declare(profile: Profile, declaration: str) -> Profile:
     """Change what a profile expects to what the server's own documentation says.
 
     :param declaration: ``name=value``. Names: ``header`` and ``marker`` (names of header fields), ``quoted`` (yes or
-        no), ``missing``, ``reused`` and ``in-progress`` (a status; ``missing=none``: keys are optional), ``errors=any``
-        (refusals have no particular form), ``client-error``, ``server-error``, ``other-path`` (an ``Expected``).
+        no), ``missing``, ``reused`` and ``in-progress`` (a status; ``missing=none``: keys are optional), ``unknown``
+        (the status that ends retries if the server can't know whether an operation ran before a crash), ``errors=any``
+        (refusals have no particular form), ``client-error``, ``server-error``, ``throttled``, ``unavailable`` and
+        ``other-path`` (an ``Expected``).
     :raises ValueError: there is no such name, or the value is none for it.
     """
     name, _, value = declaration.partition("=")
@@ -289,9 +326,13 @@ def declare(profile: Profile, declaration: str) -> Profile:
         changes["marker"] = (value, "true")
     elif name == "quoted" and value in ("yes", "no"):
         changes["quoted"] = value == "yes"
+        if changes["quoted"] is not profile.quoted:
+            changes["keys"] = IETF.keys if changes["quoted"] else _BARE
     elif name in ("missing", "reused", "in-progress") and value.isdecimal():
         changes[name.replace("-", "_")] = Refusal(int(value))
-    elif name in ("client-error", "server-error", "other-path"):
+    elif name == "unknown" and value.isdecimal():
+        changes[name] = int(value)
+    elif name in ("client-error", "server-error", "throttled", "unavailable", "other-path"):
         changes[name.replace("-", "_")] = Expected(value)
     else:
         raise ValueError(f"{declaration!r} declares nothing")

@@ -22,9 +22,11 @@ from uuid import uuid4
 
 #: How long, in seconds, a claim is presumed to be alive.
 LEASE = 1.0
+#: At which look at the counter a repeated effect comes: after the suite has made sure that the counter counts.
+LATER = 6
 
 #: The status and the code of each refusal. Stripe runs a request without a key.
-INVALID = {"invalid": (400, "invalid")}
+INVALID = {"invalid": (400, "invalid"), "stranger": (401, "stranger"), "method": (405, "method")}
 FORMS = {
     "ietf": INVALID | {"missing": (400, "missing"), "reused": (422, "reused"), "in_progress": (409, "in progress")},
     "stripe": INVALID | {"reused": (400, "idempotency_error"), "in_progress": (409, "idempotency_key_in_use")},
@@ -39,6 +41,7 @@ CREATE TABLE IF NOT EXISTS records (
     scope TEXT PRIMARY KEY, payload TEXT, path TEXT, attempt INTEGER, lease REAL, answer TEXT, expires REAL
 );
 CREATE TABLE IF NOT EXISTS effects (scope TEXT);
+PRAGMA case_sensitive_like = ON;
 """
 
 
@@ -48,12 +51,14 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 512
     daemon_threads = True
 
-    def __init__(self, directory, profile, faults, *, ttl=3600, takes=0.3, port=0):
+    def __init__(self, directory, profile, faults, *, ttl=3600, takes=0.05, port=0):
         """:param takes: how many seconds the operation takes."""
         super().__init__(("127.0.0.1", port), Handler)
         self.directory, self.profile, self.faults = directory, profile, faults
         self.ttl, self.takes = ttl, takes
         self.begun = threading.Event()
+        self.cached = {}
+        self.counts = 0
         with self.transaction() as database:
             database.executescript(SCHEMA)
 
@@ -65,6 +70,7 @@ class Server(ThreadingHTTPServer):
     def transaction(self):
         store = sqlite3.connect(self.directory / "store", timeout=20, isolation_level=None)
         with contextlib.closing(store) as database:
+            database.execute("PRAGMA synchronous = OFF")  # no test cuts the power
             database.execute("BEGIN IMMEDIATE")
             yield database
             with contextlib.suppress(sqlite3.OperationalError):  # executescript has committed
@@ -96,22 +102,43 @@ class Handler(BaseHTTPRequestHandler):
         return fault in self.server.faults
 
     def do_GET(self):
+        self.server.counts += 1
         with self.server.transaction() as database:
+            if self.has("repeats-later") and self.server.counts == LATER:
+                database.execute("INSERT INTO effects VALUES ('later')")
             self._send({"status": 200, "body": str(database.execute("SELECT count(*) FROM effects").fetchone()[0])})
+
+    def do_PUT(self):
+        if self.has("method-blind"):
+            self.do_POST()
+            return
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._send(self._refusal("broken" if self.has("breaks-on-methods") else "method"))
+
+    do_PATCH = do_PUT  # noqa: N815 - the base class looks for it
 
     def do_POST(self):
         length = int(self.headers["Content-Length"])
-        if self.has("answers-early") or (self.has("one-account") and self.headers["Authorization"] == "bob"):
+        if self.has("one-account") and self.headers["Authorization"] == "bob":
             self.close_connection = True
             self._send(self._refusal("invalid"))
             return
-        body = self.rfile.read1(length) if self.has("reads-what-is-there") else self.rfile.read(length)
+        if self.has("answers-early"):
+            self.connection.settimeout(0.01)
+        try:
+            body = self.rfile.read1(length) if self.has("reads-what-is-there") else self.rfile.read(length)
+        except TimeoutError:
+            self.close_connection = True
+            self._send(self._refusal("invalid"))
+            return
         if len(body) < length and not (self.has("runs-half-requests") or self.has("reads-what-is-there")):
             self.close_connection = True
             return
         key = self._key()
-        if key is None and self.has("breaks-on-keys"):
-            self._send({"status": 500, "body": "{}"})
+        if "Authorization" not in self.headers and not self.has("serves-strangers"):
+            self._send(self._refusal("stranger"))
+        elif key is None and self.has("breaks-on-keys"):
+            self._send(self._refusal("broken"))
         elif key is None and "Idempotency-Key" in self.headers and not self.has("takes-any-key"):
             self._send(self._refusal("invalid"))
         elif key is None and "missing" in FORMS[self.server.profile] and not self.has("runs-without-key"):
@@ -130,31 +157,53 @@ class Handler(BaseHTTPRequestHandler):
             return None
         if self.server.profile == "ietf":
             match = re.fullmatch(r'"([\x20-\x21\x23-\x7e]+)"', values[0])
-            return match[1] if match else None
-        return values[0] if re.fullmatch(r"[\x21-\x7e]{1,255}", values[0]) else None
+            return self._blurred(match[1]) if match else None
+        return self._blurred(values[0]) if re.fullmatch(r"[\x20-\x7e]{1,255}", values[0]) else None
+
+    def _blurred(self, key):
+        """The key, if the server doesn't take it for another one."""
+        for fault in self.server.faults:
+            if fault.startswith("cuts-at-"):
+                key = key[: int(fault.rpartition("-")[2])]
+        key = key[1:] if self.has("skips-one") else key
+        key = key.lower() if self.has("folds-case") else key
+        key = key.replace(" ", "") if self.has("drops-blanks") else key
+        return key.rstrip() if self.has("strips") else key
 
     def _protect(self, key, body):
-        account = "" if self.has("key-alone") else self.headers.get("Authorization", "")
+        account = "" if self.has("key-alone") else self.headers.get("Authorization", "alice")
         path = "" if self.has("path-blind") or self.server.profile == "stripe" else self.path
         payload = body.decode() if self.has("order-matters") else json.dumps(_parsed(body), sort_keys=True)
+        payload += self.headers["Idempotency-Key"] if self.has("fingerprints-the-key") else ""
         scope = json.dumps([account, path, key, payload if self.has("payload-in-scope") else ""])
         if self.has("ignores-keys"):
-            scope = uuid4().hex
+            scope = json.dumps([account, path, uuid4().hex, ""])
         kind, attempt, answer = self._claim(scope, payload)
         self.server.begun.set()
         if kind == "replay":
             answer = self._distorted(answer)
         elif kind == "run":
             answer = self._run(body, scope, attempt)
+        if self.has("one-answer"):  # as a cache does that doesn't know accounts
+            answer = self.server.cached.setdefault(key, answer)
         self._send({**answer, "key": key})
 
     def _claim(self, scope, payload):
         """:returns: whether to run, replay or refuse; the attempt; and the answer, unless it is to run."""
         now = time.time()
+        found = "? LIKE scope OR scope LIKE ?" if self.has("like") else "scope IN (?, ?)"
         with self.server.transaction() as database:
+            if self.has("remembers-few"):
+                newest = "SELECT rowid FROM records ORDER BY rowid DESC LIMIT 2"
+                database.execute(f"DELETE FROM records WHERE rowid NOT IN ({newest})")
             row = database.execute(
-                "SELECT payload, path, attempt, lease, answer, expires FROM records WHERE scope = ?", (scope,)
+                f"SELECT payload, path, attempt, lease, answer, expires FROM records WHERE {found}", (scope, scope)
             ).fetchone()
+            locked = database.execute(
+                "SELECT 1 FROM records WHERE answer IS NULL AND instr(scope, ?)", (json.loads(scope)[2],)
+            ).fetchone()
+            if locked and self.has("one-lock"):
+                return "refuse", 0, self._refusal("in_progress")
             if row is not None and row[5] < now and self.has("refuses-expired"):
                 return "refuse", 0, self._refusal("invalid")
             if row is None or (row[5] < now and not self.has("never-expires")):
@@ -169,10 +218,14 @@ class Handler(BaseHTTPRequestHandler):
                 if self.has("path-blind") and row[1] != self.path:
                     differs = False
                 if differs and not self.has("ignores-payload") and row[4] is not None:
-                    return "refuse", 0, self._refusal("reused")
+                    return "refuse", 0, self._refusal("reused", json.loads(row[4]))
                 if row[4] is None:
                     return "refuse", 0, self._refusal("in_progress")
                 return "replay", 0, json.loads(row[4])
+            elif self.has("parks-after-a-crash"):
+                return "refuse", 0, self._refusal("in_progress") | {"wait": None}
+            elif self.has("blocks-after-a-crash"):
+                return "refuse", 0, self._refusal("in_progress")
             else:
                 taken = "UPDATE records SET attempt = attempt + 1, lease = ? WHERE scope = ?"
                 database.execute(taken, (now + LEASE, scope))
@@ -180,8 +233,11 @@ class Handler(BaseHTTPRequestHandler):
         return "run", 0, {}  # of the fault "races": the record is written after the operation
 
     def _insert(self, database, scope, payload, now):
-        statement = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, 1, ?, NULL, ?)"
-        database.execute(statement, (scope, payload, self.path, now + LEASE, now + self.server.ttl))
+        statement = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, 1, ?, ?, ?)"
+        answer = json.dumps(self._answer(201)) if self.has("record-before-effect") else None
+        lease = self.server.takes / 3 if self.has("short-lease") else LEASE
+        ttl = self.server.ttl / 2 if self.has("expires-at-half") else self.server.ttl
+        database.execute(statement, (scope, payload, self.path, now + lease, answer, now + ttl))
 
     def _run(self, body, scope, attempt):
         """The operation. Without a scope it runs without protection."""
@@ -193,27 +249,42 @@ class Handler(BaseHTTPRequestHandler):
                 database.execute(effect, (scope,))
         time.sleep(self.server.takes)  # the operation itself, during which duplicates arrive
         outcome = _parsed(body).get("outcome", 201)
-        answer = {"status": outcome, "body": json.dumps({"run": uuid4().hex}), "location": f"/{uuid4().hex}"}
+        answer = self._answer(outcome)
+        busy = _parsed(body).get("busy")
+        if busy is not None and busy not in self.server.cached:  # it is so once
+            self.server.cached[busy], outcome = True, 429
+            answer = {"status": outcome, "body": "busy", "location": None}
+        if self.has("record-after-effect"):
+            with self.server.transaction() as database:
+                database.execute(effect, (scope,))
+            time.sleep(self.server.takes / 4)  # in which a crash doubles
         with self.server.transaction() as database:
             if self.has("races") and scope is not None:
                 self._insert(database, scope, json.dumps(_parsed(body), sort_keys=True), time.time())
+            if outcome >= 500 and self.has("blocks-after-5xx"):
+                database.execute("UPDATE records SET lease = lease + 3600 WHERE scope = ?", (scope,))
+                return answer
             released = (outcome >= 500) == (self.server.profile != "stripe") and outcome >= 500
             released = released != (self.has("wrong-5xx") and outcome >= 500)
+            released = (released or outcome in (429, 503)) and not self.has(f"records-{outcome}")
             if released or (self.has("forgets-errors") and 400 <= outcome < 500):
                 database.execute("DELETE FROM records WHERE scope = ?", (scope,))
                 return answer
             owned = "UPDATE records SET answer = ? WHERE scope = ? AND (attempt = ? OR ?)"
-            unfenced = self.has("unfenced") or self.has("races")
+            unfenced = any(map(self.has, ("unfenced", "races", "short-lease", "record-before-effect")))
             done = database.execute(owned, (json.dumps(answer), scope, attempt, unfenced)).rowcount
             if scope is not None and not done:
                 row = database.execute("SELECT answer FROM records WHERE scope = ?", (scope,)).fetchone()
                 return json.loads(row[0]) if row[0] else self._refusal("in_progress")
-            if outcome < 300 and not self.has("effect-before-record"):
+            if outcome < 300 and not (self.has("effect-before-record") or self.has("record-after-effect")):
                 database.execute(effect, (scope,))
             # In the transaction of the effect: between the two, a retry could be answered twice from the record.
             if self.has("forgets-on-cut") and self._is_gone(ConnectionResetError):
                 database.execute("DELETE FROM records WHERE scope = ?", (scope,))
         return answer
+
+    def _answer(self, outcome):
+        return {"status": outcome, "body": json.dumps({"run": uuid4().hex}), "location": f"/{uuid4().hex}"}
 
     def _distorted(self, answer):
         """A replay, with the fault that it may have."""
@@ -224,16 +295,27 @@ class Handler(BaseHTTPRequestHandler):
             "replayed": not self.has("unmarked"),
         }
 
-    def _refusal(self, kind):
+    def _refusal(self, kind, first=None):
+        """:param first: the answer to which the key belongs."""
+        if kind == "broken" or (kind == "reused" and self.has("breaks-on-reuse")):
+            return {"status": 500, "body": "{}"}
         status, code = FORMS[self.server.profile][kind]
         forms = {
             "ietf": {"title": code, "status": status},
             "stripe": {"error": {"type": "invalid_request_error", "code": code, "message": code}},
             "acp": {"type": "invalid_request", "code": code, "message": code},
         }
-        body = "no" if self.has("plain-errors") else json.dumps(forms[self.server.profile])
+        form = forms[self.server.profile]
+        if first is not None and self.has("shows-the-body"):
+            form["original"] = first["body"]
+        if first is not None and self.has("shows-a-member"):
+            form["original"] = json.loads(first["body"])
+        place = first["location"] if first is not None and self.has("shows-the-location") else None
+        body = "no" if self.has("plain-errors") else json.dumps(form)
         status = 418 if self.has("odd-statuses") else 200 if self.has("refuses-nothing") else status
-        return {"status": status, "body": body, "wait": kind == "in_progress"}
+        waits = {"waits-for-years": "99999999", "waits-oddly": "soon"}
+        wait = next((waits[fault] for fault in waits if self.has(fault)), "1") if kind == "in_progress" else None
+        return {"status": status, "body": body, "wait": wait, "location": place}
 
     def _is_gone(self, *errors):
         """Whether the client has closed the connection, or its direction of it."""
@@ -261,7 +343,7 @@ class Handler(BaseHTTPRequestHandler):
         if (answer.get("replayed") and self.server.profile != "ietf") or self.has("marks-everything"):
             self.send_header("Idempotent-Replayed", "true")
         if answer.get("wait") and not self.has("no-retry-after"):
-            self.send_header("Retry-After", "1")
+            self.send_header("Retry-After", answer["wait"])
         if answer.get("key") and not self.has("no-echo"):
             self.send_header("Idempotency-Key", answer["key"])
         self.end_headers()
@@ -277,7 +359,7 @@ def _parsed(body):
 
 def main(directory, port, profile, *faults):
     os.setpgrp()  # so that both are killed as one
-    server = Server(Path(directory), profile, set(faults), takes=0.5, port=int(port))
+    server = Server(Path(directory), profile, set(faults), takes=0.4, port=int(port))
     if "loses-on-restart" in faults:
         with server.transaction() as database:
             database.execute("DELETE FROM records")

@@ -1,14 +1,13 @@
 """A FastAPI application with one operation, protected by the package that ``PACKAGE`` names. Served by uvicorn."""
 
 import asyncio
-import json
 import os
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from operation import TAKES, append_line
+from operation import TAKES, begin
 
 PACKAGE = os.environ["PACKAGE"]
 #: Where records are kept that a crash doesn't reach.
@@ -17,10 +16,9 @@ app = FastAPI()
 
 
 async def answer(request: Request):  # FastAPI goes by the annotation
-    status = json.loads(await request.body()).get("outcome", 201)
-    number = append_line()
+    status, name = begin(await request.body())
     await asyncio.sleep(TAKES)
-    return JSONResponse({"number": number}, status_code=status)
+    return JSONResponse({"run": name}, status_code=status)
 
 
 protect = lambda operation: operation  # noqa: E731

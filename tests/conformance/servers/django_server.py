@@ -60,15 +60,15 @@ django.setup()
 
 
 def account(request):
-    return request.headers["Authorization"]
+    return request.headers.get("Authorization")
 
 
 def answer(request):
     try:
-        status, number = run(request.body)
+        status, name = run(request.body)
     except ValueError:
         return HttpResponse("not JSON", status=400)
-    return JsonResponse({"number": number}, status=status)
+    return JsonResponse({"run": name}, status=status)
 
 
 if PACKAGE == "django-idempotency":
@@ -89,10 +89,10 @@ else:
 
     def post(self, request):
         try:
-            status, number = run(request.body)
+            status, name = run(request.body)
         except ValueError:
             return Response("not JSON", status=400)
-        return Response({"number": number}, status=status)
+        return Response({"run": name}, status=status)
 
     if PACKAGE == "djangorestframework-idempotency-key":
         from rest_framework_idempotency_key.decorators import simple_idempotency_key_method

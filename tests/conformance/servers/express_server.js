@@ -1,18 +1,24 @@
 // An Express application with one operation, protected by the package that PACKAGE names.
+const crypto = require("crypto");
 const fs = require("fs");
 const express = require("express");
 
 const app = express();
 app.use(express.json());
-
-function appendLine() {
-  fs.appendFileSync(process.env.EFFECTS, "line\n");
-  return fs.readFileSync(process.env.EFFECTS, "utf8").split("\n").length - 1;
+if (process.env.STORE.endsWith("by account")) {
+  app.use((request, response, next) => {
+    const { authorization, "idempotency-key": key } = request.headers;
+    if (!authorization) return response.status(401).send({});
+    if (key) request.headers["idempotency-key"] = `${authorization} ${key}`;
+    next();
+  });
 }
 
+// A refusal has no effect.
 function run(request, respond) {
-  const number = appendLine();
-  setTimeout(() => respond(request.body.outcome || 201, { number }), 200);
+  const status = request.body.outcome || 201;
+  if (status < 300) fs.appendFileSync(process.env.EFFECTS, "line\n");
+  setTimeout(() => respond(status, { run: crypto.randomUUID() }), 200);
 }
 
 if (process.env.PACKAGE === "express-idempotency") {

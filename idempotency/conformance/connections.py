@@ -1,0 +1,86 @@
+"""The cases in which a client's connection ends early, or delivers the request in pieces."""
+
+from __future__ import annotations
+
+from .cases import all_answers
+from .judging import Case, HarmError, Trial, ViolationError
+from .profiles import PROMISE
+from .target import NotJudgedError, Operation
+from .wire import Answer
+
+#: For how many seconds an answer would be too early.
+EARLY = 0.05
+
+
+def _half_close(trial: Trial, data: bytes, operation: Operation) -> Answer | Exception:
+    """Send so much, say that nothing more follows, and wait for what the server makes of it."""
+    if trial.target.url.startswith("https:"):
+        raise NotJudgedError("a TLS connection can't be closed in one direction")
+    with operation.connect() as connection:
+        connection.send(data)
+        connection.half_close()
+        answer = connection.attempt()
+    operation.note(answer)
+    return answer
+
+
+def _cut_before_the_end(trial: Trial) -> str:
+    operation = trial.counted()
+    request = operation.request()
+    answer = _half_close(trial, (request.head + request.body)[:-1], operation)
+    if operation.effects() or (isinstance(answer, Answer) and answer.succeeded):
+        raise HarmError(f"half a request was taken for a whole one: {answer}")
+    trial.require_settled(operation)
+    trial.require_effects(operation, 1)
+    return "1 effect, of the retry"
+
+
+def _cut_after_the_end(trial: Trial) -> str:
+    trial.require_counter()
+    operation = trial.counted()
+    with operation.connect() as connection:
+        connection.send_all()
+        connection.reset()
+    trial.require_one_effect(operation, trial.require_settled(operation))
+    return "1 effect, replayed"
+
+
+def _half_closed(trial: Trial) -> str:
+    operation = trial.counted()
+    request = operation.request()
+    answer = _half_close(trial, request.head + request.body, operation)
+    if isinstance(answer, Answer):
+        return _answered_once(trial, operation, answer)
+    trial.require_one_effect(operation, trial.require_settled(operation))
+    return "1 effect; the server gave up the connection"
+
+
+def _in_pieces(trial: Trial) -> str:
+    operation = trial.counted()
+    request = operation.request()
+    half = len(request.body) // 2
+    with operation.connect(request) as connection:
+        for piece in (request.head, request.body[:half]):
+            connection.send(piece)
+            if connection.is_answered(within=EARLY):
+                raise ViolationError(f"it was answered before it was complete: {connection.attempt()}")
+        connection.send(request.body[half:])
+        answer = connection.attempt()
+    operation.note(answer)
+    return _answered_once(trial, operation, answer)
+
+
+def _answered_once(trial: Trial, operation: Operation, answer: Answer | Exception) -> str:
+    [first] = all_answers([answer])
+    trial.require_one_effect(operation, trial.require_settled(operation), first)
+    return "answered, 1 effect"
+
+
+def connection_cases() -> list[Case]:
+    """The cases of this module."""
+    return [
+        Case("cut-before-the-end", "Half a request has no effect, its retry has one.", PROMISE, _cut_before_the_end),
+        Case("cut-after-the-end", "A client that didn't read the answer retries safely.", PROMISE, _cut_after_the_end),
+        Case("half-closed", "A client that closes its direction causes no second effect.", PROMISE, _half_closed),
+        Case("in-pieces", "A request that arrives in pieces is one request.", PROMISE, _in_pieces),
+    ]

@@ -1,0 +1,87 @@
+"""What has to work before anything can be judged: two operations, an effect each, and a counter that shows it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .judging import Trial
+from .profiles import Profile
+from .target import NotJudgedError, Operation, Target
+from .wire import WIRE_ERRORS, Answer, exchange, exchange_together
+
+
+class UnjudgeableError(Exception):
+    """Nothing can be judged. The message is a sentence that says what to change."""
+
+
+def _succeed(operation: Operation) -> Answer:
+    request = operation.request()
+    try:
+        answer = exchange(request, operation.target.timeout)
+    except (*WIRE_ERRORS, ValueError) as error:
+        raise UnjudgeableError(f"{operation.target.url} doesn't answer: {error!r}.") from error
+    if not answer.succeeded:
+        raise UnjudgeableError(
+            f"The operation answered {answer} in place of a success: see --url, --body, --header and --declare."
+        )
+    operation.note(answer, request)
+    return answer
+
+
+def _read(target: Target) -> list[int]:
+    try:
+        return target.counted()
+    except NotJudgedError as error:
+        raise UnjudgeableError(f"Effects can't be counted: {error}.") from error
+
+
+def _index(readings: list[list[int]]) -> int:
+    """Which number counts effects: it was read twice, and once more after each of two operations."""
+    columns = list(zip(*readings, strict=False))
+    found = [i for i, (idle, first, *more) in enumerate(columns) if (first - idle, *more) == (0, first + 1, first + 2)]
+    if not found:
+        seen = ", ".join(str(reading[0] if len(reading) == 1 else reading) for reading in readings[1:])
+        raise UnjudgeableError(
+            f"The counter must show one more effect after each operation, but before and after two it showed {seen}."
+        )
+    if len({columns[i] for i in found}) > 1:
+        raise UnjudgeableError(f"The counter shows several numbers that grow by one: {readings[-1]}.")
+    return found[0]
+
+
+def _do_results_differ(target: Target, profile: Profile) -> bool:
+    """Whether two operations have different answers, besides what these repeat of their requests.
+
+    They run at once, so a timestamp alone makes no difference.
+    """
+    operations = [Operation(target, profile) for _ in range(2)]
+    answers, _ = exchange_together([operation.request() for operation in operations], target.timeout)
+    bodies = {
+        operation.blank(answer)
+        for operation, answer in zip(operations, answers, strict=True)
+        if isinstance(answer, Answer) and profile.is_result(answer)
+    }
+    return len(bodies) == 2
+
+
+def prepare(target: Target, profile: Profile) -> Trial:
+    """:raises UnjudgeableError: nothing can be judged."""
+    readings = [_read(target), _read(target)] if target.is_counted else []
+    operations = [Operation(target, profile) for _ in range(2)]
+    answers = []
+    for operation in operations:
+        answers.append(_succeed(operation))
+        if target.is_counted:
+            readings.append(_read(target))
+    trial = Trial(replace(target, count_index=_index(readings)) if readings else target, profile)
+    trial.oldest = operations[0]
+    for answer in answers:
+        trial.leaks.learn(answer)
+    trial.results_differ = _do_results_differ(target, profile)
+    if not (trial.results_differ or target.is_counted):
+        raise UnjudgeableError(
+            "Without --count-url or --count-command, each execution must have a different answer, but two were equal."
+        )
+    if readings:
+        trial.began_with = trial.target.effects()
+    return trial

@@ -1,0 +1,237 @@
+"""The cases in which a key, or one like it, comes with another request, and those of the key's form."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from uuid import uuid4
+
+from .cases import all_answers
+from .judging import Case, HarmError, Trial, ViolationError
+from .profiles import PROMISE, Expected, KeyForm
+from .target import NotJudgedError, Operation, new_key
+from .wire import Answer
+
+#: A server may answer so to a method that it doesn't have.
+NOT_IMPLEMENTED = 501
+
+
+def _other_payload(trial: Trial) -> str:
+    other_body = trial.option("other_body")
+    operation = trial.counted()
+    first = operation.first()
+    answer = operation.send(operation.request(body=operation.fill(other_body)))
+    trial.require_effects(operation, 1)
+    seen = trial.require_refusal(answer, trial.profile.reused)
+    trial.require_replay(operation.send(), first)
+    return f"{seen}, and the first answer is still replayed"
+
+
+def _other_payload_in_flight(trial: Trial) -> str:
+    other_body = trial.option("other_body")
+    operation = trial.counted()
+    requests = [operation.request(), operation.request(body=operation.fill(other_body))]
+    answers, overlapped = operation.together(requests)
+    if not overlapped:
+        raise NotJudgedError("the operation is too fast: it answered before the other payload was sent")
+    expected = trial.profile.in_progress
+    found = all_answers(answers)
+    if broken := [answer for answer in found if answer.status >= 500 and answer.status != expected.status]:
+        raise HarmError(f"it was not refused, but broke the server: {broken[0]}")
+    refused = [answer for answer in found if not trial.profile.is_result(answer)]
+    trial.require_effects(operation, 1)
+    if len(refused) != 1:
+        raise ViolationError(f"{len(refused)} of two payloads under one key were refused")
+    return trial.require_refusal(refused[0], expected if refused[0].status == expected.status else trial.profile.reused)
+
+
+def _reordered_payload(trial: Trial) -> str:
+    if trial.profile.reordered is not Expected.REPLAYED:
+        raise NotJudgedError("the profile doesn't say whether the order of members matters")
+    operation = trial.counted()
+    try:
+        members = json.loads(operation.body)
+    except ValueError:
+        members = None
+    if not isinstance(members, dict) or len(members) < 2:
+        raise NotJudgedError("--body is not a JSON object with two members or more")
+    first = operation.first()
+    reordered = json.dumps(dict(reversed(members.items())), indent=1).encode()
+    again = operation.send(operation.request(body=reordered), retries=operation.request())
+    trial.require_replay(again, first)
+    trial.require_effects(operation, 1)
+    return "replayed"
+
+
+def _independent(trial: Trial, operation: Operation, answer: Answer) -> str:
+    if not trial.profile.is_result(answer):
+        raise (HarmError if answer.status >= 500 else ViolationError)(f"it was refused: {answer}")
+    trial.require_effects(operation, 2)
+    return "2 effects"
+
+
+def _other_account(trial: Trial) -> str:
+    account = trial.option("other_account")
+    operation = trial.counted()
+    operation.first()
+    return _independent(trial, operation, operation.send(operation.request(account=account)))
+
+
+def _other_account_in_flight(trial: Trial) -> str:
+    account = trial.option("other_account")
+    operation = trial.counted()
+    answers, overlapped = operation.together([operation.request(), operation.request(account=account)])
+    if not overlapped:
+        raise NotJudgedError("the operation is too fast: it answered before the other account's request was sent")
+    found = all_answers(answers)
+    refused = [answer for answer in found if not trial.profile.is_result(answer)]
+    return _independent(trial, operation, [*refused, *found][0])
+
+
+def _other_path(trial: Trial) -> str:
+    url = trial.option("other_url")
+    probe = trial.operation()
+    if not trial.profile.is_result(answer := probe.send(probe.request(url=url))):
+        raise NotJudgedError(f"--other-url doesn't take --body: {answer}")
+    operation = trial.counted()
+    operation.first()
+    answer = operation.send(operation.request(url=url))
+    expected = trial.profile.other_path
+    if expected is Expected.FRESH or (trial.profile.is_result(answer) and expected is Expected.UNSPECIFIED):
+        return _independent(trial, operation, answer)
+    seen = trial.require_refusal(answer, trial.profile.reused)
+    trial.require_effects(operation, 1)
+    return seen
+
+
+def _refused_or_independent(trial: Trial, operation: Operation, answer: Answer) -> str:
+    if trial.profile.is_result(answer):
+        return _independent(trial, operation, answer)
+    if answer.status >= 500 and answer.status != NOT_IMPLEMENTED:
+        raise HarmError(f"it was not refused, but broke the server: {answer}")
+    trial.require_effects(operation, 1)
+    return f"refused: {answer.status}"
+
+
+def _no_credentials(trial: Trial) -> str:
+    if not trial.target.credentials:
+        raise NotJudgedError("the requests have no credentials: --header, and --other-account if the name isn't usual")
+    operation = trial.counted()
+    operation.first()
+    return _refused_or_independent(trial, operation, operation.send(operation.request(is_anonymous=True)))
+
+
+def _other_method(method: str, trial: Trial) -> str:
+    control = Operation(trial.target, trial.profile)
+    control.start_counting()
+    if trial.profile.is_result(control.send(control.request(method=method))) and not control.effects():
+        raise NotJudgedError(f"{method} succeeds without an effect, so that it is another operation")
+    trial.operations.append(control)
+    operation = trial.counted()
+    operation.first()
+    return _refused_or_independent(trial, operation, operation.send(operation.request(method=method)))
+
+
+def _similar_keys(odd: str, plain: str, trial: Trial) -> str:
+    """
+    :param odd: a key that the server may refuse for its form. ``{key}`` in both is where a fresh one goes.
+    """
+    for first, second in ((odd, plain), (plain, odd)):
+        fresh = uuid4().hex
+        operations = [trial.operation(key=key.replace("{key}", fresh), unique=fresh) for key in (first, second)]
+        answer = operations[0].send()
+        if not trial.profile.is_result(answer):
+            raise NotJudgedError(f"the server refuses such a key: {answer}")
+        other = operations[1].send()
+        if not trial.profile.is_result(other):
+            raise HarmError(f"{operations[1].key!r} was refused after {operations[0].key!r}: {other}")
+    return "two keys, two results, in both orders"
+
+
+def _missing_key(trial: Trial) -> str:
+    operation = trial.counted()
+    keyless = operation.request(keys=())
+    if trial.profile.missing is not None:
+        answer = operation.send(keyless)
+        if trial.profile.is_result(answer):
+            raise ViolationError(f"expected {trial.profile.missing.status}, got {answer}")
+        seen = trial.require_refusal(answer, trial.profile.missing)
+        trial.require_effects(operation, 0)
+        return seen
+    other = trial.operation()
+    for answer in (operation.send(keyless), other.send(other.request(keys=()))):
+        if not trial.profile.is_result(answer):
+            raise ViolationError(f"a request without a key was refused: {answer}")
+    return "each request runs"
+
+
+def _key_form(form: KeyForm, trial: Trial) -> str:
+    operation = trial.operation(key=new_key(form.length))
+    operation.start_counting()
+    request = operation.request(keys=tuple(value.replace(b"{key}", operation.key.encode()) for value in form.values))
+    with operation.connect(request) as connection:
+        connection.send_all()
+        answer = connection.attempt()
+    operation.note(answer, request)
+    if isinstance(answer, Answer) and trial.profile.is_result(answer) and form.is_valid is not False:
+        trial.require_replay(operation.send(request), answer)
+        trial.require_effects(operation, 1)
+        return "accepted, and honoured"
+    if isinstance(answer, Answer) and answer.status >= 500:
+        raise HarmError(f"expected it to be {'accepted' if form.is_valid else 'refused'}, got {answer}")
+    if form.is_valid or (isinstance(answer, Answer) and trial.profile.is_result(answer)):
+        raise ViolationError(f"expected it to be {'accepted' if form.is_valid else 'refused'}, got {answer}")
+    trial.require_effects(operation, 0)
+    return f"refused: {answer}"
+
+
+#: The names of pairs of keys, with both keys. The first of a pair is one that a server may refuse for its form.
+_SIMILAR = {
+    "the first character": ("a{key}", "b{key}"),
+    "case": ("K-{key}-ABC", "K-{key}-abc"),
+    "blanks": ("k {key} a", "k {key}a"),
+    "a blank at the end": ("{key} ", "{key}"),
+    "_": ("k_{key}", "kx{key}"),
+    "%": ("k%{key}", "kxyz{key}"),
+    **{
+        f"character {length}": tuple("{key}" + "x" * (length - 33) + last for last in "ab")
+        for length in (36, 64, 255, 300)
+    },
+}
+
+
+def request_cases(trial: Trial) -> list[Case]:
+    """The cases of this module. Some depend on the profile."""
+    alone = "A key never gets the result of another request, and nothing of it."
+    similar = "Keys that differ little are different keys."
+    return [
+        Case("other-payload", "A key can't be used for another request.", PROMISE, _other_payload),
+        Case("other-payload-in-flight", "Nor while the first one runs.", PROMISE, _other_payload_in_flight),
+        Case("reordered-payload", "The same JSON in another order is a retry.", PROMISE, _reordered_payload),
+        Case("other-account", "Two accounts can use one key without meeting.", PROMISE, _other_account),
+        Case("other-account-in-flight", "Nor while one of them waits.", PROMISE, _other_account_in_flight),
+        Case("no-credentials", "Without credentials, a key shows nothing.", PROMISE, _no_credentials),
+        Case("other-path", "A key on another path never gets this path's answer.", PROMISE, _other_path),
+        *(
+            Case(f"other-method: {method}", alone, PROMISE, partial(_other_method, method))
+            for method in ("POST", "PUT", "PATCH")
+            if method != trial.target.method
+        ),
+        *(
+            Case(f"similar-keys: {name}", similar, PROMISE, partial(_similar_keys, odd, plain))
+            for name, (odd, plain) in _SIMILAR.items()
+            if trial.profile.quoted or not odd.endswith(" ")
+        ),
+        Case("missing-key", "A request without a key is treated as documented.", PROMISE, _missing_key),
+        *(
+            Case(
+                f"key: {form.name}",
+                "The form of the key is treated as documented.",
+                form.rule,
+                partial(_key_form, form),
+            )
+            for form in trial.profile.keys
+            # Where a key is optional, an empty field may count as none.
+            if trial.profile.missing is not None or form.values != (b"",)
+        ),
+    ]
