@@ -1,7 +1,8 @@
 """Make mutating API operations safe to retry.
 
-The names below are the public interface. Each is imported at first use: some need the models, and Django imports an
-app's package before it can load models; and ``conformance`` runs where Django is not installed.
+The names of ``__all__`` are public; ``public`` lists the other modules that users import from. Each name is imported at
+first use: some need the models, and Django imports an app's package before it can load models; and ``conformance`` runs
+where Django is not installed.
 
 Imports run one way. From the bottom up: ``conf``, ``exceptions``, ``lifecycle`` and ``options``; ``identity`` and
 ``operation``; ``encryption``; ``models``, ``outcome`` and ``signals``; ``store``, where a database is added;
@@ -12,14 +13,24 @@ Imports run one way. From the bottom up: ``conf``, ``exceptions``, ``lifecycle``
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .public import lazy
 
 if TYPE_CHECKING:
+    from .conf import (
+        is_recordable,
+        is_recordable_if_successful,
+        is_recordable_unless_conflict,
+        is_recordable_unless_invalid,
+    )
     from .http.decorators import idempotent
     from .http.layers import checks_nothing
     from .http.view_classes import EVERY, IdempotentMixin
+    from .identity.scope import Scope
+    from .log import ClaimFilter, log_events
     from .operation import Operation
+    from .options.table import DEFAULT_RECORDED_HEADERS
     from .options.values import (
         ACCEPTED,
         CONFLICT,
@@ -27,53 +38,71 @@ if TYPE_CHECKING:
         REEXECUTE,
         Attach,
         Completed,
+        Finding,
         NotExecuted,
         Reconcile,
         Unknown,
         Wait,
     )
-    from .protocol.claim_block import claim
+    from .protocol.claim import Claim
+    from .protocol.claim_block import Run, claim
     from .protocol.context import current_claim, require_claim
 
 __version__ = "0.1.0"
 
-_MODULES = {
-    "EVERY": "http.view_classes",
-    "IdempotentMixin": "http.view_classes",
-    "Operation": "operation",
-    "checks_nothing": "http.layers",
-    "claim": "protocol.claim_block",
-    "current_claim": "protocol.context",
-    "idempotent": "http.decorators",
-    "require_claim": "protocol.context",
-}
-
 __all__ = [
     "ACCEPTED",
     "CONFLICT",
+    "DEFAULT_RECORDED_HEADERS",
     "EVERY",
     "PARK",
     "REEXECUTE",
     "Attach",
+    "Claim",
+    "ClaimFilter",
     "Completed",
+    "Finding",
     "IdempotentMixin",
     "NotExecuted",
     "Operation",
     "Reconcile",
+    "Run",
+    "Scope",
     "Unknown",
     "Wait",
     "checks_nothing",
     "claim",
     "current_claim",
     "idempotent",
+    "is_recordable",
+    "is_recordable_if_successful",
+    "is_recordable_unless_conflict",
+    "is_recordable_unless_invalid",
+    "log_events",
     "require_claim",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'options.values')}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(
+    __name__,
+    dict.fromkeys(__all__, "options.values")
+    | {name: "conf" for name in __all__ if name.startswith("is_recordable")}
+    | {
+        "Claim": "protocol.claim",
+        "ClaimFilter": "log",
+        "DEFAULT_RECORDED_HEADERS": "options.table",
+        "EVERY": "http.view_classes",
+        "IdempotentMixin": "http.view_classes",
+        "Operation": "operation",
+        "Run": "protocol.claim_block",
+        "Scope": "identity.scope",
+        "checks_nothing": "http.layers",
+        "claim": "protocol.claim_block",
+        "current_claim": "protocol.context",
+        "idempotent": "http.decorators",
+        "log_events": "log",
+        "require_claim": "protocol.context",
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -35,6 +35,31 @@ import secrets
 from functools import cached_property
 from typing import ClassVar
 
+__all__ = [
+    "AccountRequiredError",
+    "BodyGoneError",
+    "BrokerUnavailableError",
+    "DuplicateError",
+    "IdempotencyError",
+    "InProgressError",
+    "KeyExpiredError",
+    "KeyInvalidError",
+    "KeyMissingError",
+    "KeyReusedError",
+    "LeaseLostError",
+    "MessageReusedError",
+    "NoTransactionError",
+    "OperationError",
+    "OutcomeUnknownError",
+    "OutcomeUnreadableError",
+    "OuterTransactionError",
+    "PayloadInvalidError",
+    "RequestError",
+    "TransactionBrokenError",
+    "UnavailableError",
+    "UnrecordableResponseError",
+]
+
 
 class IdempotencyError(Exception):
     """The base class of the errors that concern one request or operation.

@@ -25,7 +25,7 @@ logger: Final = logging.getLogger(EVENTS)
 class ClaimFilter(logging.Filter):
     """Adds attributes to each log record, which a formatter can show::
 
-        "filters": {"claim": {"()": "idempotency.log.ClaimFilter"}},
+        "filters": {"claim": {"()": "idempotency.ClaimFilter"}},
         "formatters": {"plain": {"format": "%(message)s %(idempotency_operation)s %(idempotency_trace)s"}},
 
     The attributes are ``idempotency_operation`` (str), ``idempotency_trace`` (str) and ``idempotency_attempt`` (int) of
@@ -45,10 +45,10 @@ class ClaimFilter(logging.Filter):
 def connect_if_named() -> None:
     """Log events if ``LOGGING`` gives the logger ``idempotency.events`` a level."""
     if logger.level != logging.NOTSET:
-        connect()
+        log_events()
 
 
-def connect() -> None:
+def log_events() -> None:
     """Log each event from now on, as one line at level info. Called again, it does nothing.
 
     A line's ``extra`` attributes can be written as JSON: ``idempotency_event``, the signal's name, and its arguments;

@@ -16,6 +16,11 @@ from .conf import require_app
 from .identity.scope import Scope
 from .lifecycle import Status
 
+__all__ = [
+    "IdempotencyRecord",
+    "RecordQuerySet",
+]
+
 require_app("idempotency")
 
 

@@ -18,6 +18,24 @@ if TYPE_CHECKING:
     from .identity.scope import Scope
     from .operation import Operation
 
+__all__ = [
+    "claimed",
+    "completed",
+    "conflicted",
+    "dead_lettered",
+    "key_reused",
+    "lease_lost",
+    "message_dead",
+    "parked",
+    "purged",
+    "recovered",
+    "relayed",
+    "released",
+    "replayed",
+    "taken_over",
+    "unrecorded",
+]
+
 # With caching, Django looks up the receivers once for each operation and not for each request.
 claimed: Signal = Signal(use_caching=True)
 taken_over: Signal = Signal(use_caching=True)

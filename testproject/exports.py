@@ -14,8 +14,7 @@ from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import reverse
 
-from idempotency import current_claim
-from idempotency.identity.scope import Scope
+from idempotency import Scope, current_claim
 from idempotency.outbox import publish
 
 from .models import Charge, Export

@@ -16,9 +16,8 @@ from uuid import UUID
 from django.conf import settings
 from django.http import HttpResponse, JsonResponse
 
-from idempotency import Completed, NotExecuted, current_claim
+from idempotency import Completed, Finding, NotExecuted, current_claim
 from idempotency.models import IdempotencyRecord
-from idempotency.options.values import Finding
 
 from .models import Payout
 from .provider.client import PayoutRefusedError, ProviderFailedError, find, pay

@@ -12,19 +12,19 @@ from django.db import OperationalError, connection, transaction
 
 from idempotency import REEXECUTE, Operation, claim, require_claim
 from idempotency.checks import check_databases
-from idempotency.contrib.dashboard.counters import counters
+from idempotency.contrib.dashboard.counting import counters
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.exceptions import UnavailableError
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_once
-from idempotency.operate.stats import stats
+from idempotency.operate.statistics import stats
 from idempotency.operate.sweep import recover_once
 from idempotency.outbox import publish
-from idempotency.outbox.backlog import purge_sent_once
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
+from idempotency.outbox.upkeep import purge_sent_once
 from idempotency.store import store_for
 from testproject.celery import app
 from testproject.models import UnprotectedReceipt

@@ -34,7 +34,7 @@ from ..extensions import extensions
 from ..identity.scope import MAX_ACCOUNT_LENGTH
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
-from ..operate import stats
+from ..operate import statistics
 from ..operation import registry
 from ..outcome import BODY_GONE, UNREADABLE, decrypt_body
 from ..store import records_database, statement_timeout
@@ -89,7 +89,7 @@ class OperationFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
         names = {operation.name for operation in registry}
-        counts = stats.event_counts()
+        counts = statistics.event_counts()
         if counts is not None:
             names |= counts.operations(records_database(), MAX_OPERATIONS)
         names |= {name for name in request.GET.getlist(self.parameter_name) if name}

@@ -17,12 +17,12 @@ from django.dispatch import Signal
 
 from .. import signals
 from ..lifecycle import Status
-from ..operate.stats import Precision, Stats, stats
+from ..operate.statistics import Precision, Stats, stats
 from ..store import records_database, statement_timeout
 from ..store.statement_timeout import connection_as_found
 
 if TYPE_CHECKING:
-    from ..outbox.backlog import Backlog
+    from ..outbox.upkeep import Backlog
 
 logger: Final = logging.getLogger("idempotency")
 
@@ -157,7 +157,7 @@ def read_gauges() -> dict[str, Values]:
     try:
         with ExitStack() as stack:
             has_outbox = apps.is_installed("idempotency.outbox")
-            outbox: Any = import_module("idempotency.outbox.backlog") if has_outbox else None
+            outbox: Any = import_module("idempotency.outbox.upkeep") if has_outbox else None
             for using in sorted({records_database(), *([outbox.outbox_database()] if outbox else [])}):
                 stack.enter_context(connection_as_found(using))
                 stack.enter_context(statement_timeout.time_limit(using, TIME_LIMIT))

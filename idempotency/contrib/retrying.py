@@ -27,6 +27,8 @@ from ..protocol.context import current_claim
 
 logger: Final = logging.getLogger("idempotency")
 
+__all__ = ["RetryPolicy"]
+
 #: Statuses that leave the outcome open. 500 is not among them, because a retry would usually get it again.
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 

@@ -26,6 +26,8 @@ from .openapi import PROBLEMS, add_responses, asked_key_parameter, key_parameter
 from .rest_framework.key_status import KeyStatusListSerializer, KeyStatusView
 from .rest_framework.view_classes import handlers_of_view
 
+__all__ = ["AutoSchema"]
+
 
 class AutoSchema(openapi.AutoSchema):
     """drf-spectacular's ``AutoSchema``, which also documents the header and the answers of protected operations.

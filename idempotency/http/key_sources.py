@@ -46,7 +46,7 @@ class FromHeader:
 
 @dataclass(frozen=True)
 class FromForm:
-    """The key is a field of a form that is sent by POST. See ``idempotency.http.forms``.
+    """The key is a field of a form that is sent by POST. See ``idempotency.forms``.
 
     :param field: the field's name.
     """

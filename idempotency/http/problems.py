@@ -188,7 +188,7 @@ def problem_response(error: IdempotencyError, profile: Profile) -> HttpResponse:
 def response_for(error: IdempotencyError, request: Any) -> Any:
     """The response to an error of ``claim()`` that a view did not handle, with the project's ``ERROR_RESPONSE``.
 
-    Call it in an exception handler of a framework. ``idempotency.http.middleware.IdempotencyMiddleware`` calls it
+    Call it in an exception handler of a framework. ``idempotency.middleware.IdempotencyMiddleware`` calls it
     for every view::
 
         @api.exception_handler(IdempotencyError)  # django-ninja, for example

@@ -59,7 +59,7 @@ _DIGITS: Final = {digit: value for value, digit in enumerate("0123456789ABCDEFGH
 
 @dataclass(frozen=True)
 class KeyStatus:
-    """The state of a key on the server, as ``idempotency.http.key_status`` answers it.
+    """The state of a key on the server, as ``KeyStatusView`` answers it.
 
     :param status: ``in_progress``, ``completed``, ``recoverable`` (no attempt is running and no outcome is recorded, so
         a retry runs the operation or finds out), ``parked``, or ``unknown`` (there is no record, or its retention is

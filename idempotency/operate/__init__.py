@@ -1,5 +1,42 @@
 """Operating the records: scheduled purge and sweep, statistics, erasure, and decisions that people make.
 
-Plain functions belong here. A command (``management``), a task (``tasks.py``) or an admin page calls them. Work that is
-done in batches is built on ``batches.py``.
+Plain functions belong here. A command (``management``), a task (``contrib.celery.tasks``) or an admin page calls them.
+Work that is done in batches is built on ``batches.py``.
 """
+
+from ..public import adopt
+from .erasure import AccountRows, ErasureResult, erase_account, erase_batches, find_rows
+from .purge import PurgeResult, bodies_past_retention, due, purge_batches, purge_body_batches, purge_once
+from .resolutions import ResolutionRefusedError, forget, mark_not_executed, record_outcome, release
+from .statistics import Number, Precision, Stats, by_operation, stats
+from .sweep import RecoveryResult, abandoned, recover_batches, recover_once
+
+__all__ = [
+    "AccountRows",
+    "ErasureResult",
+    "Number",
+    "Precision",
+    "PurgeResult",
+    "RecoveryResult",
+    "ResolutionRefusedError",
+    "Stats",
+    "abandoned",
+    "bodies_past_retention",
+    "by_operation",
+    "due",
+    "erase_account",
+    "erase_batches",
+    "find_rows",
+    "forget",
+    "mark_not_executed",
+    "purge_batches",
+    "purge_body_batches",
+    "purge_once",
+    "record_outcome",
+    "recover_batches",
+    "recover_once",
+    "release",
+    "stats",
+]
+
+adopt(__name__, map(globals().get, __all__))

@@ -166,13 +166,13 @@ class Options:
     )
     account: Callable[[Any], str | None] = option(
         validators.callable_or_path,
-        default="idempotency.conf.authenticated_user",
+        default="idempotency.accounts.authenticated_user",
         hint="A function of the request that returns the account's identifier as a str, or None to refuse.",
         applies_to=Use.REQUEST,
     )
     recordable: Callable[[int], bool] = option(
         validators.callable_or_path,
-        default="idempotency.conf.is_recordable",
+        default="idempotency.is_recordable",
         hint="A function of the status (int) that returns whether it is an outcome (bool).",
         applies_to=Use.REQUEST,
     )

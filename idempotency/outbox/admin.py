@@ -24,8 +24,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..admin.decisions import Action, DecisionAdmin, ReasonForm
 from ..admin.display import NONE, StateFilter, format_duration, show_badge, show_text, show_with_detail, time_left
-from .backlog import requeue
 from .models import MessageStatus, OutboxMessage, outbox_database
+from .upkeep import requeue
 
 _NEWER_RELEASE = _(
     "A newer release wrote this state. The relay of this release leaves the message alone. Finish the deploy, or "

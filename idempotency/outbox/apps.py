@@ -16,6 +16,6 @@ class OutboxConfig(AppConfig):
 
     def ready(self) -> None:
         from .. import extensions
-        from .backlog import PURGE_OF_SENT, find_messages  # here, because they need the models
+        from .upkeep import PURGE_OF_SENT, find_messages  # here, because they need the models
 
         extensions.register(self.name, purges=(PURGE_OF_SENT,), find_messages=find_messages)

@@ -2,7 +2,7 @@
 
 ``assert_idempotent`` sends a request in every way in which a request is repeated. ``in_progress``, ``abandoned``,
 ``expired`` and ``completed`` bring a record into a state. ``IdempotentClient`` is Django's test client with keys.
-``idempotency.contrib.rest_framework.testing`` has Django REST framework's, ``idempotency.contrib.pytest`` has fixtures.
+``idempotency.contrib.rest_framework`` has Django REST framework's, ``idempotency.contrib.pytest`` has fixtures.
 """
 
 from __future__ import annotations
@@ -12,19 +12,25 @@ from typing import Any
 from django.test import Client
 
 from ..http.protection import SAFE_METHODS
+from ..http.route_audit import Audit, AuditedRoute, Verdict, audit
 from ..identity import keys
+from ..public import adopt
 from .checks import ChecksNotRunWarning, assert_idempotent
 from .records import abandoned, completed, expired, in_progress
 from .trial import Report, Request
 
 __all__ = [
+    "Audit",
+    "AuditedRoute",
     "ChecksNotRunWarning",
     "IdempotentClient",
     "IdempotentClientMixin",
     "Report",
     "Request",
+    "Verdict",
     "abandoned",
     "assert_idempotent",
+    "audit",
     "completed",
     "expired",
     "in_progress",
@@ -48,3 +54,6 @@ class IdempotentClientMixin:
 
 class IdempotentClient(IdempotentClientMixin, Client):
     """Django's test client with keys. A ``TestCase`` uses it if its ``client_class`` is this class."""
+
+
+adopt(__name__, [*map(globals().get, __all__)])

@@ -7,7 +7,7 @@ from datetime import timedelta
 from itertools import cycle, islice
 
 from idempotency.contrib.celery import resend_lost_messages
-from idempotency.outbox.models import MessageStatus, OutboxMessage
+from idempotency.outbox import MessageStatus, OutboxMessage
 from testproject.celery import app
 from testproject.harness.processes import Daemon
 from testproject.harness.redis import Redis

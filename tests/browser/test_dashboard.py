@@ -9,7 +9,7 @@ from django.http import HttpResponse
 from django.urls import reverse
 from pytest_django.live_server_helper import LiveServer
 
-from idempotency.contrib.dashboard.counters import this_hour
+from idempotency.contrib.dashboard.counting import this_hour
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
 from idempotency.outbox.models import MessageStatus

@@ -5,7 +5,7 @@ from django.dispatch import Signal
 
 from idempotency import extensions, signals
 from idempotency.contrib.celery import send
-from idempotency.contrib.dashboard.counters import counters
+from idempotency.contrib.dashboard.counting import counters
 from idempotency.contrib.prometheus import exporter
 from idempotency.identity.scope import Scope
 from idempotency.protocol import faults

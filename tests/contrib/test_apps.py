@@ -28,7 +28,7 @@ from idempotency.contrib.metrics import read_gauges
 from idempotency.http import adapter
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.erasure import erase_account
-from idempotency.operate.stats import stats
+from idempotency.operate.statistics import stats
 
 for _ in range(2):
     with claim("shop.order", account_id="1", key="k") as run:
@@ -70,7 +70,7 @@ def relaying():
 def consuming():
     from idempotency.contrib.celery import idempotent_task
 def counting():
-    from idempotency.contrib.dashboard.counters import counters
+    from idempotency.contrib.dashboard.counting import counters
 said["refused"] = []
 for used in (publishing, relaying, consuming, counting):
     try:

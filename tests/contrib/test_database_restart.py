@@ -6,7 +6,7 @@ from django.db import InterfaceError, OperationalError, connections
 from environ import Env
 
 from idempotency import claim
-from idempotency.contrib.dashboard.counters import counters
+from idempotency.contrib.dashboard.counting import counters
 from idempotency.exceptions import UnavailableError
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults

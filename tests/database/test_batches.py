@@ -17,9 +17,9 @@ from idempotency.operate.batches import BatchResult
 from idempotency.operate.erasure import erase_batches, find_rows
 from idempotency.operate.purge import PurgeResult, purge_batches, purge_body_batches
 from idempotency.operate.sweep import RecoveryResult, recover_batches
-from idempotency.outbox.backlog import purge_sent_batches
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import RelayResult, relay_batches
+from idempotency.outbox.upkeep import purge_sent_batches
 from idempotency.store import Store, store_for
 from idempotency.store.postgresql import PostgreSQLStore
 from tests.aliases import at_level

@@ -10,7 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from idempotency import PARK, Operation, Wait, claim, require_claim
-from idempotency.contrib.dashboard.counters import counters
+from idempotency.contrib.dashboard.counting import counters
 from idempotency.exceptions import InProgressError, KeyExpiredError, LeaseLostError, UnavailableError
 from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
@@ -19,8 +19,8 @@ from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_once
 from idempotency.operate.resolutions import record_outcome
 from idempotency.operate.sweep import recover_once
-from idempotency.outbox.backlog import purge_sent_once
 from idempotency.outbox.relay import relay_once
+from idempotency.outbox.upkeep import purge_sent_once
 from idempotency.outcome import MAX_REASON, Outcome, reason_of
 from idempotency.protocol import acquisition, ownership
 from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait

@@ -13,7 +13,7 @@ from idempotency.management import running
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate import erasure, resolutions
 from idempotency.operate.erasure import erase_account, find_rows
-from idempotency.outbox import backlog, publish
+from idempotency.outbox import publish, upkeep
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from tests.commands import run_command
 from tests.database.statements import before_statement
@@ -115,7 +115,7 @@ def test_a_record_whose_message_is_still_to_be_delivered_is_left():
 
 
 def test_batches_are_bounded_and_the_outbox_is_read_in_windows(monkeypatch):
-    monkeypatch.setattr(backlog, "WINDOW", 3)
+    monkeypatch.setattr(upkeep, "WINDOW", 3)
     make_records(7, account_id="alice")
     make_messages(7, MessageStatus.SENT, account_id="alice")
     batches = erasure.erase_batches(find_rows("alice"), batch_size=3)

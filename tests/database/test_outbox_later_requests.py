@@ -10,9 +10,9 @@ from idempotency import claim, require_claim
 from idempotency.exceptions import MessageReusedError
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox import publish, publishing
-from idempotency.outbox.backlog import purge_sent_once
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
+from idempotency.outbox.upkeep import purge_sent_once
 from tests.database.publishing import ids, inside, outside, run, send
 from tests.outbox import SENDER, broker
 from tests.records import HOUR, from_now

@@ -10,9 +10,9 @@ from django.test import override_settings
 from django.utils import timezone
 
 from idempotency.operate.resolutions import ResolutionRefusedError
-from idempotency.outbox import backlog as messages
-from idempotency.outbox.backlog import Backlog, backlog, purge_sent_once, requeue
+from idempotency.outbox import upkeep as messages
 from idempotency.outbox.models import MessageStatus, OutboxMessage
+from idempotency.outbox.upkeep import Backlog, backlog, purge_sent_once, requeue
 from tests.database.statements import explaining, fill_outbox
 from tests.outbox import make_messages, statuses
 from tests.records import HOUR, from_now

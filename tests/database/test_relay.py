@@ -13,9 +13,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from idempotency.outbox import relay
-from idempotency.outbox.backlog import requeue
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
+from idempotency.outbox.upkeep import requeue
 from idempotency.protocol import faults
 from tests.concurrency.failures import Killed
 from tests.database.statements import explaining, fill_outbox

@@ -8,9 +8,9 @@ from django.utils import timezone
 
 from idempotency import signals
 from idempotency.exceptions import BrokerUnavailableError
-from idempotency.outbox.backlog import requeue
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
+from idempotency.outbox.upkeep import requeue
 from tests.commands import run_command
 from tests.operations import receiving
 from tests.outbox import OTHER_SENDER, SENDER, UNREACHABLE, broker, make_due, make_messages, other_broker, statuses

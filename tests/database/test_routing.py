@@ -19,7 +19,7 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_body_batches, purge_once
 from idempotency.operate.resolutions import mark_not_executed
-from idempotency.operate.stats import stats
+from idempotency.operate.statistics import stats
 from idempotency.operate.sweep import recover_once
 from idempotency.outbox import publish
 from idempotency.outbox.inserting import insert_message

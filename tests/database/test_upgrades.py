@@ -2,12 +2,12 @@
 
 import pytest
 
-from idempotency.contrib.dashboard.counters import counters
+from idempotency.contrib.dashboard.counting import counters
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_once
 from idempotency.operate.resolutions import mark_not_executed
-from idempotency.operate.stats import stats
+from idempotency.operate.statistics import stats
 from idempotency.operate.sweep import recover_once
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once

@@ -20,12 +20,12 @@ from django.urls import path
 from rest_framework.test import force_authenticate
 
 import idempotency
-from idempotency.contrib.dashboard.counters import counters
+from idempotency.contrib.dashboard.counting import counters
 from idempotency.contrib.retrying import RetryPolicy
 from idempotency.http.checks import check_cors
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.operate.stats import stats
+from idempotency.operate.statistics import stats
 from idempotency.operate.sweep import recover_once
 from idempotency.outbox.models import OutboxMessage
 from testproject.models import Charge, Export, Notification, Transfer

@@ -26,7 +26,7 @@ from idempotency.http.problems import PROFILES, problem
 from idempotency.http.route_audit import Verdict
 from idempotency.management import commands
 from idempotency.models import IdempotencyRecord
-from idempotency.operate.stats import Precision, Stats
+from idempotency.operate.statistics import Precision, Stats
 from idempotency.options.table import OPTIONS, SETTINGS, Use
 from idempotency.options.values import DEFAULT_MAX_ATTEMPTS
 from idempotency.outbox.management import commands as outbox_commands

@@ -33,14 +33,14 @@ class CeleryConfig(AppConfig):
 
 def write_counts(sender: Any = None, **others: Any) -> None:
     """Write the counts of events after a task. If the task is called eagerly, its request writes them."""
-    from ...operate import stats
+    from ...operate import statistics
 
     if not getattr(getattr(sender, "request", None), "is_eager", False):
-        stats.write_counts(if_due=True)
+        statistics.write_counts(if_due=True)
 
 
 def write_last_counts(**others: Any) -> None:
     """Write the last counts, because a worker's child process ends without running the ``atexit`` handlers."""
-    from ...operate import stats
+    from ...operate import statistics
 
-    stats.write_counts()
+    statistics.write_counts()

@@ -15,7 +15,7 @@ from typing import Any
 from celery import shared_task
 from django.apps import apps
 
-from ...operate import stats
+from ...operate import statistics
 from ...operate.purge import DEFAULT_BATCH_SIZE as PURGE_BATCH_SIZE
 from ...operate.purge import PurgeResult, other_purges, purge_batches
 from ...operate.sweep import DEFAULT_BATCH_SIZE as RECOVERY_BATCH_SIZE
@@ -41,7 +41,7 @@ def scheduled(function: Callable[..., Any]) -> Any:
 def recover_expired_leases(batch_size: int = RECOVERY_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
     """Settle abandoned claims as their operations declare."""
     result = sum(islice(recover_batches(batch_size=batch_size), max_batches), RecoveryResult())
-    stats.write_counts()  # a worker has no requests after which they are written
+    statistics.write_counts()  # a worker has no requests after which they are written
     return result.as_dict()
 
 

@@ -3,3 +3,14 @@
 An app: add ``"idempotency.contrib.dashboard"`` to ``INSTALLED_APPS``. Without it nothing is counted, and the statistics
 have no events.
 """
+
+from typing import TYPE_CHECKING
+
+from ...public import lazy
+
+if TYPE_CHECKING:
+    from .counting import Counters, counters
+
+__all__ = ["Counters", "counters"]
+
+__getattr__ = lazy(__name__, {"Counters": "counting", "counters": "counting"})

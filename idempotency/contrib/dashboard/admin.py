@@ -26,9 +26,9 @@ from django.utils.translation import gettext_lazy as _
 from ...admin.decisions import DecisionAdmin
 from ...admin.display import ReadOnlyAdmin, format_duration, show_key, url_of
 from ...models import IdempotencyRecord
-from ...operate.stats import Number, Precision, Stats, stats
+from ...operate.statistics import Number, Precision, Stats, stats
 from ...store import records_database
-from .counters import PURGED, counters, this_hour
+from .counting import PURGED, counters, this_hour
 from .models import IdempotencyCounter
 from .timeline import timeline_of
 
@@ -217,8 +217,8 @@ def _stuck(
 
 
 def _outbox(shown: Any, request: HttpRequest) -> tuple[dict[str, Any], dict[str, Any]]:
-    from ...outbox.backlog import backlog
     from ...outbox.models import MessageStatus
+    from ...outbox.upkeep import backlog
 
     waiting = backlog()
     oldest = waiting.oldest_due

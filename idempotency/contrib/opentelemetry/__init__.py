@@ -4,12 +4,20 @@ An app: add ``"idempotency.contrib.opentelemetry"`` to ``INSTALLED_APPS``. Only 
 project chooses the SDK and the instrumentation. Without them or the app, nothing is recorded.
 """
 
+from typing import TYPE_CHECKING
+
 from .. import needing
 
 with needing("opentelemetry"):
     import opentelemetry.metrics
     import opentelemetry.trace  # noqa: F401
 
-from .tracing import link_to_producer
+from ...public import lazy
 
-__all__ = ["link_to_producer"]
+if TYPE_CHECKING:
+    from .meters import observe_stats
+    from .tracing import link_to_producer
+
+__all__ = ["link_to_producer", "observe_stats"]
+
+__getattr__ = lazy(__name__, {"link_to_producer": "tracing", "observe_stats": "meters"})

@@ -15,6 +15,8 @@ from ...http.protection import protection_of
 from ...http.view_classes import operation_named_after, refuse_shared_name
 from ...operation import Operation
 
+__all__ = ["DefaultRouter", "IdempotentRouterMixin", "SimpleRouter"]
+
 
 class _ByRouter(Protected):
     """The attribute of a view's instance that is in front of the action of this name of its class."""

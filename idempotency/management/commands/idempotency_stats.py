@@ -13,7 +13,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ...operate.stats import EVENTS, Number, Precision, by_operation, stats
+from ...operate.statistics import EVENTS, Number, Precision, by_operation, stats
 from ...store import records_database
 from ..running import EXIT_REFUSED, EXIT_USAGE, check_database, refusals_as_errors, require
 

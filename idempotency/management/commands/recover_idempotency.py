@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from ...operate import stats
+from ...operate import statistics
 from ...operate.sweep import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, MAX_LISTED, RecoveryResult, abandoned, recover_batches
 from ...operation import registry
 from ..running import EXIT_UNKNOWN_OPERATIONS, BatchCommand, Stop, Work, counted, describe_exit_codes
@@ -42,7 +42,7 @@ class Command(BatchCommand[RecoveryResult]):
 
     def take(self, work: Work[RecoveryResult], stop: Stop) -> RecoveryResult:
         result = super().take(work, stop)
-        stats.write_counts()
+        statistics.write_counts()
         return result
 
     def complaints(self, result: RecoveryResult) -> Mapping[str, str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from idempotency.contrib.dashboard.counters import counters
+from idempotency.contrib.dashboard.counting import counters
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 
 

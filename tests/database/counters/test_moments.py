@@ -20,8 +20,8 @@ from django.views.decorators.csrf import csrf_exempt
 
 import idempotency.contrib.celery  # noqa: F401 - connects its handlers
 from idempotency import idempotent
-from idempotency.contrib.dashboard.counters import counters
-from idempotency.operate.stats import stats
+from idempotency.contrib.dashboard.counting import counters
+from idempotency.operate.statistics import stats
 from tests.database.counters.counting import CLAIMED, count, refusing, unreachable, written
 
 pytestmark = pytest.mark.django_db(transaction=True)

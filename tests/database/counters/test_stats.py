@@ -10,15 +10,15 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from idempotency import signals
-from idempotency.contrib.dashboard.counters import PURGE_ENDED, counters, this_hour
+from idempotency.contrib.dashboard.counting import PURGE_ENDED, counters, this_hour
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
 from idempotency.management.commands import idempotency_stats
 from idempotency.management.commands.idempotency_stats import Condition
 from idempotency.models import IdempotencyRecord
-from idempotency.operate import stats
+from idempotency.operate import statistics
 from idempotency.operate.purge import purge_once
-from idempotency.operate.stats import Number, Precision
+from idempotency.operate.statistics import Number, Precision
 from tests.commands import run_command
 from tests.database.counters.counting import count, operation
 from tests.database.statements import execute, fill, most_rows_read
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def numbers():
-    return dict(stats.stats())
+    return dict(statistics.stats())
 
 
 def test_an_empty_table_is_empty():
@@ -91,7 +91,7 @@ def test_a_lease_that_runs_is_not_overdue():
 
 
 def test_counting_stops_at_a_bound_and_says_so(monkeypatch):
-    monkeypatch.setattr(stats, "MAX_COUNTED", 4)
+    monkeypatch.setattr(statistics, "MAX_COUNTED", 4)
     if connection.vendor == "postgresql":
         execute("TRUNCATE idempotency_record CASCADE")  # and so nothing is estimated of it
     make_records(7, Status.PARKED)
@@ -108,7 +108,7 @@ def test_counting_stops_at_a_bound_and_says_so(monkeypatch):
 
 @pytest.mark.postgres
 def test_a_big_table_is_estimated_and_not_read(monkeypatch):
-    monkeypatch.setattr(stats, "MAX_COUNTED", 500)
+    monkeypatch.setattr(statistics, "MAX_COUNTED", 500)
     fill(20_000)
     make_records(3, Status.PARKED)
     make_records(2, Status.IN_PROGRESS, lease=-HOUR)
@@ -117,7 +117,7 @@ def test_a_big_table_is_estimated_and_not_read(monkeypatch):
     assert seen["records"].value == pytest.approx(20_005, rel=0.05)
     assert seen["completed"].value == pytest.approx(20_000, rel=0.05)
     assert (seen["parked"], seen["in_progress"]) == (Number(3, Precision.EXACT), Number(2, Precision.EXACT))
-    assert most_rows_read(stats.stats) <= 500
+    assert most_rows_read(statistics.stats) <= 500
 
 
 @pytest.mark.sqlite
@@ -146,9 +146,9 @@ def test_what_has_happened_is_counted_written_or_not():
 
 
 def test_every_event_that_is_counted_has_a_name_here():
-    assert set(stats.EVENTS.values()) == set(signals.EVENTS)
+    assert set(statistics.EVENTS.values()) == set(signals.EVENTS)
     recent = {name for name, number in numbers().items() if number.kind is Precision.RECENT}
-    assert set(stats.EVENTS) | {"replay_rate"} == recent
+    assert set(statistics.EVENTS) | {"replay_rate"} == recent
 
 
 def run(**options):
@@ -169,11 +169,11 @@ def test_the_command_shows_a_table():
 
 
 def test_the_command_shows_what_has_happened_by_operation():
-    assert (stats.by_operation(), run(by_operation=True)) == ({}, ["Nothing has happened yet."])
+    assert (statistics.by_operation(), run(by_operation=True)) == ({}, ["Nothing has happened yet."])
     happen()
     make_records(1, Status.IN_PROGRESS, lease=-HOUR, operation="payouts.create")
-    nothing = dict.fromkeys([*stats.EVENTS, "parked", "abandoned"], 0)
-    assert stats.by_operation() == {
+    nothing = dict.fromkeys([*statistics.EVENTS, "parked", "abandoned"], 0)
+    assert statistics.by_operation() == {
         "": {**nothing, "recoveries": 1},
         operation.name: {**nothing, "claims": 3, "take_overs": 1, "replays": 12, "parkings": 2},
         "payouts.create": {**nothing, "abandoned": 1},
@@ -184,15 +184,15 @@ def test_the_command_shows_what_has_happened_by_operation():
         *("payouts.create", "abandoned claims 1"),
         *(operation.name, "claims 3", "take-overs 1", "replays 12", "parkings 2"),
     ]
-    assert json.loads("".join(run(by_operation=True, json=True))) == stats.by_operation()
+    assert json.loads("".join(run(by_operation=True, json=True))) == statistics.by_operation()
 
 
 def test_the_command_writes_json():
     make_records(2, Status.PARKED)
     data = json.loads("".join(run(json=True)))
     assert data["parked"] == {"value": 2, "kind": "exact", "by_operation": {"charges.create": 2}}
-    assert data == stats.stats().as_dict()
-    assert set(data) == set(idempotency_stats.LABELS) == {name for name, _ in stats.stats()}
+    assert data == statistics.stats().as_dict()
+    assert set(data) == set(idempotency_stats.LABELS) == {name for name, _ in statistics.stats()}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_the_command_writes_json():
 def test_the_command_fails_if_a_condition_is_true(monkeypatch, conditions, complaints):
     """A number that was counted up to a bound only may be anything above it, and an alarm must not miss that."""
     make_records(2, Status.PARKED)
-    monkeypatch.setattr(stats, "MAX_COUNTED", 4)
+    monkeypatch.setattr(statistics, "MAX_COUNTED", 4)
     make_records(4, Status.RECOVERABLE)
     happen()
     code, _, errors = run_command("idempotency_stats", fail_if=list(map(Condition.parse, conditions)))

@@ -13,10 +13,10 @@ from django.test.utils import CaptureQueriesContext
 
 from idempotency import signals
 from idempotency.contrib.dashboard import adding
-from idempotency.contrib.dashboard import counters as counters_module
-from idempotency.contrib.dashboard.counters import counters, this_hour
+from idempotency.contrib.dashboard import counting as counters_module
+from idempotency.contrib.dashboard.counting import counters, this_hour
 from idempotency.contrib.dashboard.models import IdempotencyCounter
-from idempotency.operate.stats import stats
+from idempotency.operate.statistics import stats
 from idempotency.store import store_for
 from tests.concurrency.failures import server_error
 from tests.concurrency.racing import Gate, held, race

@@ -11,7 +11,7 @@ from django.urls import path
 from idempotency import signals
 from idempotency.admin.records import IdempotencyRecordAdmin
 from idempotency.contrib.dashboard.admin import DashboardAdmin
-from idempotency.contrib.dashboard.counters import HOURS_KEPT, counters, this_hour
+from idempotency.contrib.dashboard.counting import HOURS_KEPT, counters, this_hour
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from ....management.running import BatchCommand, Work, counted, describe_exit_codes
-from ...backlog import MAX_COUNTED, backlog
 from ...models import outbox_database
 from ...relay import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, RelayResult, due, relay_batches
+from ...upkeep import MAX_COUNTED, backlog
 
 EXIT_UNREACHABLE = 5
 

@@ -1,0 +1,10 @@
+"""Values of ``key``, which say where a request has its key; new keys; and the status of a key."""
+
+from .http.key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
+from .http.key_status import KeyStatusView
+from .identity.keys import KeyStatus, new_key
+from .public import adopt
+
+__all__ = ["FromBody", "FromCookie", "FromForm", "FromHeader", "FromJSON", "KeyStatus", "KeyStatusView", "new_key"]
+
+adopt(__name__, map(globals().get, __all__))
