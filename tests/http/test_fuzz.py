@@ -229,6 +229,8 @@ def try_settings(alice, count):
     became = Counter()
 
     @hypothesis_settings(fuzz, max_examples=count or 300)
+    @example(value={})
+    @example(value={"LEASE": 1})
     @given(value=entries | odd_values)
     def compare(value):
         with override_settings(IDEMPOTENCY=value):
