@@ -28,7 +28,7 @@ LIMIT = 120.0  # seconds
 GROWTH, SLACK = 1.25, 4_000_000
 
 #: Where the effects of a kind are counted, besides the provider's ledger.
-TABLES = {"transfer": ["transfer"], "payout": ["payout"], "order": ["charge", "receipt"]}
+TABLES = {"transfer": ["transfer"], "drawn": ["transfer"], "payout": ["payout"], "order": ["charge", "receipt"]}
 IN_LEDGER = {"payout", CONTROL}
 
 RESTLESS = """

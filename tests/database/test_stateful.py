@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,11 +23,11 @@ from idempotency.operate.purge import purge_once
 from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
-from idempotency.outcome import Outcome, outcome_of_result
+from idempotency.outcome import Outcome, encode_body, outcome_of_result
 from idempotency.protocol import ownership
 from idempotency.protocol.claim import Claim
-from idempotency.protocol.claim_block import result_of
 from idempotency.protocol.context import claim_in_context
+from tests.crash.mutations import MUTATIONS
 from tests.database.claiming import acquire
 from tests.outbox import SENDER, broker
 from tests.records import HOUR, from_now
@@ -39,6 +40,16 @@ OPERATIONS = {
     "park": Operation("tests.stateful.park", transaction=False, recovery=PARK),
 }
 SEQUENCES = 40
+#: What an attempt ends with: a result, or what a view may answer.
+OUTCOMES = {
+    "result": outcome_of_result(1, OPERATIONS["again"].policy),
+    "another result": outcome_of_result(2, OPERATIONS["again"].policy),
+    "refused": Outcome(402, (("Content-Type", "application/json"),), '{"code": "no"}'),
+    "invalid": Outcome(422, (("Content-Type", "text/plain"),), encode_body(b"no", "text/plain")),
+    "failed": Outcome(503, (), "{}"),
+    "large": Outcome(201, (("Content-Type", "application/json"),), json.dumps("x" * 20_000)),
+    "file": Outcome(200, (("Content-Type", "application/octet-stream"),), reference="file 1"),
+}
 numbers = st.integers(0, 5)
 scopes = st.tuples(st.sampled_from(sorted(OPERATIONS)), st.sampled_from("ab"))
 
@@ -50,7 +61,7 @@ class Record:
     status: str = "in_progress"
     lease_over: bool = False
     retention_over: bool = False
-    result: int | None = None
+    outcome: Outcome | None = None
     steps: set[str] = field(default_factory=set)
     #: The number of the operation that the key stands for.
     life: int = field(default_factory=partial(next, itertools.count()))
@@ -103,7 +114,7 @@ class Machine(RuleBasedStateMachine):
     # A request
 
     def expected(self, scope, payload):
-        """What a request gets: an error, a result, or the record that it owns now."""
+        """What a request gets: an error, an outcome, or the record that it owns now."""
         record = self.records.get(scope)
         if record is None:
             self.records[scope] = record = Record(payload)
@@ -111,11 +122,11 @@ class Machine(RuleBasedStateMachine):
         if record.status == "in_progress" and not record.lease_over:
             return InProgressError
         if record.retention_over:
-            record.payload, record.result, record.steps, record.life = payload, None, set(), Record(0).life
+            record.payload, record.outcome, record.steps, record.life = payload, None, set(), Record(0).life
         elif record.payload != payload:
             return KeyReusedError
         elif record.status == "completed":
-            return record.result
+            return record.outcome
         elif record.status == "parked" or (record.status == "in_progress" and scope[0] == "park"):
             record.status = "parked"
             return OutcomeUnknownError
@@ -133,7 +144,7 @@ class Machine(RuleBasedStateMachine):
             return
         got = acquire(OPERATIONS[scope[0]], scope[1], Payload(payload))
         if isinstance(got, Outcome):
-            assert expected == result_of(got)
+            assert expected == got
         else:
             assert (expected, expected.attempt) == (self.records[scope], got.attempt)
             self.held.append(Held(scope, expected, got.attempt, Claim(got)))
@@ -141,21 +152,21 @@ class Machine(RuleBasedStateMachine):
     # An attempt, alive or overtaken
 
     @precondition(lambda self: self.held)
-    @rule(which=numbers, result=st.integers(0, 1))
-    def complete(self, which, result):
-        held = self.one(which)
-        record, operation = held.record, OPERATIONS[held.scope[0]]
+    @rule(which=numbers, kind=st.sampled_from(sorted(OUTCOMES)))
+    def complete(self, which, kind):
+        held, outcome = self.one(which), OUTCOMES[kind]
+        record = held.record
         mine = self.records.get(held.scope) is record and record.attempt == held.attempt
-        is_repeated = mine and (record.status, record.result) == ("completed", result)
+        is_repeated = mine and (record.status, record.outcome) == ("completed", outcome)
         try:
-            ownership.record(held.claim.ownership, outcome_of_result(result, operation.policy))
+            ownership.record(held.claim.ownership, outcome)
         except LeaseLostError:
             assert not held.owns(self.records)
             assert not is_repeated
         else:
             assert held.owns(self.records) or is_repeated
             if not is_repeated:
-                record.status, record.result = "completed", result
+                record.status, record.outcome = "completed", outcome
                 record.owned_again()
 
     @precondition(lambda self: self.held)
@@ -280,7 +291,7 @@ class Machine(RuleBasedStateMachine):
             return
         assert may
         if decision == "outcome":
-            record.status, record.result = "completed", 7
+            record.status, record.outcome = "completed", outcome_of_result(7, OPERATIONS[scope[0]].policy)
             record.owned_again()
             return
         record.attempt += record.status == "in_progress"
@@ -335,5 +346,14 @@ def test_a_sweep_that_frees_what_may_not_run_again_is_found(monkeypatch):
     play(*moves)
     settle = sweep.settle_as
     monkeypatch.setattr(sweep, "settle_as", lambda status, *rest: settle(Status.RECOVERABLE, *rest))
+    with pytest.raises(AssertionError):
+        play(*moves)
+
+
+def test_a_refusal_of_an_overtaken_attempt_is_found(monkeypatch):
+    ask, over = ("ask", {"scope": ("again", "a"), "payload": 0}), ("lease_ends", {"which": 0})
+    moves = [ask, over, ask, ("complete", {"which": 0, "kind": "refused"})]
+    play(*moves)
+    MUTATIONS["refusal_unfenced"](monkeypatch)
     with pytest.raises(AssertionError):
         play(*moves)
