@@ -32,7 +32,7 @@ from testproject.celery import app
 from tests.contrib import consumers
 from tests.contrib.deliveries import Inbox, acting
 from tests.contrib.senders import session_with
-from tests.results import note
+from tests.results import recording
 
 pytestmark = pytest.mark.once
 
@@ -147,10 +147,11 @@ def compare(client, module, count):
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_no_answer_gives_an_error_that_the_bare_client_does_not_give(name, count):
-    became = compare(*CLIENTS[name], count)
+def test_no_answer_gives_an_error_that_the_bare_client_does_not_give(name, count, seed):
+    with recording("fuzz: answers", handler=name, seed=seed) as figures:
+        became = compare(*CLIENTS[name], count)
+        figures |= {"inputs": became.total(), "answers": dict(became)}
     assert {"answered", "UnresolvedRequestError"} <= became.keys()
-    note("fuzz: answers", handler=name, inputs=became.total(), answers=dict(became), violations=0)
 
 
 def test_a_client_that_trusts_the_server_is_found(monkeypatch):
@@ -195,10 +196,11 @@ def consume(monkeypatch, count):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_no_header_of_a_message_gives_an_error_that_a_plain_task_does_not_have(monkeypatch, count):
-    became = consume(monkeypatch, count)
+def test_no_header_of_a_message_gives_an_error_that_a_plain_task_does_not_have(monkeypatch, count, seed):
+    with recording("fuzz: messages", seed=seed) as figures:
+        became = consume(monkeypatch, count)
+        figures |= {"inputs": became.total(), "answers": dict(became)}
     assert {"dict", "Ignore"} <= became.keys()
-    note("fuzz: messages", inputs=became.total(), answers=dict(became), violations=0)
 
 
 @pytest.mark.django_db(transaction=True)

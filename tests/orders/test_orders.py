@@ -15,7 +15,7 @@ from django.db import connection
 from tests.crash.mutations import MUTATIONS
 from tests.orders.scheduler import Scheduler, every_order, walk
 from tests.orders.stage import PAIRS, PLAYED, WALKERS, Schedule, lease_ends, nothing, request, retention_ends
-from tests.results import note
+from tests.results import recording
 
 # The scheduler recognises an actor that waits for a lock on PostgreSQL and on SQLite.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.except_mariadb]
@@ -53,10 +53,11 @@ class Played:
         )
 
     def judge(self, what, *, blocked=None, **figures):
-        assert self.count > 0
-        assert not self.failures, "\n".join(map(str, self.failures[:5]))
-        assert len(self.endings) > 1, "all orders ended alike"
-        note(what, orders=self.count, endings=len(self.endings), blocked=blocked, violations=0, **figures)
+        figures |= {"orders": self.count, "endings": len(self.endings), "violations": len(self.failures)}
+        with recording(what, blocked=blocked, **figures):
+            assert self.count > 0
+            assert not self.failures, "\n".join(map(str, self.failures[:5]))
+            assert len(self.endings) > 1, "all orders ended alike"
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -78,6 +79,7 @@ def test_no_order_of_two_breaks_a_promise(level, pair, declaration, before, coun
         switches="any" if count == 0 else REDUCED,
         database=connection.vendor,
         level=level,
+        seed=seed,
     )
 
 
