@@ -30,7 +30,7 @@ CORE = (
 METHODS: dict[str, tuple[str, ...]] = {
     "named tests": (),
     "sequences": ("tests/database/test_stateful.py", "-k", "any_sequence"),
-    "orders": ("tests/orders", "-k", "no_order and not REPEATABLE_READ and not purge and not reconciler and not relays"),
+    "orders": ("tests/orders", "-k", "no_order and not REPEATABLE and not purge and not reconciler and not relays"),
     "matrix": ("tests/crash/test_matrix.py", "-k", "stop-live-inside or kill-inside or stop-live-again or raise-again"),
 }
 SEEN, UNSEEN, UNCLEAR = "seen", "–", "?"
