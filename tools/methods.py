@@ -45,13 +45,19 @@ def look(mutant: Mutant, copy: Path, left: float) -> Iterator[tuple[str, str]]:
         for method, tests in METHODS.items():
             if time.monotonic() > end:
                 return
-            try:
-                ended = run_tests(copy, ["-p", "no:randomly", *(tests or mutant.tests)], mutant.database).returncode
-            except subprocess.TimeoutExpired:
-                ended = -1
-            yield method, {PASSED: UNSEEN, FAILED: SEEN}.get(ended, UNCLEAR)
+            yield method, verdict_of(mutant, copy, tests or mutant.tests)
     finally:
         write(path, sound)
+
+
+def verdict_of(mutant: Mutant, copy: Path, tests: Sequence[str]) -> str:
+    try:
+        ended = run_tests(copy, ["-p", "no:randomly", *tests], mutant.database)
+    except subprocess.TimeoutExpired:
+        return UNCLEAR
+    if "from pytest-timeout" in ended.stdout:
+        return UNCLEAR  # it may have been slow
+    return {PASSED: UNSEEN, FAILED: SEEN}.get(ended.returncode, UNCLEAR)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
