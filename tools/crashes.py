@@ -113,11 +113,11 @@ def main() -> int:
     if options.restarts:
         with server_to_stop() as server:
             storms = run_restarts(server, options.restarts, seed=options.first_seed)
-            note_storms("stops", storms, as_expected=storms.is_safe, stops=options.restarts, seed=options.first_seed)
+            note_storms("stops", storms, as_expected=storms.is_safe, fired=options.restarts, seed=options.first_seed)
             report.total("Restarts", f"{options.restarts} times; {storms}", passed=storms.is_safe)
             server.stop_being_durable()
             control = run_restarts(server, 3)
-            note_storms("stops: control", control, as_expected=control.inside.lost > 0, stops=3, seed=0)
+            note_storms("stops: control", control, as_expected=control.inside.lost > 0, fired=3, seed=0)
             report.total("Restarts, control without durable commits", control, passed=control.inside.lost > 0)
     return 1 if report.failed else 0
 
