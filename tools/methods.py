@@ -29,7 +29,7 @@ CORE = (
 #: Each method's tests in their reduced form. The named tests are those of the bug.
 METHODS: dict[str, tuple[str, ...]] = {
     "named tests": (),
-    "sequences": ("tests/database/test_stateful.py", "-k", "any_sequence"),
+    "sequences": ("tests/database/test_stateful.py", "-k", "any_sequence or short_sequence"),
     "orders": ("tests/orders", "-k", "no_order and not REPEATABLE and not purge and not reconciler and not relays"),
     "matrix": ("tests/crash/test_matrix.py", "-k", "kill-inside or stop-live-inside or kill-park or stop-live-again"),
 }

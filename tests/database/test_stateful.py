@@ -1,4 +1,7 @@
-"""Any sequence of the public functions does what a model in memory does. ``--count`` is how many are tried."""
+"""Any sequence of the public functions does what a model in memory does: every short one, and longer ones at random.
+
+``--count`` is how many of these are tried.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ OPERATIONS = {
     "again": Operation("tests.stateful.again", transaction=False, recovery=REEXECUTE),
     "park": Operation("tests.stateful.park", transaction=False, recovery=PARK),
 }
-SEQUENCES = 40
+SEQUENCES = 20
 #: What an attempt ends with: a result, or what a view may answer.
 OUTCOMES = {
     "result": outcome_of_result(1, OPERATIONS["again"].policy),
@@ -342,6 +345,30 @@ def play(*moves):
     for name, arguments in moves:
         getattr(machine, name)(**arguments)
         machine.the_table_is_as_the_model()
+
+
+#: What may follow a claim. Its first attempt and the last one may end in different ways.
+MOVES = [
+    ("ask", {"payload": 0}),
+    ("complete", {"which": 0, "kind": "refused"}),
+    ("complete", {"which": -1, "kind": "result"}),
+    ("give_up", {"which": 0, "parks": False}),
+    ("lease_ends", {"which": 0}),
+    ("retention_ends", {"which": 0}),
+    ("sweep", {}),
+]
+LENGTH = 3
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_short_sequence_does_what_the_model_does(operation):
+    begin, *others = [(name, {"scope": (operation, "a"), **given} if name == "ask" else given) for name, given in MOVES]
+    before = Machine.steps_made
+    with recording("sequences: short", kind=operation, database=connection.display_name.lower()) as figures:
+        for moves in itertools.product([begin, *others], repeat=LENGTH):
+            play(begin, *moves)
+        figures["calls"] = Machine.steps_made - before
+    assert figures["calls"] == len(MOVES) ** LENGTH * (1 + LENGTH)
 
 
 def test_a_sweep_that_frees_what_may_not_run_again_is_found(monkeypatch):
