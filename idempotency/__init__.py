@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .http.decorators import idempotent
+    from .http.layers import checks_nothing
+    from .http.view_classes import EVERY, IdempotentMixin
     from .operation import Operation
     from .options.values import (
         ACCEPTED,
@@ -36,7 +38,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "EVERY": "http.view_classes",
+    "IdempotentMixin": "http.view_classes",
     "Operation": "operation",
+    "checks_nothing": "http.layers",
     "claim": "protocol.claim_block",
     "current_claim": "protocol.context",
     "idempotent": "http.decorators",
@@ -46,15 +51,18 @@ _MODULES = {
 __all__ = [
     "ACCEPTED",
     "CONFLICT",
+    "EVERY",
     "PARK",
     "REEXECUTE",
     "Attach",
     "Completed",
+    "IdempotentMixin",
     "NotExecuted",
     "Operation",
     "Reconcile",
     "Unknown",
     "Wait",
+    "checks_nothing",
     "claim",
     "current_claim",
     "idempotent",

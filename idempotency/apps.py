@@ -18,9 +18,10 @@ class IdempotencyConfig(AppConfig):
     def ready(self) -> None:
         import_module("idempotency.checks")
         import_module("idempotency.http.checks")
+        import_module("idempotency.http.body_stream")
         import_module("idempotency.log").connect_if_named()
         # Each registers its adapter, before the project declares its views and routes. The core never imports them.
-        for framework in ("rest_framework", "ninja"):
+        for framework in import_module("idempotency.http.adapter").FRAMEWORKS:
             if apps.is_installed(framework):
                 import_module(f"idempotency.contrib.{framework}")
         autodiscover_modules("operations")

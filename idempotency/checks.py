@@ -1,7 +1,4 @@
-"""System checks: ``manage.py check`` finds a wrong setting before the first customer does.
-
-Each setting has one id: each wrong ``TTL`` is E003.
-"""
+"""System checks: ``manage.py check`` finds a wrong setting before the first customer does."""
 
 from __future__ import annotations
 

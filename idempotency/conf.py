@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import cache, lru_cache
+from http import HTTPStatus
 from typing import Any
 
 from django.apps import apps
@@ -46,6 +47,16 @@ def is_recordable_unless_invalid(status: int) -> bool:
     created. A corrected payload is another payload and needs another key.
     """
     return is_recordable(status) and status not in INVALID_STATUSES
+
+
+def is_recordable_unless_conflict(status: int) -> bool:
+    """For ``recordable``: the default without 409, for a handler that answers 409 if the client is to try again."""
+    return is_recordable(status) and status != HTTPStatus.CONFLICT
+
+
+def is_recordable_if_successful(status: int) -> bool:
+    """For ``recordable``: 2xx only. A sender of events takes every other status for "deliver it again"."""
+    return 200 <= status < 300
 
 
 def authenticated_user(request: Any) -> str | None:
@@ -147,7 +158,7 @@ def _mistake_in_entry(name: Any, value: Any) -> Error | None:
     if problem is None:
         return None
     message = option.complaint(f"{SETTING}[{name!r}]", problem, value)
-    return Error(message, hint=option.hint, id=option.check_id)
+    return Error(message, hint=option.hint, id="idempotency.E003")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -93,7 +93,7 @@ class KeyExpiredError(RequestError):
 
 class PayloadInvalidError(RequestError):
     code = "idempotency_payload_invalid"
-    title = "Payload has no canonical form"
+    title = "Payload is not acceptable"
     default_detail = "The payload has a form in which it can't be compared with the payload of a retry."
 
 

@@ -216,6 +216,7 @@ class IdempotencyRecord(models.Model):
             ("view_response_body", "Can view recorded response bodies"),
             ("resolve_idempotencyrecord", "Can say how a parked operation ended"),
             ("release_idempotencyrecord", "Can release a claim so that a retry runs"),
+            ("forget_idempotencyrecord", "Can forget an outcome so that a retry runs again"),
         ]
 
     def __repr__(self) -> str:

@@ -18,10 +18,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from .conf import SETTING, contradictions, refuse, settings
+from .extensions import extensions
 from .lifecycle import Recovery
 from .options import validators
-from .options.table import OPTIONS, Arguments, Options, RequestArguments
-from .options.values import REEXECUTE, Attach, Reconcile
+from .options.table import OPTIONS, Options, RequestArguments, TaskArguments, Use
+from .options.values import ACCEPTED, REEXECUTE, Attach, Reconcile
 
 logger: Final = logging.getLogger("idempotency")
 
@@ -145,11 +146,8 @@ class Registry:
     def __init__(self) -> None:
         self._operations: dict[str, Operation] = {}
         self._homes: dict[str, str] = {}
-        self._importers: set[Callable[[], object]] = set()
-
-    def add_importer(self, importer: Callable[[], object]) -> None:
-        """Have ``load`` call a function that imports modules with declarations. An integration adds its own."""
-        self._importers.add(importer)
+        self._imported: set[Callable[[], object]] = set()
+        self._of_requests: set[str] = set()
 
     def load(self) -> None:
         """Import the modules whose declarations only other processes need otherwise, such as the tasks of a worker.
@@ -157,13 +155,13 @@ class Registry:
         For commands only: an integration may set up Django again, which a process that answers requests must not do.
         A module that can't be imported is logged. Its operations stay unknown, and the next call tries it again.
         """
-        for importer in list(self._importers):
+        for importer in {each.import_operations for each in extensions() if each.import_operations} - self._imported:
             try:
                 importer()
             except Exception:  # the project's modules may raise anything, and other operations are known all the same
                 logger.exception("Not all operations are known in this process: their modules can't be imported")
             else:
-                self._importers.discard(importer)
+                self._imported.add(importer)
 
     def add(self, operation: Operation) -> None:
         known = self._operations.get(operation.name)
@@ -181,6 +179,7 @@ class Registry:
         """Forget a declaration. For tests that declare operations."""
         self._operations.pop(name, None)
         self._homes.pop(name, None)
+        self._of_requests.discard(name)
 
     def bind(self, name: str, homes: Sequence[str]) -> None:
         """Remember which function is declared under the name.
@@ -195,6 +194,14 @@ class Registry:
                 f"operation name would share their records. Rename one, or declare one Operation and pass it to both."
             )
 
+    def of_requests(self) -> list[Operation]:
+        """The operations that protect a function or a method which answers requests."""
+        return [operation for name, operation in self._operations.items() if name in self._of_requests]
+
+    def note_handler(self, operation: Operation) -> None:
+        """Remember that an operation protects a function or a method which answers requests."""
+        self._of_requests.add(operation.name)
+
     def __iter__(self) -> Iterator[Operation]:
         return iter(list(self._operations.values()))
 
@@ -202,19 +209,45 @@ class Registry:
 registry: Registry = Registry()
 
 
-def operation_for(declaration: str | Operation, arguments: Arguments) -> Operation:
-    """Find or declare the operation that the arguments of ``@idempotent`` or of the mixin name.
+def operation_for(declaration: str | Operation, arguments: TaskArguments, use: Use = Use.REQUEST) -> Operation:
+    """Find or declare the operation that the arguments of ``@idempotent``, ``claim()`` or ``@idempotent_task`` name.
 
     A bare name means the operation that is declared under it, and so do the arguments with which it is declared. If
     there is none, a new one is declared.
+
+    :param use: what the operation is to protect.
+    :raises ImproperlyConfigured: an argument has no effect on that, or contradicts what is declared.
     """
     if isinstance(declaration, Operation):
         if arguments:
             raise ImproperlyConfigured(
                 f"Operation {declaration.name!r} has its own policy. Give no further arguments with it."
             )
+        _refuse_without_effect(declaration.name, declaration.declared, use)
         return declaration
+    _refuse_without_effect(declaration, arguments, use)
     known = registry.get(declaration) if isinstance(declaration, str) else None
+    if known is not None:
+        _refuse_without_effect(known.name, known.declared, use)
     if known is not None and (not arguments or _checked(known.name, arguments) == known.declared):
         return known
     return Operation(declaration, **arguments)
+
+
+#: The protected thing, as a message names it.
+_USES: Final = {Use.BLOCK: "a claim() block", Use.TASK: "a task"}
+
+
+def _refuse_without_effect(name: str, arguments: Mapping[str, Any], use: Use) -> None:
+    """:raises ImproperlyConfigured: an argument has no effect on what the operation is to protect."""
+    if use is Use.REQUEST:
+        return
+    given = [option for option in OPTIONS if arguments.get(option) is not None]
+    wrong = [f"{option}=" for option in given if not OPTIONS[option].applies_to & use]
+    if arguments.get("in_progress") is ACCEPTED:
+        wrong.append("in_progress=ACCEPTED")
+    if wrong:
+        raise ImproperlyConfigured(
+            f"Operation {name!r}: {', '.join(wrong)} has no effect on {_USES[use]}. Leave it out, or declare another "
+            f"operation for requests."
+        )

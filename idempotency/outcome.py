@@ -11,41 +11,24 @@ import base64
 import functools
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from django.conf import settings as django_settings
-from django.http import (
-    HttpResponse,
-    HttpResponseBadRequest,
-    HttpResponseForbidden,
-    HttpResponseGone,
-    HttpResponseNotFound,
-    HttpResponsePermanentRedirect,
-    HttpResponseRedirect,
-    JsonResponse,
-)
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from django.utils.datastructures import CaseInsensitiveMapping
 
 from . import encryption
 from .conf import settings
 from .exceptions import BodyGoneError, OutcomeUnreadableError, UnrecordableResponseError
 from .identity.parsing import depth_of
+from .operation import Policy
 from .options.values import NEVER_RECORDED_HEADERS, Attach
-
-if TYPE_CHECKING:
-    from django.http.response import HttpResponseBase
-
-    from .operation import Policy
 
 logger: Final = logging.getLogger("idempotency")
 
-#: For how many seconds the operation keeps an outcome, from when it is recorded.
-RETENTION_HEADER = "Idempotency-Retention"
-#: What has become of the request's key.
-STATUS_HEADER = "Idempotency-Status"
 #: Headers that servers, middleware, DRF and this package set on every response, including replays.
 REGENERATED_HEADERS = NEVER_RECORDED_HEADERS | {
     *("allow", "content-length", "date", "server"),
@@ -128,7 +111,7 @@ def outcome_of_result(result: Any, policy: Policy) -> Outcome:
     """Make the outcome from the result of a ``claim()`` block or a task.
 
     :raises TypeError: the result is not JSON, or is not after ``redact``.
-    :raises UnrecordableResponseError: ``redact`` fails.
+    :raises UnrecordableResponseError: the result is larger than ``max_body`` as JSON text, or ``redact`` fails.
     """
     headers = (("Content-Type", "application/json"),)
     text = json_text(
@@ -140,6 +123,11 @@ def outcome_of_result(result: Any, policy: Policy) -> Outcome:
     except (ValueError, RecursionError):
         # The error of the parser holds the content, so it is not chained.
         raise TypeError(f"redact= of operation {policy.operation.name!r} must turn a result into JSON.") from None
+    if len(content) > policy.max_body:
+        raise UnrecordableResponseError(
+            f"The result of {policy.operation} has {len(content)} bytes as JSON, but max_body is {policy.max_body}. "
+            f"Raise max_body, or return less, such as a primary key."
+        )
     body = encode_body(content, "application/json")
     return Outcome(status=DONE, headers=headers, body=body, body_ttl=policy.body_ttl)
 
@@ -177,46 +165,6 @@ def _redacted(content: bytes, status: int, headers: tuple[tuple[str, str], ...],
 
 #: The errors that may occur when a damaged record is read.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-
-#: The statuses for which Django has a response class.
-_CLASSES: dict[int, type[HttpResponse]] = {
-    400: HttpResponseBadRequest,
-    403: HttpResponseForbidden,
-    404: HttpResponseNotFound,
-    410: HttpResponseGone,
-}
-_PERMANENT_REDIRECTS = frozenset({301, 308})
-_REDIRECTS = frozenset({302, 303, 307}) | _PERMANENT_REDIRECTS
-
-
-def response_of(outcome: Outcome) -> HttpResponse:
-    """The response from which ``outcome`` was made: its status, its recorded headers and its body, byte for byte.
-
-    It has the class that Django uses for its status and content, so a redirect has its ``url``.
-
-    :raises OutcomeUnreadableError: the record is damaged.
-    :raises BodyGoneError: the body is no longer kept.
-    """
-    try:
-        names = {name.lower(): value for name, value in outcome.headers}
-        kind = _class_of(outcome.status, names)
-        response = kind.__new__(kind)
-        # Don't call the constructor of its own class. It would need the data, or check the address of a redirect again,
-        # which was checked when the response was sent.
-        HttpResponse.__init__(response, decode_body(outcome.body), status=outcome.status, headers=dict(outcome.headers))
-    except UNREADABLE as error:
-        raise OutcomeUnreadableError from error
-    if "content-type" not in names:
-        del response["Content-Type"]  # Django's default, which was not sent
-    return response
-
-
-def _class_of(status: int, names: Mapping[str, str]) -> type[HttpResponse]:
-    if status in _REDIRECTS and "location" in names:
-        return HttpResponsePermanentRedirect if status in _PERMANENT_REDIRECTS else HttpResponseRedirect
-    if is_json(names.get("content-type", "")):
-        return JsonResponse
-    return _CLASSES.get(status, HttpResponse)
 
 
 def _recorded_headers(response: HttpResponseBase, policy: Policy) -> tuple[tuple[str, str], ...]:

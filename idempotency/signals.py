@@ -33,6 +33,7 @@ recovered: Signal = Signal()  # without caching, because its sender may be None
 purged: Signal = Signal()
 relayed: Signal = Signal()
 message_dead: Signal = Signal()
+dead_lettered: Signal = Signal()
 
 #: The events of a record, by the name under which each is counted.
 EVENTS: Mapping[str, Signal] = {

@@ -121,3 +121,21 @@ RELEASE = Action(
     statuses=frozenset({Status.PARKED.value, Status.IN_PROGRESS.value}),
     problem_of=_unreleasable,
 )
+FORGET = Action(
+    name="forget",
+    title=_("Forget"),
+    consequence=_(
+        "The next request with each of these keys runs as a new one, whatever its payload, and retries no longer get "
+        "the recorded outcome. If an operation took effect, it takes effect a second time. Forget a record only if "
+        "you want that, for example because a repaired error kept its work from being done."
+    ),
+    permission="forget",
+    form=ReasonForm,
+    decide=resolutions.forget,
+    statuses=frozenset({Status.COMPLETED.value}),
+    problem_of=lambda record: (
+        _("Its retention is over, so the next request with its key runs anyway.")
+        if time_left(record, record.expires_at) <= timedelta(0)
+        else None
+    ),
+)

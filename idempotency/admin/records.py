@@ -1,7 +1,8 @@
 """Records in the admin: find a record by key or account, see its state, and resolve a record that is stuck.
 
 Nothing can be edited. A decision about a record calls ``operate.resolutions``. A page explains it first, and it needs a
-separate permission: ``idempotency.resolve_idempotencyrecord`` or ``idempotency.release_idempotencyrecord``.
+separate permission: ``idempotency.resolve_idempotencyrecord``, ``idempotency.release_idempotencyrecord`` or
+``idempotency.forget_idempotencyrecord``.
 
 Recorded responses may hold secrets, so only people with the permission ``idempotency.view_response_body`` see them, and
 they can't be filtered on. Everything else needs ``idempotency.view_idempotencyrecord``, as usual.
@@ -29,6 +30,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import authenticated_user, settings
+from ..extensions import extensions
 from ..identity.scope import MAX_ACCOUNT_LENGTH
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
@@ -36,7 +38,7 @@ from ..operate import stats
 from ..operation import registry
 from ..outcome import BODY_GONE, UNREADABLE, decrypt_body
 from ..store import records_database, statement_timeout
-from .actions import MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE
+from .actions import FORGET, MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE
 from .decisions import Action, DecisionAdmin
 from .display import (
     NONE,
@@ -49,9 +51,6 @@ from .display import (
     show_with_detail,
     time_left,
 )
-
-#: Functions of other apps that add to the context of a record's page, from the record, the request and its admin.
-page_additions: list[Callable[[IdempotencyRecord, HttpRequest, DecisionAdmin], dict[str, Any]]] = []
 
 #: The filter takes this many operations from those that are counted.
 MAX_OPERATIONS = 500
@@ -90,8 +89,9 @@ class OperationFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
         names = {operation.name for operation in registry}
-        if stats.event_counts is not None:
-            names |= stats.event_counts.operations(records_database(), MAX_OPERATIONS)
+        counts = stats.event_counts()
+        if counts is not None:
+            names |= counts.operations(records_database(), MAX_OPERATIONS)
         names |= {name for name in request.GET.getlist(self.parameter_name) if name}
         return [(name, name) for name in sorted(names)]
 
@@ -139,7 +139,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     )
     ordering: ClassVar[tuple[str, ...]] = ("-id",)
     sortable_by: ClassVar[tuple[str, ...]] = ("retention",)
-    decisions: ClassVar[tuple[Action, ...]] = (MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE)
+    decisions: ClassVar[tuple[Action, ...]] = (MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, FORGET)
     actions: tuple[Callable[..., HttpResponse | None], ...] = tuple(action.as_admin_action() for action in decisions)
     attempt_column = "attempt"
     hidden_columns: ClassVar[tuple[str, ...]] = ("response_headers", "response_body", "response_reference", "error")
@@ -159,7 +159,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
         return ("operation", "account_id", "idempotency_key", "state", "attempt", "age", "lease")
 
     def page_columns(self, request: HttpRequest) -> tuple[str, ...]:
-        times = () if page_additions else ("times",)  # the timeline has them
+        times = () if any(each.record_page for each in extensions()) else ("times",)  # the timeline has them
         may_read = request.user.has_perm("idempotency.view_response_body")
         response = ("headers", "reference", "body", "last_error") if may_read else ()
         return ("idempotency_key", "request_hash", "age", "retention", *times, *response)
@@ -173,8 +173,9 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             "is_over": row.status != Status.IN_PROGRESS and time_left(row, row.expires_at) <= timedelta(0),
             "body_gone": BODY_GONE,
         }
-        for add in page_additions:
-            context |= add(row, request, self)
+        for each in extensions():
+            if each.record_page:
+                context |= each.record_page(row, request, self)
         return context
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
@@ -182,6 +183,9 @@ class IdempotencyRecordAdmin(DecisionAdmin):
 
     def has_release_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("idempotency.release_idempotencyrecord")
+
+    def has_forget_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("idempotency.forget_idempotencyrecord")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str

@@ -6,7 +6,7 @@ They wrap any other transport. Sync and async share everything but the lines wit
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, ClassVar, Final
 
@@ -77,6 +77,10 @@ class HttpxTries(Tries):
         place = f"{url.scheme}://{url.host}{url.raw_path.partition(b'?')[0].decode('ascii')}"
         super().__init__(policy, request, place, request.headers.get(HEADER), request.extensions.get(NAME))
         self.body: bytes = b""  # the last response body that was read
+
+    @property
+    def marks(self) -> MutableMapping[str, Any]:
+        return self.request.extensions  # type: ignore[no-any-return]
 
     def next_request(self) -> httpx.Request:
         """Make the request for the next attempt. Raises the errors of ``begin``.

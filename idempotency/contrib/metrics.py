@@ -48,6 +48,7 @@ COUNTS: Final = (
     Count("idempotency_purged_records", "Records that were deleted past their retention", signals.purged),
     Count("idempotency_relayed_messages", "Messages of the outbox that a broker has confirmed", signals.relayed),
     Count("idempotency_dead_messages", "Messages of the outbox that were tried too often", signals.message_dead),
+    Count("idempotency_dead_letters", "Messages that consumers have dead-lettered or rejected", signals.dead_lettered),
 )
 
 #: The values of a gauge, by its labels' values.

@@ -31,7 +31,7 @@ from django.urls import ResolverMatch
 from ..conf import settings
 from ..http.adapter import Adapter, register
 from ..http.decorators import refuse_excluded
-from ..http.protection import RoutedHandler, decorator_stack, held_by, protection_of, protects_function
+from ..http.protection import RoutedHandler, decorator_stack, held_by, protects_function
 from ..identity import keys
 from ..operation import Operation
 from .openapi import PROBLEMS, add_responses, key_parameter, problem_content
@@ -65,18 +65,12 @@ class NinjaAdapter(Adapter):
     @classmethod
     def handlers_of(cls, callback: Any) -> list[RoutedHandler] | None:
         # Ninja makes a function around the view of a path.
-        routes = _routes_behind(callback)
-        return routes and [RoutedHandler(route.view_func, frozenset(route.methods)) for route in routes]
-
-    @classmethod
-    def protect_in_place(cls, callback: Any, protect: Callable[[Any], Any]) -> bool:
-        routes = _routes_behind(callback)
-        for route in routes or ():
-            if protection_of(route.view_func) is None and getattr(route, "stream_format", None) is None:
-                route.view_func = protect(route.view_func)
-                route.run = _remember_operation(route.run)
-                _describe(route.view_func.operation, route)
-        return routes is not None
+        held = (value for layer in decorator_stack(callback) for value in held_by(layer))
+        view = next((value for value in held if isinstance(value, PathView)), None)
+        if view is None:
+            return None
+        # decorate_view() decorates the route's run().
+        return [RoutedHandler(route.view_func, frozenset(route.methods), caller=route.run) for route in view.operations]
 
     def served_methods(self, name: str) -> Collection[str]:
         return set(self.route.methods)
@@ -100,12 +94,6 @@ class NinjaAdapter(Adapter):
             if unhandled is not error:
                 raise
         return super().answer_to_exception(error)  # errors that Django answers and Ninja doesn't know
-
-
-def _routes_behind(callback: Any) -> list[Any] | None:
-    held = (value for layer in decorator_stack(callback) for value in held_by(layer))
-    view = next((value for value in held if isinstance(value, PathView)), None)
-    return None if view is None else view.operations
 
 
 def _remember_operation(run: Callable[..., Any]) -> Callable[..., Any]:

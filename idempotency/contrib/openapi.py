@@ -11,11 +11,10 @@ from typing import Any
 
 from .. import exceptions
 from ..exceptions import IdempotencyError, InProgressError, UnavailableError
-from ..http.problems import PROFILES, Profile
+from ..http.problems import PROFILES, RETENTION_HEADER, STATUS_HEADER
 from ..identity import keys
 from ..operation import Operation, Policy
 from ..options.values import ACCEPTED, ACP, IETF, STRIPE, Attach
-from ..outcome import RETENTION_HEADER, STATUS_HEADER
 
 _CODE = {"type": "string", "description": "Tells a client what to do. It does not change between releases."}
 
@@ -80,13 +79,18 @@ def problem_content(operation: Operation, schema: dict[str, Any]) -> dict[str, A
 
 
 def key_parameter(operation: Operation) -> dict[str, Any]:
-    return {
-        "name": keys.HEADER,
-        "in": "header",
-        "required": operation.policy.required and operation.policy.key is None,
-        "description": KEY_DESCRIPTION,
-        "schema": dict(KEY_SCHEMA),
-    }
+    required = operation.policy.required and operation.policy.key is None
+    return _key_parameter(KEY_DESCRIPTION, required=required)
+
+
+def asked_key_parameter() -> dict[str, Any]:
+    """The header of a ``KeyStatusView``."""
+    return _key_parameter("The key to look up, as the request sent it.", required=True)
+
+
+def _key_parameter(description: str, *, required: bool) -> dict[str, Any]:
+    schema = dict(KEY_SCHEMA)
+    return {"name": keys.HEADER, "in": "header", "required": required, "description": description, "schema": schema}
 
 
 def add_responses(operation: Operation, responses: dict[Any, Any], content: dict[str, Any] | None) -> None:
@@ -105,7 +109,7 @@ def add_responses(operation: Operation, responses: dict[Any, Any], content: dict
             responses[status] = response
     for status, response in described.items():
         if status.isdigit() and operation.policy.recordable(int(status)):
-            _complete(response, {"headers": _headers_of_outcome(PROFILES[operation.policy.profile])})
+            _complete(response, {"headers": _headers_of_outcome(operation.policy)})
 
 
 def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -142,14 +146,15 @@ def _errors(policy: Policy) -> list[type[IdempotencyError]]:
     return [error for error in kinds if error.__module__ == exceptions.__name__ and can_happen.get(error, True)]
 
 
-def _headers_of_outcome(profile: Profile) -> dict[str, Any]:
+def _headers_of_outcome(policy: Policy) -> dict[str, Any]:
+    values = KEY_STATUS_VALUES if policy.required else [*KEY_STATUS_VALUES, "ignored"]
     return {
         keys.HEADER: _header("The key, as it was sent.", type="string"),
         RETENTION_HEADER: _header(
             "For how many seconds an outcome is kept and a retry recognised.", type="integer", minimum=0
         ),
-        STATUS_HEADER: _header("What has become of the key.", type="string", enum=KEY_STATUS_VALUES),
-        profile.replayed: _header(
+        STATUS_HEADER: _header("What has become of the key.", type="string", enum=values),
+        PROFILES[policy.profile].replayed: _header(
             "Present if this is the recorded outcome of an earlier request.", type="string", enum=["true"]
         ),
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
@@ -63,6 +63,11 @@ class RequestsTries(Tries):
         url = urlsplit(request.url or "")
         place = f"{url.scheme}://{url.hostname}{url.path}"
         super().__init__(policy, request, place, _text(request.headers.get(HEADER)), name)
+
+    @property
+    def marks(self) -> MutableMapping[str, Any]:
+        # The only dictionary that a request shares with the copies that redirects and challenges make of it.
+        return self.request.hooks  # type: ignore[no-any-return]
 
     def document(self, answer: requests.Response) -> Any:
         return answer.json()

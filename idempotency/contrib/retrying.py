@@ -10,7 +10,7 @@ import re
 import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -33,6 +33,18 @@ RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 #: An attempt that begins shortly before the end of the time still gets this many seconds. With less it would only fail.
 LEAST_TIMEOUT = 1.0
 
+#: The header with what the server knows of the key, and its values: the operation has run and this is its outcome;
+#: another attempt of this client can learn no more.
+STATUS_HEADER = "Idempotency-Status"
+OUTCOMES = frozenset({"executed", "replayed"})
+SETTLED = OUTCOMES | {"recorded", "reused", "ignored"}
+
+#: The codes for "in progress" of this package's profiles, the second of which is Stripe's, too.
+IN_PROGRESS_CODES = frozenset({"idempotency_in_progress", "idempotency_key_in_use", "idempotency_in_flight"})
+
+#: The name under which a request remembers the key that was made for it.
+_MADE = "idempotency_made_key"
+
 _SECONDS = re.compile(r"[0-9]+")
 
 
@@ -46,7 +58,8 @@ class RetryPolicy:
         the operation's ``heartbeat`` or else ``lease``, because after that the claim may be lost.
     :param first_wait: the wait before the second attempt is a random time from 0 to this.
     :param longest_wait: the range of the random wait doubles with each attempt, up to this. A ``Retry-After`` is added.
-    :param statuses: the statuses that are retried, besides a 409 that says that the first request is in progress.
+    :param statuses: the statuses that are retried, besides an answer that says that the first request is in progress.
+        An answer that says that its outcome is recorded, or that the key protects nothing, is not retried.
     :raises ValueError: a bound is not positive.
     """
 
@@ -78,6 +91,15 @@ def read_key_status(document: Any, headers: Mapping[str, str]) -> KeyStatus:
     return KeyStatus(document["status"], document.get("response_status"), retry_after=retry_after(headers), **times)
 
 
+@dataclass
+class MadeKey:
+    """A key that was made for a request. A request that is made from it, after a redirect or a challenge, shares it."""
+
+    key: str
+    #: Whether the outcome is known. The request is then a new one when it is sent again.
+    is_used: bool = False
+
+
 class Tries(ABC):
     """One logical request: its key, and after each attempt the decision whether its outcome is known.
 
@@ -102,12 +124,16 @@ class Tries(ABC):
         self.request = request
         self.call: str = f"{request.method} {place}"
         self.claim: Final = current_claim()
-        if key is not None:
+        made: MadeKey | None = self.marks.get(_MADE)
+        self._made: MadeKey | None = made if made is not None and made.key == key else None
+        if key is not None and (self._made is None or not self._made.is_used):
             self.key: str = key
         elif self.claim is None:
             self.key = new_key()
         else:  # derived from the operation's identity and the name, so each attempt of the operation sends the same key
             self.key = str(self.claim.derive_key(self.claim.name_call(self.call) if name is None else name))
+        if self.key != key:
+            self._made = self.marks[_MADE] = MadeKey(self.key)
         # Set the key on the request itself, so that a request that is made from it after a redirect (307, 308) or a
         # challenge has the same key.
         request.headers[HEADER] = self.key
@@ -121,6 +147,11 @@ class Tries(ABC):
         self.last: Any = None
         self._started = time.monotonic()
         self._waited = 0.0
+
+    @property
+    @abstractmethod
+    def marks(self) -> MutableMapping[str, Any]:
+        """What the library's request can carry beside its message."""
 
     @abstractmethod
     def document(self, answer: Any) -> Any:
@@ -156,17 +187,35 @@ class Tries(ABC):
         }
 
     def is_undecided(self, answer: Any) -> bool:
+        """Whether another attempt may get another answer."""
+        known = answer.headers.get(STATUS_HEADER)
+        if known == "in-progress":
+            return True
+        if known in SETTLED:
+            return False
         if answer.status_code != 409:
             return answer.status_code in self.policy.statuses
+        code = self._code_of(answer)
+        if code.startswith("idempotency_"):
+            return code in IN_PROGRESS_CODES
+        # The 409 of another server is taken for "in progress" if it has a Retry-After.
+        return "Retry-After" in answer.headers
+
+    def _code_of(self, answer: Any) -> str:
+        """The code of a problem, which profile stripe encloses in ``error``."""
         try:
             document = self.document(answer)
         except (ValueError, RecursionError):
-            document = None
-        code = str(document.get("code", "")) if isinstance(document, dict) else ""
-        if code.startswith("idempotency_"):
-            return code == "idempotency_in_progress"
-        # The 409 of another server is taken for "in progress" if it has a Retry-After.
-        return "Retry-After" in answer.headers
+            return ""
+        for found in (document, document.get("error") if isinstance(document, dict) else None):
+            if isinstance(found, dict) and "code" in found:
+                return str(found["code"])
+        return ""
+
+    def _is_outcome(self, answer: Any) -> bool:
+        """Whether the answer is what has become of the operation. A server that does not say so has said it by 2xx."""
+        known = answer.headers.get(STATUS_HEADER)
+        return known in OUTCOMES if known is not None else 200 <= answer.status_code < 300
 
     def _is_open(self, state: RetryCallState) -> bool:
         assert state.outcome is not None
@@ -175,6 +224,8 @@ class Tries(ABC):
             answer = state.outcome.result()
             if is_open := self.is_undecided(answer):
                 self.last = answer
+            elif self._made is not None:
+                self._made.is_used = self._is_outcome(answer)
             return is_open
         if isinstance(error, self.retryable) and not isinstance(error, self.permanent) and not _is_untrusted(error):
             return True

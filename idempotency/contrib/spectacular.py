@@ -22,7 +22,8 @@ from rest_framework.views import exception_handler
 from ..conf import settings
 from ..identity import keys
 from ..operation import Operation
-from .openapi import PROBLEMS, add_responses, key_parameter, problem_content
+from .openapi import PROBLEMS, add_responses, asked_key_parameter, key_parameter, problem_content
+from .rest_framework.key_status import KeyStatusListSerializer, KeyStatusView
 from .rest_framework.view_classes import handlers_of_view
 
 
@@ -36,11 +37,23 @@ class AutoSchema(openapi.AutoSchema):
     def get_override_parameters(self) -> list[Any]:
         parameters: list[Any] = super().get_override_parameters()
         operation = self._operation()
-        if operation is None:
+        if isinstance(self.view, KeyStatusView):
+            path = OpenApiParameter("path", description="The path of the request, where a key belongs to one path.")
+            header = asked_key_parameter()
+            parameters = [path, *parameters]
+        elif operation is None:
             return parameters
-        header = key_parameter(operation)
+        else:
+            header = key_parameter(operation)
         options = {"type": header.pop("schema"), "location": header.pop("in")}
         return [OpenApiParameter(**options, **header), *parameters]
+
+    def get_operation_id(self) -> str:
+        name: str = super().get_operation_id()
+        return f"{name.removesuffix('_retrieve')}_list" if self._lists_keys() else name
+
+    def get_response_serializers(self) -> Any:
+        return KeyStatusListSerializer if self._lists_keys() else super().get_response_serializers()
 
     def get_operation(
         self, path: str, path_regex: str, path_prefix: str, method: str, registry: ComponentRegistry
@@ -75,6 +88,10 @@ class AutoSchema(openapi.AutoSchema):
         self.registry.register_on_missing(component)
         return problem_content(operation, component.ref)
 
+    def _lists_keys(self) -> bool:
+        view = self.view
+        return isinstance(view, KeyStatusView) and view.operation is None and "{operation}" not in self.path
+
     def _operation(self) -> Operation | None:
-        handlers = handlers_of_view(type(self.view), getattr(self.view, "action_map", None))
+        handlers = handlers_of_view(type(self.view), getattr(self.view, "action_map", None), vars(self.view))
         return next((routed.operation_for(self.method) for routed in handlers if self.method in routed.methods), None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -36,6 +36,29 @@ class Fixed:
 
     def __call__(self, request: Any) -> str:
         return self.account
+
+
+@dataclass(frozen=True, init=False)
+class FirstOf:
+    """The account is that of the first resolver which knows the caller, such as ``FirstOf(api_key,
+    authenticated_user)`` for a view that takes API keys and sessions.
+
+    The resolvers must name different kinds of accounts differently, as those of this package do.
+
+    :param resolvers: two or more functions of the request that return an account or None.
+    :raises ValueError: there are fewer than two.
+    """
+
+    resolvers: tuple[Callable[[Any], str | None], ...]
+
+    def __init__(self, *resolvers: Callable[[Any], str | None]) -> None:
+        if len(resolvers) < 2:
+            raise ValueError("FirstOf() needs two resolvers or more.")
+        object.__setattr__(self, "resolvers", resolvers)
+
+    def __call__(self, request: Any) -> str | None:
+        accounts = (resolve(request) for resolve in self.resolvers)
+        return next((account for account in accounts if account is not None), None)
 
 
 @dataclass(frozen=True)
@@ -82,6 +105,49 @@ class FromToken:
         if not all(isinstance(value, (str, int)) and value != "" for value in values.values()):
             return None
         return urlencode(values, errors="surrogatepass")  # JSON may hold what UTF-8 can't
+
+
+@dataclass(frozen=True)
+class InTenant:
+    """The account is another resolver's, together with the tenant that the caller has chosen for this request.
+
+    For a user who acts for several organisations, one at a time. Without the tenant in the account, a key that was used
+    in one organisation replays that one's outcome in another. Give one of ``header``, ``session`` and ``tenant``.
+
+    The tenant may be a mere claim, because the account joins it with the verified caller. Whether the caller may still
+    act for it must be checked above ``@idempotent``, because a replay does not run the handler.
+
+    :param account: the resolver of the caller; by default that of the authenticated user.
+    :param header: the header that names the tenant.
+    :param session: the key of the session that names the tenant.
+    :param tenant: ``callable(request)`` that returns the tenant's identifier, or None.
+    :raises ValueError: none of the three is given, or more than one.
+    """
+
+    account: Callable[[Any], str | None] = authenticated_user
+    _: KW_ONLY
+    header: str = ""
+    session: str = ""
+    tenant: Callable[[Any], object] | None = None
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.header, self.session, self.tenant))) != 1:
+            raise ValueError("InTenant() needs one of header=, session= and tenant=.")
+
+    def __call__(self, request: Any) -> str | None:
+        account = self.account(request)
+        if account is None:
+            return None
+        if self.header:
+            tenant: object = request.headers.get(self.header)
+        elif self.session:
+            tenant = request.session.get(self.session)
+        else:
+            assert self.tenant is not None
+            tenant = self.tenant(request)
+        # Without a tenant it is an account, too: the handler has a default, or refuses.
+        named = {"account": account} if tenant is None else {"account": account, "tenant": str(tenant)}
+        return urlencode(named, errors="surrogatepass")
 
 
 def api_key(request: Any) -> str | None:

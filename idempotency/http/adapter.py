@@ -6,19 +6,32 @@ must be imported before the first request, for example in an app's ``ready()``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.handlers.exception import response_for_exception
-from django.http import Http404, HttpRequest
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBadRequest,
+    HttpResponseForbidden,
+    HttpResponseGone,
+    HttpResponseNotFound,
+    HttpResponsePermanentRedirect,
+    HttpResponseRedirect,
+    JsonResponse,
+)
 from django.urls import ResolverMatch
 from django.views import View
 
-from ..exceptions import IdempotencyError
+from ..exceptions import IdempotencyError, OutcomeUnreadableError
 from ..operation import Policy
-from ..outcome import Outcome, response_of
+from ..outcome import UNREADABLE, Outcome, decode_body, is_json
+from .late_changes import remember_context
 from .payload import parsed_body
 from .problems import Profile, problem_response
 from .protection import RoutedHandler, class_of, handlers_of_class, methods_of_class, protection_of
@@ -63,17 +76,14 @@ class Adapter:
         return handlers_of_class(view_class)
 
     @classmethod
-    def protect_in_place(cls, callback: Any, protect: Callable[[Any], Any]) -> bool:
-        """Replace the handlers behind a URL's callback by ``protect`` of them, if only the framework finds them.
-
-        :returns: False if the callback is not of such a framework.
-        """
-        return False
-
-    @classmethod
     def hooks_of(cls, view_class: type) -> Collection[str]:
         """The methods of a class that run before the handler. A replay there would not stop the handler."""
         return {"setup"}
+
+    @classmethod
+    def unsafe_handlers_of_class(cls, view_class: type) -> Collection[str]:
+        """The names of the handlers of unsafe methods that a class may have, as far as the class tells."""
+        return {method.lower() for method in ("POST", "PUT", "PATCH", "DELETE")}
 
     @classmethod
     def doubts_about(cls, callback: Any, parameters: Collection[str]) -> list[str]:
@@ -106,6 +116,8 @@ class Adapter:
         """
         if hasattr(answer, "render") and not answer.is_rendered:
             answer = answer.render()
+            if hasattr(answer, "context_data"):
+                remember_context(self.http, answer)
         return answer
 
     def form_to_record(self, response: Any) -> Any:
@@ -123,9 +135,9 @@ class Adapter:
         return problem_response(error, self.profile)
 
     def permit_replay(self) -> None:
-        """Run the checks that the handler would run, as far as the framework lets us.
+        """Run the checks that the handler would run, as far as the framework lets us, and undo what they write.
 
-        :raises Exception: the framework's own refusal.
+        :raises Exception: a check has refused the caller, or could not be made.
         """
 
     def replay(self, outcome: Outcome) -> Any:
@@ -139,6 +151,25 @@ class Adapter:
 def served_methods(name: str) -> Collection[str]:
     """The methods that lead to the handler ``name`` of a class, unless a framework leads others to it."""
     return {name.upper()} if name in View.http_method_names else set()
+
+
+#: The frameworks whose adapters ``contrib`` has. Each is loaded if its app is installed.
+FRAMEWORKS: Final = ("rest_framework", "ninja")
+
+
+def frameworks_without_adapter() -> list[str]:
+    """The frameworks that are imported, but are no apps of the project."""
+    return [name for name in FRAMEWORKS if name in sys.modules and f"idempotency.contrib.{name}" not in sys.modules]
+
+
+def advice_on_adapters() -> str:
+    """A sentence on what is missing in ``INSTALLED_APPS``; empty if nothing is."""
+    names = " and ".join(map(repr, frameworks_without_adapter()))
+    return (
+        f" Add {names} to INSTALLED_APPS, because views of that framework are protected by its adapter."
+        if names
+        else ""
+    )
 
 
 _AdapterType = TypeVar("_AdapterType", bound="type[Adapter]")
@@ -168,6 +199,53 @@ def hooks_of(view_class: type) -> set[str]:
     return {name for adapter in adapters for name in adapter.hooks_of(view_class)}
 
 
+def unsafe_handlers_of_class(view_class: type) -> list[str]:
+    """The names of a class's handlers of unsafe methods, of all frameworks."""
+    names = {name for adapter in adapters for name in adapter.unsafe_handlers_of_class(view_class)}
+    return sorted(name for name in names if hasattr(view_class, name))
+
+
 def adapter_for(request: object) -> Adapter | None:
     """The adapter for ``request``, or None if that is not a request."""
     return next((adapter(request) for adapter in adapters if adapter.speaks_for(request)), None)
+
+
+#: The statuses for which Django has a response class.
+_CLASSES: dict[int, type[HttpResponse]] = {
+    400: HttpResponseBadRequest,
+    403: HttpResponseForbidden,
+    404: HttpResponseNotFound,
+    410: HttpResponseGone,
+}
+_PERMANENT_REDIRECTS = frozenset({301, 308})
+_REDIRECTS = frozenset({302, 303, 307}) | _PERMANENT_REDIRECTS
+
+
+def response_of(outcome: Outcome) -> HttpResponse:
+    """The response from which ``outcome`` was made: its status, its recorded headers and its body, byte for byte.
+
+    It has the class that Django uses for its status and content, so a redirect has its ``url``.
+
+    :raises OutcomeUnreadableError: the record is damaged.
+    :raises BodyGoneError: the body is no longer kept.
+    """
+    try:
+        names = {name.lower(): value for name, value in outcome.headers}
+        kind = _class_of(outcome.status, names)
+        response = kind.__new__(kind)
+        # Don't call the constructor of its own class. It would need the data, or check the address of a redirect again,
+        # which was checked when the response was sent.
+        HttpResponse.__init__(response, decode_body(outcome.body), status=outcome.status, headers=dict(outcome.headers))
+    except UNREADABLE as error:
+        raise OutcomeUnreadableError from error
+    if "content-type" not in names:
+        del response["Content-Type"]  # Django's default, which was not sent
+    return response
+
+
+def _class_of(status: int, names: Mapping[str, str]) -> type[HttpResponse]:
+    if status in _REDIRECTS and "location" in names:
+        return HttpResponsePermanentRedirect if status in _PERMANENT_REDIRECTS else HttpResponseRedirect
+    if is_json(names.get("content-type", "")):
+        return JsonResponse
+    return _CLASSES.get(status, HttpResponse)

@@ -15,20 +15,23 @@ from django.core.checks import CheckMessage, Tags, register
 from django.db import router
 from django.db.models import Model
 
-from ..conf import mistakes_in_settings, settings
+from ..conf import mistakes_in_settings
 from ..identity import keys
 from ..operation import Operation, registry
 from ..options.values import ACCEPTED, Attach
-from ..outcome import RETENTION_HEADER, STATUS_HEADER
 from ..store import records_database
 from .accounts import user_or_visitor
-from .adapter import handlers_of
-from .every_route import places, reasons_left_out
+from .adapter import frameworks_without_adapter, handlers_of
 from .handler import databases_with_atomic_requests, has_copied_exemption, is_within_atomic_requests
-from .problems import PROFILES
-from .protection import class_of
+from .problems import PROFILES, RETENTION_HEADER, STATUS_HEADER
+from .protection import around, class_of, decorator_stack, is_within_precondition
+from .routes import places
 
-MIDDLEWARE = "idempotency.http.middleware.IdempotencyMiddleware"
+PRECONDITION_ABOVE = (
+    "condition, etag or last_modified is above the protection. The operation changes what If-Match is compared with, "
+    "so the retry of an executed request gets 412."
+)
+PRECONDITION_BELOW = "Put it below @idempotent, closest to the function."
 
 
 def check(*tags: str) -> Callable[[Callable[[], Iterator[CheckMessage]]], Callable[..., list[CheckMessage]]]:
@@ -111,6 +114,42 @@ def check_atomic_requests() -> Iterator[CheckMessage]:
             )
 
 
+@check(Tags.urls)
+def check_preconditions() -> Iterator[CheckMessage]:
+    for place in places():
+        view_class = class_of(place.callback)
+        operations = {
+            routed.operation.name
+            for routed in handlers_of(place.callback)
+            if routed.operation is not None and is_within_precondition(around(place.callback, view_class, routed))
+        }
+        if operations:
+            yield checks.Warning(
+                f"{place.route} of {', '.join(map(repr, sorted(operations)))}: {PRECONDITION_ABOVE}",
+                hint=PRECONDITION_BELOW,
+                id="idempotency.W025",
+            )
+
+
+@check(Tags.urls)
+def check_adapters() -> Iterator[CheckMessage]:
+    routes = [(place.route, _packages_of(place.callback)) for place in places()]
+    for framework in frameworks_without_adapter() if list(registry) else ():
+        if of_framework := [route for route, packages in routes if framework in packages]:
+            yield checks.Warning(
+                f"{framework!r} is not in INSTALLED_APPS, so views of that framework, such as {of_framework[0]}, count "
+                f"as plain ones: an operation may refuse its requests, or let a PUT or DELETE run unprotected.",
+                hint=f"Add {framework!r} to INSTALLED_APPS, or silence this check if no view of it is protected.",
+                id="idempotency.W026",
+            )
+
+
+def _packages_of(callback: Any) -> set[str]:
+    """The packages that define a view's functions and classes."""
+    parts = [*decorator_stack(callback), *getattr(class_of(callback), "__mro__", ())]
+    return {getattr(part, "__module__", "").partition(".")[0] for part in parts}
+
+
 @check(Tags.security)
 def check_cors() -> Iterator[CheckMessage]:
     if not apps.is_installed("corsheaders"):
@@ -143,7 +182,9 @@ def _not_listed(setting: str, *names: str) -> list[str]:
 @check()
 def check_visitors() -> Iterator[CheckMessage]:
     names = sorted(
-        repr(operation.name) for operation in _valid_operations() if operation.policy.account is user_or_visitor
+        repr(operation.name)
+        for operation in _valid_operations()
+        if user_or_visitor in (operation.policy.account, getattr(operation.policy.account, "account", None))
     )
     if names:
         yield checks.Warning(
@@ -183,23 +224,3 @@ def check_profiles() -> Iterator[CheckMessage]:
                 hint="The profile asks for 409: leave in_progress= at CONFLICT or Wait.",
                 id="idempotency.W023",
             )
-
-
-@check(Tags.urls)
-def check_every_route() -> Iterator[CheckMessage]:
-    if mistakes_in_settings() or not settings().every_route:
-        return
-    if MIDDLEWARE not in django_settings.MIDDLEWARE:
-        yield checks.Error(
-            "EVERY_ROUTE protects nothing without its middleware.",
-            hint=f"Add {MIDDLEWARE!r} to MIDDLEWARE.",
-            id="idempotency.E044",
-        )
-    left_out = [(place, reasons_left_out.get(place.pattern)) for place in places()]
-    routes = [f"{place.route} ({reason})" for place, reason in left_out if reason is not None]
-    if routes:
-        yield checks.Warning(
-            f"EVERY_ROUTE can't protect {len(routes)} routes: {', '.join(routes)}",
-            hint="Put @idempotent closest to their functions, or name them in EXCEPT_ROUTES.",
-            id="idempotency.W024",
-        )

@@ -19,13 +19,17 @@ from django.views import View
 
 from ..operation import Operation, operation_for, registry
 from ..options.table import RequestArguments
-from .adapter import Adapter, adapter_for, adapters, handlers_of, hooks_of, served_methods
-from .exchange import Exchange, is_running, runs
+from .adapter import Adapter, adapter_for, adapters, advice_on_adapters, handlers_of, hooks_of, served_methods
+from .exchange import Exchange, attempts, is_running
 from .handler import EveryDatabase, Handler, exempt, exempted_by_project, opens_its_transactions
+from .layers import refuse_layers
 from .protection import (
+    SAFE_METHODS,
     Protection,
     RoutedHandler,
     class_of,
+    handlers_of_class,
+    is_within_atomic,
     methods_of_class,
     protection_of,
     protects_function,
@@ -115,7 +119,9 @@ class Protected(Protection):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         adapter = self._adapter_for(args, kwargs)
         call = functools.partial(self.view, *args, **kwargs)
-        if any(run.adapter.http is adapter.http for run in runs.get()):  # a handler of this request calls the view
+        if any(
+            attempt.adapter.http is adapter.http for attempt in attempts.get()
+        ):  # a handler of this request calls the view
             if self._is_async:
                 return self._respond_within_a_run(call, adapter)
             if is_running(self.operation, adapter.http):
@@ -129,20 +135,24 @@ class Protected(Protection):
         return await self._responder(call, adapter)()
 
     def _adapter_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Adapter:
-        """The adapter for the request, which is the second argument of a method and the first one of a function."""
+        """The adapter for the request, which is the second argument of a method and the first one of a function, or a
+        keyword argument."""
         adapter = next(filter(None, map(adapter_for, args[1::-1])), None)
         if adapter is None:
-            raise TypeError(
-                f"@idempotent({self.operation.name!r}) expects a request as the first argument of "
-                f"{_home_of(self.view)}. For a view of Django REST framework, add 'rest_framework' to INSTALLED_APPS."
-            )
+            adapter = next(filter(None, map(adapter_for, kwargs.values())), None)
+            if adapter is None:
+                raise TypeError(
+                    f"@idempotent({self.operation.name!r}) expects a request as the first argument of "
+                    f"{_home_of(self.view)}.{advice_on_adapters()}"
+                )
+            kwargs = {name: value for name, value in kwargs.items() if value is not adapter.request}
         adapter.kwargs = kwargs
         return adapter
 
     def _responder(self, call: functools.partial[Any], adapter: Adapter) -> Callable[[], Any]:
         """The function that answers the request: the handler as if it were unprotected, or an exchange."""
         handler = Handler(call, adapter.http, self)
-        if not self._protects(call.args[0], adapter):
+        if not self._protects(call.args, adapter):
             return handler.pass_through
         exchange = Exchange(self.operation.policy, adapter, handler)
         if not self._is_async:
@@ -154,13 +164,13 @@ class Protected(Protection):
         handler.call = async_to_sync(run)
         return functools.partial(_shielded, exchange.respond)
 
-    def _protects(self, instance: object, adapter: Adapter) -> bool:
+    def _protects(self, args: tuple[Any, ...], adapter: Adapter) -> bool:
         if self._owes_name:  # another decorator has hidden the method from its class
             self._own_name([_home_of(self.view)])
         method = adapter.request.method
-        if isinstance(instance, View):
+        if args and isinstance(args[0], View):
             if not self._is_seen:
-                refuse_hook(self.operation, type(instance), self.name)
+                refuse_hook(self.operation, type(args[0]), self.name)
             return protects_handler(self.operation, method, adapter.served_methods(self.name))
         served = adapter.served_methods("") if self._view_class is None else methods_of_class(self._view_class)
         return protects_function(self.operation, method, served)
@@ -239,12 +249,11 @@ def _refuse_unprotectable(operation: Operation, view: Any) -> None:
             f"before dispatch(), which may check a login or a permission. Put it on the handler method, or below "
             f"@api_view."
         )
-    if hasattr(view, "redirect_field_name"):  # set by user_passes_test(), which Django uses for the other two
-        raise ImproperlyConfigured(
-            f"@idempotent({name!r}) is above login_required, permission_required or user_passes_test, where a replay "
-            f"would not check them. Put it below, closest to the function."
-        )
+    refuse_layers(operation, view)
     if view_class is not None:
+        for routed in handlers_of_class(view_class):
+            if not SAFE_METHODS.issuperset(routed.methods):
+                refuse_layers(operation, routed.handler, routed.name)
         refuse_excluded(operation, methods_of_class(view_class), f"{view_class.__name__}.as_view()")
 
 
@@ -273,10 +282,12 @@ def refuse_hook(operation: Operation, view_class: type, name: str) -> None:
         )
 
 
-def guard(view_class: type) -> None:
+def guard(view_class: type, complete: Callable[[Any, Any], None] | None = None) -> None:
     """Wrap ``as_view()`` of a class, so that it checks the declarations and exempts the view from ATOMIC_REQUESTS.
 
     It also works for a mixin without an ``as_view()``. What a guarded ``as_view()`` of a base has done is not repeated.
+
+    :param complete: called with the class and its view before the check.
     """
     own = view_class.__dict__.get("as_view")
 
@@ -290,22 +301,41 @@ def guard(view_class: type) -> None:
         view = make(*args, **initkwargs)
         if opens_its_transactions(view):
             return view
+        if complete is not None:
+            complete(cls, view)
         _check(cls, handlers_of(view))
         return exempt(view)
 
     setattr(view_class, "as_view", classmethod(as_view))  # noqa: B010 - a class of any kind
 
 
-def inherited(cls: type, name: str, handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Call the handler that is next in the MRO, which may be of another class in a subclass of ``cls``."""
+def inherited(cls: type | None, name: str, handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Call the handler that is next to ``cls`` in the MRO of the view, or its first one if ``cls`` is None."""
+
+    def find(self: Any) -> Any:
+        return MethodType(getattr(type(self), name), self) if cls is None else getattr(super(cls, self), name)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(super(cls, self), name)(*args, **kwargs)
+        return find(self)(*args, **kwargs)
 
     async def await_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await call(self, *args, **kwargs)
+        return await find(self)(*args, **kwargs)
 
     return functools.wraps(handler)(await_call if iscoroutinefunction(handler) else call)
+
+
+def calls_next(view: Any) -> bool:
+    """Whether ``inherited`` has made a view."""
+    return getattr(view, "__code__", None) in inherited.__code__.co_consts
+
+
+def refuse_atomic_dispatch(view_class: Any) -> None:
+    """:raises ImproperlyConfigured: every request to a class is in a transaction, where no claim can be committed."""
+    if is_within_atomic([view_class.dispatch]):
+        raise ImproperlyConfigured(
+            f"transaction.atomic is on {view_class.__name__}.dispatch(), where no claim can be committed. Put it on "
+            f"the handler method, or leave it out, because the handler runs in the operation's transaction."
+        )
 
 
 def _check(view_class: Any, handlers: Collection[RoutedHandler]) -> None:
@@ -314,7 +344,10 @@ def _check(view_class: Any, handlers: Collection[RoutedHandler]) -> None:
         protection = protection_of(getattr(view_class, name, None))
         if protection is not None:
             refuse_hook(protection.operation, view_class, name)
-    for name, declared in getattr(view_class, "idempotent_operations", {}).items():
+    if any(routed.operation is not None for routed in handlers):
+        refuse_atomic_dispatch(view_class)
+    mapping = getattr(view_class, "idempotent_operations", {})
+    for name, declared in mapping.items() if isinstance(mapping, Mapping) else ():
         if protection_of(getattr(view_class, name)) is None:
             raise ImproperlyConfigured(
                 f"{view_class.__name__}.{name} was replaced after the class was made, so "

@@ -6,17 +6,20 @@ The adapter of a framework has the framework's part (``adapter.py``). All the re
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
-from django.db import connections, transaction
+from django.core.exceptions import ObjectDoesNotExist
+from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from ..conf import settings
 from ..exceptions import (
+    BodyGoneError,
     IdempotencyError,
     InProgressError,
     KeyInvalidError,
@@ -24,6 +27,7 @@ from ..exceptions import (
     LeaseLostError,
     OutcomeUnreadableError,
     PayloadInvalidError,
+    UnavailableError,
     UnrecordableResponseError,
 )
 from ..identity import keys
@@ -31,19 +35,20 @@ from ..identity.fingerprint import Payload
 from ..identity.scope import Scope, key_on_path, scope_of
 from ..operation import Operation, Policy
 from ..options.values import ACCEPTED, REEXECUTE, Attach
-from ..outcome import RETENTION_HEADER, STATUS_HEADER, Outcome, outcome_of
+from ..outcome import Outcome, outcome_of
 from ..protocol import acquisition
 from ..protocol.acquisition import ClaimRequest, acquire_or_wait, refusal_to_begin
 from ..protocol.claim import Claim
-from ..protocol.execution import Running, running
+from ..protocol.execution import Attempt, End, running
 from ..protocol.faults import fault_point
 from ..protocol.ownership import Ownership, on_behalf_of
 from ..store import records_database
-from .adapter import Adapter
+from .adapter import Adapter, advice_on_adapters
+from .body_stream import BODY_STREAM, BodyStream, half_a_body
 from .handler import Handler, finish_transactions
-from .key_sources import FromCookie, FromForm, FromHeader, FromJSON
+from .key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
 from .payload import route_of
-from .problems import KEY_STATUSES, PROFILES, accepted_response, report
+from .problems import KEY_STATUSES, PROFILES, RETENTION_HEADER, STATUS_HEADER, accepted_response, report
 
 logger: Final = logging.getLogger("idempotency")
 
@@ -53,6 +58,9 @@ HEADERS = "_idempotency_headers"
 #: The attribute of Django's request that holds an error of the handler that is a crash and no answer to this request,
 #: such as that of another claim, which was in progress elsewhere.
 _CRASH = "_idempotency_crash"
+
+#: In the place of a ``BodyStream``, if the server has none.
+_UNWATCHED: Final[AbstractContextManager[None]] = nullcontext()
 
 #: The status of a response while the job runs. If the response has no Retry-After, it gets this many seconds.
 RUNNING = 202
@@ -81,35 +89,48 @@ class Exchange:
         """
         http = self.adapter.http
         self.adapter.profile = PROFILES[self.policy.profile]
-        self.adapter.headers = {STATUS_HEADER: "not-recorded"}
+        self.adapter.headers = {STATUS_HEADER: "unknown"}  # until the record has been looked up
         try:
-            self.key = _key_of(self.policy, self.adapter) or ""
+            with http.META.get(BODY_STREAM, _UNWATCHED):
+                self.key = _key_of(self.policy, self.adapter) or ""
+                response: Any = self._answer() if self.key else None
         except IdempotencyError as error:
+            if is_crash(http, error):
+                raise
             response = self._refuse(error)
         else:
             if not self.key:
                 return self.handler.pass_through()
-            # As it was sent, if it was sent in the header. That is harmless because it is valid.
-            self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
-            self.adapter.headers[RETENTION_HEADER] = str(int(self.policy.ttl.total_seconds()))
-            setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
-            try:
-                response = self._answer()
-            except IdempotencyError as error:
-                if is_crash(http, error):
-                    raise
-                response = self._refuse(error)
+            if response is None:
+                return self._ignored()
         for name, value in self.adapter.headers.items():
             response.headers[name] = value
         return response
 
-    def _answer(self) -> Any:
-        policy = self.policy
+    def _ignored(self) -> Any:
+        """Serve a request whose key is nobody's as if it had none, because the operation does not need one."""
+        self.adapter.headers = {STATUS_HEADER: "ignored"}
+        setattr(self.adapter.http, HEADERS, self.adapter.headers)
+        response = self.handler.pass_through()
+        if isinstance(response, HttpResponseBase):  # other frameworks make one of what the handler returns
+            response.headers[STATUS_HEADER] = "ignored"
+        return response
+
+    def _answer(self) -> Any | None:
+        """The response, or None if the operation does not need a key and the request has no account."""
+        policy, http = self.policy, self.adapter.http
+        # As it was sent, if it was sent in the header. That is harmless because it is valid.
+        self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
+        self.adapter.headers[RETENTION_HEADER] = str(int(policy.ttl.total_seconds()))
+        setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
+        account = policy.account(self.adapter.request)
+        if account is None and not policy.required:
+            return None
         self.handler.refuse_open_transactions(policy.operation)
-        path = self.adapter.http.path_info if self.adapter.profile.is_scoped_by_path else None
+        path = http.path_info if self.adapter.profile.is_scoped_by_path else None
         scope = scope_of(
             policy.operation.name,
-            policy.account(self.adapter.request),
+            account,
             self.key if path is None else key_on_path(self.key, path),
         )
         self.request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))
@@ -122,7 +143,7 @@ class Exchange:
         try:
             return self._run(settled)
         except LeaseLostError as error:
-            if is_crash(self.adapter.http, error):
+            if is_crash(http, error):
                 raise
             logger.warning("Operation %r: attempt %d lost its lease", policy.operation.name, settled.attempt)
             return self._replay(acquisition.read_winner(self.request))
@@ -134,7 +155,8 @@ class Exchange:
                 adapter.payload(self.policy),
                 method=str(http.method),
                 route=route_of(http.resolver_match, adapter.kwargs, adapter.is_place_named),
-                query=http.META.get("QUERY_STRING", ""),
+                # A given payload says all that counts. A provider may sign each delivery anew in the query.
+                query=http.META.get("QUERY_STRING", "") if self.policy.command is None else "",
             )
         except RecursionError as error:
             raise PayloadInvalidError("The payload is nested too deeply.") from error
@@ -146,28 +168,36 @@ class Exchange:
         return payload
 
     def _run(self, owned: Ownership) -> Any:
-        run, policy = Running(Claim(owned)), self.policy
-        handler_run = HandlerRun(run.claim, self.adapter, self.handler)
-        if not policy.transaction and policy.recovery is not REEXECUTE:
-            self.adapter.headers[STATUS_HEADER] = "unknown"  # unless it ends with an outcome
+        policy, attempt = self.policy, HandlerAttempt(Claim(owned), self.adapter, self.handler)
+        # Nothing is recorded, unless it ends with an outcome.
+        is_open = not policy.transaction and policy.recovery is not REEXECUTE
+        self.adapter.headers[STATUS_HEADER] = "unknown" if is_open else "not-recorded"
         try:
-            with running(run, handler_run.outcome_of_error):
-                run.outcome = handler_run.outcome()
+            with running(attempt, attempt.outcome_of_error):
+                attempt.outcome = attempt.call_handler()
         except BaseException as error:
-            handler_run.discard()
-            if error is run.foreign_error:
+            attempt.discard()
+            if error is attempt.foreign_error:
                 setattr(self.adapter.http, _CRASH, error)
             raise
         finally:
-            if run.is_committed:  # also if an on_commit callback has failed
+            if attempt.end is End.COMMITTED:  # also if an on_commit callback has failed
                 self.adapter.headers[STATUS_HEADER] = "executed"
-        return handler_run.response
+        return attempt.response
 
     def _replay(self, outcome: Outcome) -> Any:
         self.adapter.headers[STATUS_HEADER] = "recorded"
-        self.adapter.permit_replay()
+        try:
+            self.adapter.permit_replay()
+        except Exception as error:
+            refusal = self.adapter.answer_to_exception(error)
+            if refusal is None or refusal.status_code == 500:
+                raise self._unavailable("The caller's permission for this outcome can't be checked.", error) from error
+            return refusal
         if outcome.reference is not None and outcome.body is None:
-            response = self._rebuilt(outcome.reference)
+            response, is_outcome = self._rebuilt(outcome, outcome.reference)
+            if not is_outcome:
+                return response
         else:
             response = self.adapter.replay(outcome)
         if _attach_job(self.policy, self.request.scope, response):
@@ -177,18 +207,37 @@ class Exchange:
             self.adapter.headers[STATUS_HEADER] = "replayed"
         return response
 
-    def _rebuilt(self, reference: str) -> Any:
+    def _rebuilt(self, outcome: Outcome, reference: str) -> tuple[Any, bool]:
+        """The response that ``rebuild`` makes, and whether it is the outcome: it may say that the object is gone."""
         rebuild = self.policy.rebuild
         if rebuild is None:
             raise OutcomeUnreadableError("The recorded outcome is a reference, and the operation declares no rebuild=.")
         try:
-            return self.adapter.render(rebuild(reference, self.adapter.request))
+            response = self.adapter.render(rebuild(reference, self.adapter.request))
+            succeeds = response.status_code < 400
+            # That of a job is not known when its start is recorded.
+            return response, succeeds or outcome.status >= 400 or isinstance(self.policy.in_progress, Attach)
+        except ObjectDoesNotExist as error:
+            raise BodyGoneError from error
+        except (DatabaseError, InterfaceError) as error:
+            raise self._unavailable("The recorded outcome can't be rebuilt.", error) from error
         except Exception as error:
-            raise OutcomeUnreadableError from error
+            refusal = self.adapter.answer_to_exception(error)
+            if refusal is None:
+                raise OutcomeUnreadableError from error
+            return refusal, False
+
+    def _unavailable(self, problem: str, error: Exception) -> UnavailableError:
+        is_of_database = isinstance(error, (DatabaseError, InterfaceError))
+        if is_of_database and not self.request.store.is_permanent(error):
+            return UnavailableError(f"{problem} Retry with the same Idempotency-Key.", retry_after=1)
+        return UnavailableError(f"{problem} A retry fails, too, until the service is repaired.")
 
     def _refuse(self, error: IdempotencyError) -> Any:
         report(error, self.policy.operation.name, self.key)
-        self.adapter.headers[STATUS_HEADER] = KEY_STATUSES.get(error.code, self.adapter.headers[STATUS_HEADER])
+        status = self.adapter.headers[STATUS_HEADER]
+        if status != "recorded":  # which is known, whatever kept the outcome from being sent
+            self.adapter.headers[STATUS_HEADER] = KEY_STATUSES.get(error.code, status)
         if isinstance(error, InProgressError):
             answer = self.policy.in_progress
             if isinstance(answer, Attach):
@@ -218,7 +267,7 @@ def _key_of(policy: Policy, adapter: Adapter) -> str | None:
         return own
     if policy.key is None:
         raise KeyMissingError
-    known = isinstance(policy.key, (FromHeader, FromForm, FromJSON, FromCookie))
+    known = isinstance(policy.key, (FromHeader, FromForm, FromJSON, FromBody, FromCookie))
     place = str(policy.key) if known else "the place that it declares"
     raise KeyMissingError(
         f"This operation needs a key: one unique value for each logical operation, in {place} or in the header "
@@ -231,35 +280,41 @@ def is_crash(http: HttpRequest, error: Exception) -> bool:
 
 
 @dataclass(eq=False, repr=False)
-class HandlerRun:
-    """One run of a handler under its claim."""
+class HandlerAttempt(Attempt):
+    """An attempt that runs the handler of a request."""
 
-    claim: Claim
     adapter: Adapter
     handler: Handler
-    #: The response for its client, after the run.
+    #: The response for its client.
     response: Any = None
-    #: Whether the run is over. A copy of the context may outlive it.
+    #: Whether the handler has ended. A copy of the context may outlive it.
     has_ended: bool = False
+    #: Whether the handler has called ``set_rollback(True)`` on one of its transactions.
+    undoes_itself: bool = False
 
     def is_here(self) -> bool:
-        """Whether the calling code runs in the run's thread, and so in its transaction. A context may be copied."""
+        """Whether the calling code runs in the attempt's thread, and so in its transaction. A context may be copied."""
         connection = self.claim.ownership.store.connection
         return not self.has_ended and connections[connection.alias] is connection
 
-    def outcome(self) -> Outcome | None:
+    def call_handler(self) -> Outcome | None:
         """Run the handler.
 
-        :returns: the outcome to record, or None if nothing of this run is kept.
+        :returns: the outcome to record, or None if nothing of this attempt is kept.
         :raises UnrecordableResponseError: the handler's response must be recorded, but can't be.
         """
         owned = self.claim.ownership
-        others = [using for using in self.handler.databases if using != owned.using]
-        token = runs.set((*runs.get(), self))
+        others = {using: transaction.atomic(using=using) for using in self.handler.databases if using != owned.using}
+        token = attempts.set((*attempts.get(), self))
+        watched = [owned.store.connection, *(connections[using] for using in others)]
         try:
             with ExitStack() as transactions:
-                for using in others:
-                    transactions.enter_context(transaction.atomic(using=using))
+                for block in others.values():
+                    transactions.enter_context(block)
+                for connection in watched:
+                    # Django sets the same mark after an error that the handler may have caught.
+                    mark = partial(self._set_rollback, connection, len(connection.atomic_blocks))
+                    connection.set_rollback = mark  # type: ignore[method-assign]
                 outcome = self._outcome_of(self.handler.call())
                 if others:
                     # The other transactions commit now. A later failure rolls back only the record's transaction.
@@ -268,8 +323,15 @@ class HandlerRun:
                         finish_transactions(others, outcome, owned.policy.operation)
                 return outcome
         finally:
+            for connection in watched:
+                vars(connection).pop("set_rollback", None)
             self.has_ended = True
-            runs.reset(token)
+            attempts.reset(token)
+
+    def _set_rollback(self, connection: Any, depth: int, rollback: bool) -> None:
+        type(connection).set_rollback(connection, rollback)
+        if len(connection.atomic_blocks) == depth:  # not within an atomic() of the handler's own
+            self.undoes_itself = rollback
 
     def outcome_of_error(self, error: Exception) -> Outcome | None:
         """The outcome of the framework's response to an exception of the handler, whose writes have been rolled back.
@@ -278,6 +340,7 @@ class HandlerRun:
         :raises Exception: ``error`` itself, if it is a crash.
         """
         self.discard()
+        self._refuse_half_body()  # which may be what the handler failed at
         answer = self.adapter.answer_to_exception(error)
         if answer is None:
             raise error
@@ -295,6 +358,12 @@ class HandlerRun:
             with suppress(Exception):  # as Django does, because the response is not sent any more
                 close()
 
+    def _refuse_half_body(self) -> None:
+        body: BodyStream | None = self.adapter.http.META.get(BODY_STREAM)
+        if body is not None and body.is_cut:
+            with on_behalf_of(self.claim.ownership):
+                raise half_a_body()
+
     def _outcome_of(self, answer: Any) -> Outcome | None:
         owned = self.claim.ownership
         policy = owned.policy
@@ -308,11 +377,15 @@ class HandlerRun:
                     f"The handler of operation {policy.operation.name!r} must return an HttpResponse, not "
                     f"{type(self.response).__name__}. If a framework makes the response from what the handler returns, "
                     f"put @idempotent where the response exists, or register an adapter for the framework."
+                    f"{advice_on_adapters()}"
                 )
+            self._refuse_half_body()  # after the rendering, which may read the body
+            del self.response[self.adapter.profile.replayed]  # such as another server's, whose response is passed on
             if _attach_job(policy, owned.fence.scope, self.response):
                 self.claim.reference = self.claim.reference or self.response["Location"]
-            if not policy.recordable(self.response.status_code):
-                owned.declined = self.response.status_code < 500
+            status = self.response.status_code
+            if owned.discarded or (self.undoes_itself and status < 400) or not policy.recordable(status):
+                owned.declined = status < 500
                 return None
             return outcome_of(self.adapter.form_to_record(self.response), policy, self.claim.reference)
         except IdempotencyError as error:
@@ -330,9 +403,9 @@ def _attach_job(policy: Policy, scope: Scope, response: Any) -> bool:
     return True
 
 
-#: The runs around the calling code, the innermost last. A context variable, because threads and tasks of one request
-#: may run handlers at the same time.
-runs: ContextVar[tuple[HandlerRun, ...]] = ContextVar("idempotency_runs", default=())
+#: The attempts around the calling code, the innermost last. A context variable, because threads and tasks of one
+#: request may run handlers at the same time.
+attempts: ContextVar[tuple[HandlerAttempt, ...]] = ContextVar("idempotency_attempts", default=())
 
 
 def is_running(operation: Operation, http: HttpRequest) -> bool:
@@ -343,7 +416,7 @@ def is_running(operation: Operation, http: HttpRequest) -> bool:
     second claim could not commit inside the first one's transaction, and that transaction keeps the promises of both.
     A copy of the request is another request, because it may have another key.
     """
-    here = [run.claim for run in runs.get() if run.adapter.http is http and run.is_here()]
+    here = [attempt.claim for attempt in attempts.get() if attempt.adapter.http is http and attempt.is_here()]
     if any(claim.operation.name == operation.name for claim in here):
         return True
     if not here or not (here[-1].ownership.policy.transaction and operation.declared["transaction"]):

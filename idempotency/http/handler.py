@@ -9,7 +9,7 @@ view if a request is not protected, and within the claim, on each database but t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,8 +24,10 @@ from ..exceptions import OuterTransactionError, TransactionBrokenError
 from ..identity import keys
 from ..operation import Operation
 from ..outcome import Outcome
+from ..protocol.execution import left_open
 from ..store import is_transaction_open
 from .adapter import handlers_of
+from .late_changes import refuse_changed_context
 from .protection import Protection, decorator_stack
 
 #: The attribute of Django's request that holds its ``_ViewTransactions`` while they are open.
@@ -79,14 +81,20 @@ def databases_with_atomic_requests() -> list[str]:
 
 def exempt(view: Callable[..., Any]) -> Callable[..., Any]:
     """The view that ``as_view()`` of a class with protected handlers made, exempt from ATOMIC_REQUESTS."""
+    is_async = iscoroutinefunction(view)
 
     @functools.wraps(view)
     def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if not databases_with_atomic_requests() or _is_protected(view, request):
-            return view(request, *args, **kwargs)
-        return Handler(functools.partial(view, request, *args, **kwargs), request, wrapper).pass_through()
+            answer = view(request, *args, **kwargs)
+        else:
+            answer = Handler(functools.partial(view, request, *args, **kwargs), request, wrapper).pass_through()
+        return checked(request, answer) if is_async else refuse_changed_context(request, answer, view)
 
-    if iscoroutinefunction(view):
+    async def checked(request: HttpRequest, answer: Any) -> Any:
+        return refuse_changed_context(request, await answer, view)
+
+    if is_async:
         markcoroutinefunction(wrapper)
     wrapper._non_atomic_requests = EveryDatabase(wrapper, exempted_by_project(view))  # type: ignore[attr-defined]
     return wrapper
@@ -183,16 +191,24 @@ class _ViewTransactions:
     blocks: dict[str, Atomic]
 
     def are_innermost(self) -> bool:
-        return all(connections[using].atomic_blocks[-1:] == [block] for using, block in self.blocks.items())
+        return all(is_innermost(block) for block in self.blocks.values())
 
 
-def finish_transactions(databases: Iterable[str], outcome: Outcome | None, operation: Operation) -> None:
+def is_innermost(block: Atomic) -> bool:
+    using: Any = block.using
+    return connections[using].atomic_blocks[-1:] == [block]
+
+
+def finish_transactions(blocks: Mapping[str, Atomic], outcome: Outcome | None, operation: Operation) -> None:
     """Decide for the open transaction of each database whether it may commit.
 
     :param outcome: the outcome to record, or None if nothing of this run is kept.
-    :raises TransactionBrokenError: the handler returned a success although an error had rolled back one of them.
+    :raises TransactionBrokenError: the handler returned a success although an error had rolled back one of them, or it
+        left a transaction open within one of them.
     """
-    for using in databases:
+    for using, block in blocks.items():
+        if not is_innermost(block):
+            raise left_open(operation, using)
         if outcome is None:
             transaction.set_rollback(True, using=using)
         elif outcome.status < 400 and (connections[using].needs_rollback or not connections[using].is_usable()):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.urls import get_script_prefix
 from django.views import View
 
 from ..conf import settings
-from ..exceptions import IdempotencyError, KeyMissingError
+from ..exceptions import IdempotencyError, KeyInvalidError, KeyMissingError
 from ..identity import keys
-from ..identity.scope import scope_of
+from ..identity.keys import KeyStatus
+from ..identity.scope import Scope, key_on_path, scope_of
 from ..operation import Operation, Policy, registry
-from ..protocol.key_status import key_status
+from ..protocol.key_status import key_statuses
 from .adapter import Adapter
 from .problems import PROFILES, report
 
@@ -23,15 +26,18 @@ from .problems import PROFILES, report
 class KeyStatusView(View):
     """Answer ``GET`` with the status of the key in the header ``Idempotency-Key``, for the account that asks::
 
+        path("keys/", login_required(KeyStatusView.as_view()))
         path("keys/<str:operation>/", login_required(KeyStatusView.as_view()))
         path("charges/key/", login_required(KeyStatusView.as_view(operation="charges.create")))
 
     The account is that of the operation's own resolver, so protect the view by the same authentication and permissions
-    as the operation's view. A key of another account is as unknown as one that was never used. The key is not part of
-    the URL, because URLs are logged. For a DRF view, use the class of this name in ``contrib.rest_framework``.
+    as the operation's view. A key of another account is as unknown as one that was never used. Without an operation,
+    the answer lists every operation that has the key, among those that protect views and leave ``account`` to the
+    project's default. The key is not part of the URL, because URLs are logged. For a DRF view, use the class of this
+    name in ``contrib.rest_framework``.
     """
 
-    #: The operation, or its name. None takes the name from the argument ``operation`` of the URL.
+    #: The operation, or its name. None takes the name from the argument ``operation`` of the URL, if it has one.
     operation: str | Operation | None = None
 
     def get(self, request: HttpRequest, **route: Any) -> HttpResponse:
@@ -40,47 +46,78 @@ class KeyStatusView(View):
         return response
 
 
-def asked_policy(fixed: str | Operation | None, route: Mapping[str, Any]) -> Policy:
-    """The policy of the operation that a status view is asked about."""
+def asked_policy(fixed: str | Operation | None, route: Mapping[str, Any]) -> Policy | None:
+    """The policy of the operation that a status view is asked about, or None if it is asked about all of them."""
     if isinstance(fixed, Operation):
         return fixed.policy
     name = route.get("operation") if fixed is None else fixed
+    if name is None:
+        return None
     declared = registry.get(name) if isinstance(name, str) else None
     if declared is not None:
         return declared.policy
-    if fixed is None and name is not None:
+    if fixed is None:
         raise Http404("There is no such operation.")
-    raise ImproperlyConfigured(
-        f"KeyStatusView needs the name of a declared operation, not {name!r}: as_view(operation=...), or the argument "
-        f"`operation` of its URL."
-    )
+    raise ImproperlyConfigured(f"KeyStatusView.as_view(operation=...) needs a declared operation, not {name!r}.")
 
 
-def tell_status(policy: Policy, adapter: Adapter, make: Callable[[Mapping[str, Any]], Any]) -> Any:
+def tell_status(policy: Policy | None, adapter: Adapter, make: Callable[[Mapping[str, Any]], Any]) -> Any:
     """The response to a question about a key. ``make`` makes it from its JSON members."""
-    meta, adapter.profile = adapter.http.META, PROFILES[policy.profile]
-    if adapter.profile.is_scoped_by_path:
-        raise ImproperlyConfigured(
-            f"KeyStatusView can't know the status of a key of operation {policy.operation.name!r}: in the profile "
-            f"{policy.profile!r} one key on two paths is two requests."
-        )
+    meta = adapter.http.META
+    adapter.profile = PROFILES[(settings().defaults if policy is None else policy).profile]
     try:
-        if keys.META_NAME not in meta:
-            raise KeyMissingError
-        account = policy.account(adapter.request)
-        status = key_status(policy, scope_of(policy.operation.name, account, keys.parse_header(meta[keys.META_NAME])))
+        asked = _asked(policy, adapter)
+        found = key_statuses(asked)
     except IdempotencyError as error:
-        report(error, policy.operation.name)
+        report(error, "" if policy is None else policy.operation.name)
         custom = settings().error_response
         response = adapter.answer_to_error(error) if custom is None else custom(adapter.request, error)
     else:
-        times = {name: _text(getattr(status, name)) for name in ("created_at", "completed_at", "expires_at")}
-        response = make({"status": status.status, "response_status": status.response_status, **times})
+        if policy is None:
+            listed = [{"operation": scope.operation, **_members(status)} for scope, status in found.items()]
+            response = make({"keys": listed})
+        else:
+            response = make(_members(next(iter(found.values()), KeyStatus())))
         response[keys.HEADER] = meta[keys.META_NAME]
-        if status.retry_after is not None:
-            response["Retry-After"] = str(status.retry_after)
+        waits = [status.retry_after for status in found.values() if status.retry_after is not None]
+        if waits:
+            response["Retry-After"] = str(min(waits))
     response["Cache-Control"] = "no-store"  # the next answer may be another one, and belongs to one account
     return response
+
+
+def _asked(policy: Policy | None, adapter: Adapter) -> dict[Scope, Policy]:
+    """The scopes to look up, with the policies of their operations.
+
+    :raises IdempotencyError: the request has no key or no account, or does not say what it asks about.
+    """
+    meta, path = adapter.http.META, adapter.http.GET.get("path")
+    if keys.META_NAME not in meta:
+        raise KeyMissingError
+    if policy is not None:
+        resolver, policies = policy.account, [policy]
+    else:
+        # Another resolver may return an account that is not the caller's alone.
+        resolver = settings().defaults.account
+        policies = [each.policy for each in registry.of_requests() if each.policy.account is resolver]
+    name = "" if policy is None else policy.operation.name
+    caller = scope_of(name, resolver(adapter.request), keys.parse_header(meta[keys.META_NAME]))
+    asked = {}
+    for each in policies:
+        key = caller.idempotency_key
+        if PROFILES[each.profile].is_scoped_by_path:
+            if path is None:
+                continue
+            key = key_on_path(key, f"/{path.removeprefix(get_script_prefix())}")
+        asked[replace(caller, operation=each.operation.name, idempotency_key=key)] = each
+    if policy is not None and not asked:
+        raise KeyInvalidError("One key on two paths is two requests of this operation. Add the request's: ?path=/...")
+    return asked
+
+
+def _members(status: KeyStatus) -> dict[str, Any]:
+    times = {name: _text(getattr(status, name)) for name in ("created_at", "completed_at", "expires_at")}
+    return {"status": status.status, "response_status": status.response_status, **times}
 
 
 def _text(moment: datetime | None) -> str | None:

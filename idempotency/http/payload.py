@@ -25,7 +25,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import BadRequest, SuspiciousOperation
 from django.core.files.uploadhandler import FileUploadHandler
 from django.db.models import Model
-from django.http import HttpRequest, RawPostDataException
+from django.http import HttpRequest, QueryDict, RawPostDataException
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.urls import ResolverMatch
 from django.utils.datastructures import MultiValueDict
@@ -46,7 +46,8 @@ def parsed_body(http: HttpRequest) -> object:
     content_type = http.content_type or ""
     if content_type == MULTIPART and has_parts(http):
         return parts(http)
-    body = whole_body(http)
+    content_length(http)  # a number, or Django's own ``body`` would raise ``ValueError``
+    body = http.body
     if content_type == FORM:
         # The order of the fields doesn't count. They stay encoded, because a handler may read the body differently, for
         # example if a client sends JSON with the content type of a form.
@@ -58,20 +59,8 @@ def parsed_body(http: HttpRequest) -> object:
     return body
 
 
-def whole_body(http: HttpRequest) -> bytes:
-    """The body. Half of one must neither run nor claim the key, because the client retries with the whole one.
-
-    :raises BadRequest: the connection ended before all of it had arrived. A server of WSGI hands over what it has.
-    """
-    length = content_length(http)
-    body = http.body
-    if len(body) < length:
-        raise BadRequest("The request ended before its whole body had arrived.")
-    return body
-
-
 def content_length(http: HttpRequest) -> int:
-    """:raises BadRequest: it is no number. Django's own ``body`` would raise ``ValueError``."""
+    """:raises BadRequest: it is no number."""
     try:
         return int(http.META.get("CONTENT_LENGTH") or 0)
     except ValueError:
@@ -94,7 +83,7 @@ def keep_readable(http: HttpRequest) -> None:
     if fits_in_memory(http):
         # If the body was read already, for example by the CSRF check, its form is parsed and its stream is gone.
         with suppress(RawPostDataException):
-            whole_body(http)
+            http.body  # noqa: B018 - buffers it
 
 
 def has_parts(http: HttpRequest) -> bool:
@@ -130,7 +119,9 @@ def form_values(http: HttpRequest, name: str) -> list[Any]:
         return parts(http).getlist(name)
     if http.method == "POST" or hasattr(http, "_post"):
         keep_readable(http)
-        return http.POST.getlist(name)  # Django finds no fields in a body of another type
+        with suppress(BadRequest):  # Django reads forms in UTF-8 only, but the handler may read others itself
+            return http.POST.getlist(name)  # Django finds no fields in a body of another type
+        return QueryDict(http.body, encoding="latin-1").getlist(name)  # a key is ASCII, as are the names of fields
     return []
 
 

@@ -26,6 +26,11 @@ logger: Final = logging.getLogger("idempotency")
 
 JSON = "application/json"
 
+#: For how many seconds the operation keeps an outcome, from when it is recorded.
+RETENTION_HEADER = "Idempotency-Retention"
+#: What has become of the request's key.
+STATUS_HEADER = "Idempotency-Status"
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -65,11 +70,14 @@ class Profile:
         return self.answers.get(error.code) or Answer(error.status_code, error.code, self.other)
 
 
-#: The status of a key, by the code of the error; "not-recorded" or "unknown" for an error that is not listed.
+#: The status of a key, by the code of the error. An error that is not listed says nothing about the record.
 KEY_STATUSES: Mapping[str, str] = {
+    "idempotency_key_missing": "not-recorded",
+    "idempotency_key_expired": "not-recorded",  # it is refused only if nothing is recorded under it
     "idempotency_in_progress": "in-progress",
     "idempotency_key_reused": "reused",
     "idempotency_outcome_unknown": "unknown",
+    "idempotency_lease_lost": "unknown",
     "idempotency_transaction_broken": "unknown",  # the operation may have committed itself, and is parked then
     "idempotency_unavailable": "unknown",
     "idempotency_body_gone": "recorded",

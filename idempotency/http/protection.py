@@ -11,12 +11,13 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from django.db.transaction import Atomic, atomic
+from django.views.decorators.http import condition
 
-from ..operation import Operation
+from ..operation import Operation, registry
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
@@ -27,6 +28,7 @@ class Protection:
     def __init__(self, operation: Operation, view: Callable[..., Any]) -> None:
         self.operation = operation
         self.view = view
+        registry.note_handler(operation)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class RoutedHandler:
     methods: frozenset[str] = frozenset()
     #: The attribute of its class; empty for a function.
     name: str = ""
+    #: A callable of the framework that calls it, and that the project may have decorated.
+    caller: Any = None
 
     @property
     def operation(self) -> Operation | None:
@@ -118,19 +122,50 @@ def methods_of_class(view_class: Any) -> set[str]:
     return {method for routed in handlers_of_class(view_class) for method in routed.methods} - {"OPTIONS"}
 
 
+def around(callback: Any, view_class: Any, routed: RoutedHandler) -> list[Any]:
+    """The callables that a request passes on its way to a handler, and in which decorators may be above it."""
+    methods = [getattr(view_class, "dispatch", None)] if routed.name else []
+    return [callback, *methods, routed.caller, routed.handler]
+
+
 def is_within_atomic(outermost: Iterable[Any]) -> bool:
     """Whether ``transaction.atomic`` is among the decorators above the protection, where no claim can be committed.
 
     :param outermost: the callback of a URL, and the handlers and methods of its class.
     """
+    return any(part is atomic or isinstance(part, Atomic) for part in _parts_above(outermost))
+
+
+def is_within_precondition(outermost: Iterable[Any]) -> bool:
+    """Whether Django's ``condition``, ``etag`` or ``last_modified`` is among the decorators above the protection.
+
+    The operation changes what they compare with ``If-Match``, so there they refuse the retry of what was executed.
+
+    :param outermost: as for ``is_within_atomic``.
+    """
+    return any(getattr(part, "__code__", None) in PRECONDITION for part in _parts_above(outermost))
+
+
+def _parts_above(outermost: Iterable[Any]) -> Iterator[Any]:
+    """The decorators above the protection, and the values that they hold."""
     for outer in outermost:
         for layer in takewhile(lambda layer: not isinstance(layer, Protection), decorator_stack(outer)):
+            yield layer
             for value in held_by(layer):
                 # method_decorator() holds one decorator or a list of them.
-                parts = value if isinstance(value, (list, tuple)) else [value]
-                if any(part is atomic or isinstance(part, Atomic) for part in parts):
-                    return True
-    return False
+                yield from value if isinstance(value, (list, tuple)) else [value]
+
+
+def _codes_within(code: CodeType) -> Iterator[CodeType]:
+    """The code of the functions that a function makes."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes_within(constant)
+
+
+#: What ``condition()`` makes. It is recognised by its code, because ``functools.wraps()`` gives it the view's name.
+PRECONDITION = frozenset(_codes_within(condition.__code__))
 
 
 def held_by(layer: Any) -> Iterator[Any]:

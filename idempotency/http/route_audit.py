@@ -5,10 +5,12 @@ It reads the URLconf and the views, and calls none of them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from types import CodeType
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -19,11 +21,20 @@ from django.views.generic import RedirectView
 from ..conf import settings
 from ..operation import Operation
 from .adapter import adapters, handlers_of
-from .checks import model_written_elsewhere
+from .checks import PRECONDITION_ABOVE, PRECONDITION_BELOW, model_written_elsewhere
 from .decorators import dotted
-from .every_route import ByRoute, Place, places, reasons_left_out
 from .handler import is_within_atomic_requests
-from .protection import SAFE_METHODS, RoutedHandler, class_of, decorator_stack, is_within_atomic, protection_of
+from .protection import (
+    SAFE_METHODS,
+    RoutedHandler,
+    around,
+    class_of,
+    decorator_stack,
+    is_within_atomic,
+    is_within_precondition,
+    protection_of,
+)
+from .routes import Place, places
 
 
 class Verdict(StrEnum):
@@ -114,8 +125,6 @@ def audit(*, allow: Collection[str] = (), include_admin: bool = False) -> Audit:
 
 def _routes_of(place: Place) -> Iterator[AuditedRoute]:
     view_class, handlers = class_of(place.callback), handlers_of(place.callback)
-    reason = reasons_left_out.get(place.pattern)
-    left_out = () if reason is None else (f"EVERY_ROUTE can't protect it: {reason}",)
     has_handlers = any(routed.methods - {"OPTIONS"} for routed in handlers)  # every class answers OPTIONS
     if view_class is not None and view_class.dispatch is not View.dispatch and not has_handlers:
         doubt = "The class has no handlers, so its dispatch() may serve any method."
@@ -130,13 +139,13 @@ def _routes_of(place: Place) -> Iterator[AuditedRoute]:
             methods = () if operation is None else operation.policy.methods
             if not set(settings().defaults.methods) <= set(methods):
                 doubt = "The audit can't see which methods a function serves."
-                yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, (doubt, *left_out))
+                yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, (doubt,))
         for method in sorted(set(methods) - SAFE_METHODS):
             operation = routed.operation_for(method)
             if operation is None:
                 is_named = method in settings().defaults.methods
                 verdict = Verdict.UNPROTECTED if is_named else Verdict.IDEMPOTENT
-                reasons = (*left_out, *_overridden(routed, view_class))
+                reasons = tuple(_overridden(routed, view_class))
             else:
                 verdict, reasons = _judged(operation, place, routed, view_class)
             yield AuditedRoute(method, place.route, place.name, view, verdict, operation, reasons)
@@ -155,7 +164,8 @@ def _judged(
 ) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict on a handler that an operation protects, and the reasons."""
     mistakes = []
-    if is_within_atomic([place.callback, getattr(view_class, "dispatch", None), routed.handler]):
+    outermost = around(place.callback, view_class, routed)
+    if is_within_atomic(outermost):
         mistakes.append(
             "transaction.atomic is above the protection, where no claim can be committed: every request is refused. "
             "Remove it, because the handler runs in a transaction anyway."
@@ -168,14 +178,35 @@ def _judged(
         )
     asked = (adapter.doubts_about(place.callback, place.parameters) for adapter in adapters)
     doubts = [doubt for doubts in asked for doubt in doubts]
+    if is_within_precondition(outermost):
+        doubts.append(f"{PRECONDITION_ABOVE} {PRECONDITION_BELOW}")
     if (model := model_written_elsewhere(view_class, operation)) is not None:
         elsewhere = f"{model._meta.label} is written to another database than the records, outside of the transaction."
         doubts = [elsewhere, *doubts]
+    code = getattr(inspect.unwrap(routed.handler), "__code__", None)
+    if operation.declared["transaction"] and code is not None and _names_durable(code):
+        doubts.append(
+            "The handler names durable=, and Django refuses atomic(durable=True) within the operation's transaction."
+        )
     notes = [] if operation.policy.required else ["A request without a key runs unprotected (required=False)."]
-    if isinstance(protection_of(routed.handler), ByRoute):
-        notes = ["EVERY_ROUTE protects it if the request brings a key."]
+    notes += [
+        f"{dotted(base)}.dispatch() runs before a replay. If it validates or throttles, a retry may get its refusal in "
+        f"place of the recorded outcome."
+        for base in getattr(view_class, "__mro__", ())
+        if "dispatch" in vars(base) and base.__module__.partition(".")[0] not in {"django", "rest_framework"}
+    ]
     verdict = Verdict.BROKEN if mistakes else Verdict.DOUBTFUL if doubts else Verdict.PROTECTED
     return verdict, (*mistakes, *doubts, *notes)
+
+
+def _names_durable(code: CodeType) -> bool:
+    """Whether a function, or one within it, passes a keyword argument of this name."""
+    return any(
+        _names_durable(constant)
+        if isinstance(constant, CodeType)
+        else type(constant) is tuple and "durable" in constant
+        for constant in code.co_consts
+    )
 
 
 def _overridden(routed: RoutedHandler, view_class: Any) -> Iterator[str]:

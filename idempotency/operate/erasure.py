@@ -19,8 +19,10 @@ from typing import Any, Final
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
+from ..extensions import extensions
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, IdempotencyStep
+from ..options import validators
 from ..store import Store, records_database
 from .batches import BatchResult, check_batch_size, in_transaction
 from .resolutions import logger, require_name
@@ -64,10 +66,6 @@ class TableRows:
         return {name: sum(rows.count() for rows in self.chunks(states=[name])) for name in self.states}
 
 
-#: Finds the messages of an account. The outbox sets it.
-find_messages: Callable[[str, str | None], TableRows] | None = None
-
-
 @dataclass
 class ErasureResult(BatchResult):
     """The rows that one batch has erased, as counts."""
@@ -105,15 +103,16 @@ class AccountRows:
 def find_rows(account_id: str, *, using: str | None = None) -> AccountRows:
     """Find the rows of an account. Reads the whole outbox once, and the account's records.
 
-    :raises ValueError: the account is not a str, or is empty.
+    :raises ValueError: no record can have this account: it is not a str of 1 to 255 printable characters.
     """
-    if not isinstance(account_id, str) or not account_id:
-        raise ValueError(f"account_id must be a str that is not empty, not {account_id!r}.")
+    if problem := validators.name(account_id):
+        raise ValueError(f"account_id {problem}, not {account_id!r}.")
     records = IdempotencyRecord.objects.using(using or records_database()).filter(account_id=account_id)
+    found = [each.find_messages(account_id, using) for each in extensions() if each.find_messages]
     return AccountRows(
         account_id,
         TableRows(records, list(records.values_list("pk", flat=True)), _RECORDS),
-        None if find_messages is None else find_messages(account_id, using),
+        next(iter(found), None),
     )
 
 
@@ -135,7 +134,8 @@ def erase_account(
     :param batch_size: how many rows one transaction deletes at most, 1 to 500.
     :param is_stopped: called after each batch; returns whether to leave the rest.
     :returns: the counts of erased rows, and those of the remaining ones as ``AccountRows.count`` returns them.
-    :raises ValueError: the account is not a str, or is empty; or the batch size is not between 1 and 500.
+    :raises ValueError: the account is not a str of 1 to 255 printable characters, or the batch size is not between 1
+        and 500.
     :raises TypeError: ``by`` does not say who decides.
     """
     require_name(by)

@@ -19,6 +19,7 @@ from typing import Any, Final
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
+from ..extensions import extensions
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..protocol.faults import fault_point
@@ -33,9 +34,6 @@ DEFAULT_BATCH_SIZE: Final = 5000
 MAX_BATCH_SIZE: Final = 10_000
 
 PURGED: Final = frozenset({Status.COMPLETED, Status.RECOVERABLE})
-
-#: Called with the alias of a database in which a purge of records has found nothing more to delete.
-after_purge: Final[list[Callable[[str], None]]] = []
 
 
 @dataclass
@@ -85,8 +83,9 @@ def purge_batches(
         if batch.deleted:
             purged.send_robust(sender=IdempotencyRecord, count=batch.deleted)
         if batch.exhausted:
-            for note in after_purge:
-                note(using)
+            for each in extensions():
+                if each.after_purge:
+                    each.after_purge(using)
         yield batch
 
 
@@ -151,5 +150,9 @@ def _bodies_of_kept_records(using: str) -> RecordQuerySet:
     return bodies_past_retention(using).filter(expires_at__gt=Now())  # other records are purged with their response
 
 
-#: An app adds the purge of its own rows.
-other_purges: Final = [OtherPurge("bodies", "recorded response", _bodies_of_kept_records, purge_body_batches)]
+_BODIES: Final = OtherPurge("bodies", "recorded response", _bodies_of_kept_records, purge_body_batches)
+
+
+def other_purges() -> list[OtherPurge]:
+    """The purges of other rows than records, in the order in which they run."""
+    return [_BODIES, *(purge for each in extensions() for purge in each.purges)]

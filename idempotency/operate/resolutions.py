@@ -125,6 +125,25 @@ def release(record: IdempotencyRecord, *, by: Any, reason: str = "", force: bool
     )
 
 
+def forget(record: IdempotencyRecord, *, by: Any, reason: str = "") -> None:
+    """Decide that a completed operation runs again: the retention of its record ends now.
+
+    The next request with this key runs as a new one, whatever its payload. Stored results of steps are deleted then,
+    and messages get other ids, so consumers run again, too. If the first run took effect, this is a second effect. Keys
+    that are derived for downstream calls stay the same. An operation with ``max_key_age`` still refuses an older key.
+
+    Takes ``record``, ``by`` and ``reason`` as ``mark_not_executed`` does.
+
+    :raises ResolutionRefusedError: the record is not completed, or has changed since it was read; or its retention is
+        over already.
+    :raises TypeError: ``by`` does not say who decides.
+    """
+    within_retention = Q(expires_at__gt=Now())
+    _resolve(
+        record, Status.COMPLETED, "forgotten", by, reason, Status.COMPLETED, free=within_retention, expires_at=Now()
+    )
+
+
 def _outcome(response_or_result: Any, policy: Policy) -> Outcome:
     if not isinstance(response_or_result, HttpResponseBase):
         return outcome_of_result(response_or_result, policy)
@@ -169,10 +188,12 @@ def _resolve(
             raise _refusal(record, using, must_be_free=bool(free))
         # The entry does not name the account, because it stays when the account's records are erased.
         title = f"{record.operation}, attempt {record.attempt}"
-        subject = f"{_describe(record)}, {_state(record)} to {status}"
+        settled = "" if status == record.status else f" to {status}"
+        subject = f"{_describe(record)}, {_state(record)}{settled}"
         log_decision(record, subject, title, verb, by, reason, using=using)
-        announcement = (signals.recovered, registry.get(record.operation), record.scope, record.attempt)
-        transaction.on_commit(lambda: signals.send(*announcement, status=str(status)), using=using, robust=True)
+        if settled:
+            announcement = (signals.recovered, registry.get(record.operation), record.scope, record.attempt)
+            transaction.on_commit(lambda: signals.send(*announcement, status=str(status)), using=using, robust=True)
 
 
 def _refusal(record: IdempotencyRecord, using: str, *, must_be_free: bool) -> ResolutionRefusedError:
@@ -191,6 +212,11 @@ def _refusal(record: IdempotencyRecord, using: str, *, must_be_free: bool) -> Re
             f"{_describe(record)} is {_state(now)} and its lease is running: its owner may be alive and may still take "
             f"effect. Wait until {now.lease_expires_at:%Y-%m-%d %H:%M:%S %Z}. Only an operation that declares "
             f"REEXECUTE can be released before that, by force."
+        )
+    if same_row.completed().past_retention().exists():
+        return ResolutionRefusedError(
+            f"{_describe(record)} is past its retention, so the next request with its key runs anyway. Nothing was "
+            f"changed."
         )
     return ResolutionRefusedError(f"{_describe(record)} is being settled by another process now. Look at it again.")
 

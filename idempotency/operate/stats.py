@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
 from django.db.models.functions import Now
 
+from ..extensions import extensions
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..store import records_database, store_for
 
@@ -47,7 +48,10 @@ class EventCounts(Protocol):
         """For each operation, how often each event happened."""
 
     def read_last_purge(self, using: str) -> int | None:
-        """The hour in which a purge last found nothing more to delete, in hours since 1970."""
+        """The hour in which a purge last found nothing more to delete, in hours since 1970; None if none did."""
+
+    def read_first_hour(self, using: str) -> int | None:
+        """The first hour of which counts are kept, in hours since 1970. None if there are no counts."""
 
     def operations(self, using: str, limit: int) -> set[str]:
         """The names of up to ``limit`` operations of which anything was counted."""
@@ -59,14 +63,16 @@ class EventCounts(Protocol):
         """Write the counts of this process."""
 
 
-#: Set by the app that counts events, when it is installed.
-event_counts: EventCounts | None = None
+def event_counts() -> EventCounts | None:
+    """The counts of the app that counts events, or None if none does."""
+    return next((each.event_counts for each in extensions() if each.event_counts), None)
 
 
 def write_counts(*, if_due: bool = False) -> None:
     """Have the counts of this process written, if an app counts events. With ``if_due``, only if that is due."""
-    if event_counts is not None:
-        (event_counts.flush_if_due if if_due else event_counts.flush)()
+    counts = event_counts()
+    if counts is not None:
+        (counts.flush_if_due if if_due else counts.flush)()
 
 
 class Precision(StrEnum):
@@ -76,6 +82,7 @@ class Precision(StrEnum):
     AT_LEAST = "at least"  # counting stopped at a bound
     ESTIMATE = "estimate"  # the database's estimate, from its last ANALYZE
     RECENT = "recent"  # each process reports up to ten seconds late, and a killed one does not report its last counts
+    NEVER = "never"  # it has not happened; the value is the time since the first count
     UNKNOWN = "unknown"  # the database can't tell, or no app counts events
 
     __str__ = str.__str__
@@ -121,7 +128,7 @@ class Stats:
     #: The highest attempt number of the records in progress.
     most_attempts: Number
     #: How long ago a purge last found nothing more to delete, in seconds since the beginning of that hour. If none ever
-    #: did, how long anything has been counted.
+    #: did, its kind is ``NEVER``, and its value is how long anything has been counted.
     since_purge: Number
     claims: Number
     take_overs: Number
@@ -173,15 +180,18 @@ def stats(using: str | None = None) -> Stats:
 
 
 def _events(using: str) -> dict[str, Number]:
-    if event_counts is None:
+    counts = event_counts()
+    if counts is None:
         return dict.fromkeys([*EVENTS, "replay_rate", "since_purge"], Number(None, Precision.UNKNOWN))
-    counted = _name_events(sum(event_counts.read(using).values(), Counter()))
+    counted = _name_events(sum(counts.read(using).values(), Counter()))
     settled = counted["replays"] + counted["claims"] + counted["take_overs"]
-    hour = event_counts.read_last_purge(using)
+    hour, kind = counts.read_last_purge(using), Precision.RECENT
+    if hour is None:
+        hour, kind = counts.read_first_hour(using), Precision.NEVER
     return {
         **{name: Number(count, Precision.RECENT) for name, count in counted.items()},
         "replay_rate": Number(round(counted["replays"] / settled, 4) if settled else None, Precision.RECENT),
-        "since_purge": Number(None if hour is None else max(0, round(time.time() - hour * 3600)), Precision.RECENT),
+        "since_purge": Number(None if hour is None else max(0, round(time.time() - hour * 3600)), kind),
     }
 
 
@@ -194,14 +204,15 @@ def by_operation(using: str | None = None) -> dict[str, dict[str, int]]:
     """
     using = using or records_database()
     records = RecordQuerySet(IdempotencyRecord, using=using)
-    counted = {} if event_counts is None else event_counts.read(using)
+    counts = event_counts()
+    counted = {} if counts is None else counts.read(using)
     stuck = {
         "parked": _count_by_operation(records.parked()).by_operation or {},
         "abandoned": _count_by_operation(records.abandoned()).by_operation or {},
     }
     return {
         operation: {
-            **({} if event_counts is None else _name_events(counted.get(operation, Counter()))),
+            **({} if counts is None else _name_events(counted.get(operation, Counter()))),
             **{name: numbers.get(operation, 0) for name, numbers in stuck.items()},
         }
         for operation in sorted({*counted, *chain.from_iterable(stuck.values())})

@@ -2,8 +2,8 @@
 
 ``Options`` and ``ProjectOptions`` are that declaration: the type of each value in force, and an ``Option`` with
 everything else. The constructor of ``Operation``, the settings, the system checks and their hints are derived from it.
-``docs/reference/settings.md`` says what each option means. The types of the keyword arguments are in ``Arguments`` and
-``RequestArguments``, because a caller may leave one out, or name a function by its path.
+``docs/reference/settings.md`` says what each option means. The types of the keyword arguments are in ``TaskArguments``,
+``BlockArguments`` and ``RequestArguments``, because a caller may leave one out, or name a function by its path.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
+from enum import Flag, auto
 from typing import Any, Final, TypedDict
 
 from django.utils.module_loading import import_string
@@ -37,6 +38,17 @@ DEFAULT_RECORDED_HEADERS: Final = (
 )
 
 
+class Use(Flag):
+    """What an operation protects."""
+
+    REQUEST = auto()
+    BLOCK = auto()  # of ``claim()``
+    TASK = auto()  # under ``@idempotent_task``
+
+
+EVERYWHERE: Final = Use.REQUEST | Use.BLOCK | Use.TASK
+
+
 @dataclass(frozen=True)
 class Option:
     """One option of an operation, or one entry of ``IDEMPOTENCY``."""
@@ -49,11 +61,12 @@ class Option:
     setting: str | None = None
     #: The value in force if neither the argument nor the setting is given.
     default: Any = None
-    #: The id and the advice of the system check for the setting.
-    check_id: str = ""
+    #: The advice of the system check for the setting.
     hint: str = ""
     #: True if a message must not show the value.
     is_secret: bool = False
+    #: Where the option has an effect. Elsewhere it is refused.
+    applies_to: Use = EVERYWHERE
 
     def problem_of_setting(self, value: Any) -> str | None:
         """What is wrong with a value of the setting, or None. A dotted path is imported."""
@@ -99,10 +112,10 @@ def option(problem_of: Callable[[Any], str | None], **declaration: Any) -> Any:
 
 
 def options_of(declared: type) -> Mapping[str, Option]:
-    """The options by name. One that has a check has an entry of ``IDEMPOTENCY``, by default its name in capitals."""
+    """The options by name. One that has a hint has an entry of ``IDEMPOTENCY``, by default its name in capitals."""
     options = {each.name: each.metadata["option"] for each in fields(declared)}
     return {
-        name: replace(option, name=name, setting=option.setting or (name.upper() if option.check_id else None))
+        name: replace(option, name=name, setting=option.setting or (name.upper() if option.hint else None))
         for name, option in options.items()
     }
 
@@ -116,89 +129,76 @@ class Options:
         # Longer than clients and queues go on retrying. The usual longest case is a dead-letter queue that is
         # replayed on Monday and holds requests of Friday.
         default=timedelta(days=3),
-        check_id="idempotency.E003",
         hint="For example timedelta(days=3). It must be longer than any client or queue goes on retrying.",
     )
     lease: timedelta = option(
         validators.positive_duration,
         # Longer than a handler may take. The usual worker timeout is 30 s.
         default=timedelta(seconds=60),
-        check_id="idempotency.E004",
         hint="For example timedelta(seconds=60). It must be longer than the slowest handler may take.",
     )
     body_ttl: timedelta | None = option(
         validators.positive_duration,
-        check_id="idempotency.E027",
         hint="For example timedelta(hours=24). It must be shorter than TTL.",
     )
     max_key_age: timedelta | None = option(
         validators.positive_duration,
-        check_id="idempotency.E023",
         hint="For example timedelta(days=2). It must be shorter than TTL by five minutes or more.",
-    )
-    timed_keys: bool = option(
-        validators.flag,
-        default=False,
-        check_id="idempotency.E024",
-        hint="True accepts version 7 UUIDs, ULIDs and derived keys only.",
+        applies_to=Use.REQUEST | Use.BLOCK,
     )
     heartbeat: timedelta | None = option(validators.positive_duration)
-    idle_timeout: timedelta | None = option(validators.positive_duration)
     in_progress: InProgressAnswer = option(
         validators.in_progress,
         default=CONFLICT,
-        check_id="idempotency.E005",
         hint="Import CONFLICT, ACCEPTED or Wait from idempotency.",
     )
     required: bool = option(
         validators.flag,
         default=True,
-        check_id="idempotency.E006",
         hint="False lets a request without a key run unprotected.",
+        applies_to=Use.REQUEST,
     )
     methods: Collection[str] = option(
         validators.methods,
         default=("POST", "PATCH"),
-        check_id="idempotency.E007",
         hint='For example ("POST", "PATCH").',
+        applies_to=Use.REQUEST,
     )
     account: Callable[[Any], str | None] = option(
         validators.callable_or_path,
         default="idempotency.conf.authenticated_user",
-        check_id="idempotency.E008",
         hint="A function of the request that returns the account's identifier as a str, or None to refuse.",
+        applies_to=Use.REQUEST,
     )
     recordable: Callable[[int], bool] = option(
         validators.callable_or_path,
         default="idempotency.conf.is_recordable",
-        check_id="idempotency.E009",
         hint="A function of the status (int) that returns whether it is an outcome (bool).",
+        applies_to=Use.REQUEST,
     )
     headers: Collection[str] = option(
         validators.recorded_headers,
         setting="RECORDED_HEADERS",
         default=DEFAULT_RECORDED_HEADERS,
-        check_id="idempotency.E010",
         hint='For example ("Location", "ETag", "X-Shop-*"). Cookies and credentials are never recorded.',
+        applies_to=Use.REQUEST,
     )
-    max_body: int = option(
-        validators.positive_bytes, default=1024 * 1024, check_id="idempotency.E011", hint="For example 1024 * 1024."
-    )
+    max_body: int = option(validators.positive_bytes, default=1024 * 1024, hint="For example 1024 * 1024.")
     transaction: bool = option(validators.flag, default=True)
     recovery: Recovery = option(validators.recovery, default=REEXECUTE)
-    command: Callable[..., Any] | None = option(validators.callable_object)
-    rebuild: Callable[[str, Any], Any] | None = option(validators.callable_object)
+    command: Callable[..., Any] | None = option(validators.callable_object, applies_to=Use.REQUEST)
+    rebuild: Callable[[str, Any], Any] | None = option(validators.callable_object, applies_to=Use.REQUEST)
     redact: Callable[[int, Mapping[str, str], bytes], bytes] | None = option(validators.callable_object)
     key: Callable[[Any], str | None] | None = option(
         validators.callable_or_path,
-        check_id="idempotency.E022",
         hint="A function of the request that returns the key as a str, or None if the request has none of its own.",
+        applies_to=Use.REQUEST,
     )
     profile: str = option(
         validators.profile,
         default=IETF,
-        check_id="idempotency.E040",
         hint="The reference page of the wire has a table of the profiles.",
+        applies_to=Use.REQUEST,
     )
 
 
@@ -209,37 +209,23 @@ class ProjectOptions:
     max_retry_after: timedelta = option(
         validators.positive_duration,
         default=timedelta(seconds=30),
-        check_id="idempotency.E013",
         hint="For example timedelta(seconds=30).",
     )
     error_response: Callable[[Any, Any], Any] | None = option(
         validators.callable_or_path,
-        check_id="idempotency.E012",
         hint="A function of the request and the error that returns a response.",
-    )
-    every_route: bool = option(
-        validators.flag,
-        default=False,
-        check_id="idempotency.E042",
-        hint="True protects the routes without a decorator.",
-    )
-    except_routes: Collection[str] = option(
-        validators.names, default=(), check_id="idempotency.E043", hint='For example ("/webhooks/*", "signup").'
     )
     problem_docs: str | None = option(
         validators.url,
-        check_id="idempotency.E041",
         hint='For example "https://docs.example.com/idempotency/problems.html".',
     )
     fingerprint_keys: Sequence[str | bytes] | None = option(
         validators.secrets,
-        check_id="idempotency.E019",
         hint="For example [NEW_SECRET, OLD_SECRET]. Keep the old secret for as long as records made with it are kept.",
         is_secret=True,
     )
     encryption_keys: Sequence[str | bytes] | None = option(
         validators.fernet_keys,
-        check_id="idempotency.E026",
         hint="For example [NEW_KEY, OLD_KEY], each made by cryptography.fernet.Fernet.generate_key(). Keep an old key "
         "for as long as records made with it are kept.",
         is_secret=True,
@@ -247,7 +233,6 @@ class ProjectOptions:
     renewal_databases: Mapping[str, str] = option(
         validators.aliases,
         default={},
-        check_id="idempotency.E029",
         hint='For example {"default": "renewals"}, with both aliases in DATABASES.',
     )
 
@@ -263,32 +248,35 @@ SETTINGS: Final[Mapping[str, Option]] = {
 }
 
 
-class Arguments(TypedDict, total=False):
-    """The keyword arguments of ``claim()`` and ``@idempotent_task``. None stands for one that is left out."""
+class TaskArguments(TypedDict, total=False):
+    """The keyword arguments of ``@idempotent_task``. None stands for one that is left out."""
 
     ttl: timedelta | None
     lease: timedelta | None
     body_ttl: timedelta | None
-    max_key_age: timedelta | None
-    timed_keys: bool | None
     heartbeat: timedelta | None
-    idle_timeout: timedelta | None
     in_progress: InProgressAnswer | None
+    max_body: int | None
+    transaction: bool
+    recovery: Recovery | Reconcile | None
+    redact: Callable[[int, Mapping[str, str], bytes], bytes] | None
+
+
+class BlockArguments(TaskArguments, total=False):
+    """The keyword arguments of ``claim()``: also those that concern the keys of clients."""
+
+    max_key_age: timedelta | None
+
+
+class RequestArguments(BlockArguments, total=False):
+    """The keyword arguments of ``Operation`` and ``@idempotent``: also those that concern a request."""
+
     required: bool | None
     methods: Collection[str] | None
     account: Callable[[Any], str | None] | str | None
     recordable: Callable[[int], bool] | str | None
     headers: Collection[str] | None
-    max_body: int | None
-    transaction: bool
-    recovery: Recovery | Reconcile | None
     command: Callable[..., Any] | None
     rebuild: Callable[[str, Any], Any] | None
-    redact: Callable[[int, Mapping[str, str], bytes], bytes] | None
-
-
-class RequestArguments(Arguments, total=False):
-    """The keyword arguments of ``Operation`` and ``@idempotent``: also those that concern a request."""
-
     key: Callable[[Any], str | None] | str | None
     profile: str | None

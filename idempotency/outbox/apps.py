@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from django.apps import AppConfig
@@ -16,4 +15,7 @@ class OutboxConfig(AppConfig):
     default_auto_field: str = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        import_module("idempotency.outbox.backlog").register()
+        from .. import extensions
+        from .backlog import PURGE_OF_SENT, find_messages  # here, because they need the models
+
+        extensions.register(self.name, purges=(PURGE_OF_SENT,), find_messages=find_messages)

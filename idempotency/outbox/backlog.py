@@ -12,8 +12,8 @@ from django.db.models import DurationField, ExpressionWrapper, F, Max, Min, Q, Q
 from django.db.models.functions import Now
 
 from ..conf import settings
-from ..operate import erasure, purge
-from ..operate.purge import DEFAULT_BATCH_SIZE, PurgeResult, purge_oldest
+from ..operate.erasure import TableRows
+from ..operate.purge import DEFAULT_BATCH_SIZE, OtherPurge, PurgeResult, purge_oldest
 from ..operate.resolutions import ResolutionRefusedError, log_decision, require_name
 from .models import MessageStatus, OutboxMessage, outbox_database
 
@@ -110,17 +110,13 @@ def purge_sent_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | Non
     return purge_oldest(using, batch_size, lambda store, after: store.delete_rows(due, "sent_at", batch_size, after))
 
 
-def find_messages(account_id: str, using: str | None) -> erasure.TableRows:
+PURGE_OF_SENT: Final = OtherPurge("messages", "sent message", sent_past_retention, purge_sent_batches)
+
+
+def find_messages(account_id: str, using: str | None) -> TableRows:
     messages = OutboxMessage.objects.using(using or outbox_database()).filter(account_id=account_id)
     ends = messages.model.objects.using(messages.db).aggregate(first=Min("pk"), last=Max("pk"))
     ids: list[int] = []
     for start in range(ends["first"] or 0, (ends["last"] or -1) + 1, WINDOW):
         ids += messages.filter(pk__gte=start, pk__lt=start + WINDOW).values_list("pk", flat=True)
-    return erasure.TableRows(messages, ids, _STATES)
-
-
-def register() -> None:
-    """Add messages to the purge and to the erasure of an account. Called again, it does nothing."""
-    if erasure.find_messages is None:
-        erasure.find_messages = find_messages
-        purge.other_purges.append(purge.OtherPurge("messages", "sent message", sent_past_retention, purge_sent_batches))
+    return TableRows(messages, ids, _STATES)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any
 from uuid import UUID, uuid4
 from weakref import WeakKeyDictionary
 
@@ -21,22 +21,21 @@ from django.utils.module_loading import import_string
 from django.utils.timezone import is_aware, make_naive
 
 from ..exceptions import MessageReusedError, NoTransactionError
+from ..extensions import extensions
+from ..identity import keys
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..options import validators
 from ..outcome import json_text
 from ..protocol.claim import Claim
 from ..protocol.context import current_claim
 from ..protocol.ownership import on_behalf_of
-from ..store import is_transaction_open, store_for
+from ..store import is_transaction_open
+from .inserting import insert_message
 from .models import OutboxMessage, outbox_database
 
 CELERY = "idempotency.contrib.celery.send"
 
 NOW = timedelta(0)
-
-#: Integrations add functions here. Each is called when a message is published, returns headers for it, and must not
-#: raise. Headers of the caller win over them.
-header_sources: Final[list[Callable[[], Mapping[str, str]]]] = []
 
 #: For each connection whose transaction published something: the senders to nudge after its COMMIT.
 _to_nudge: WeakKeyDictionary[BaseDatabaseWrapper, set[str]] = WeakKeyDictionary()
@@ -73,8 +72,9 @@ def publish(
     :raises NoTransactionError: there is no open transaction.
     :raises MessageReusedError: an earlier attempt has published another message in its place.
     :raises LeaseLostError: the claim's lease is known to be lost.
-    :raises TypeError: the payload is not JSON, or a text is not a str.
-    :raises ValueError: a text is empty, too long or not printable, or the delay is negative.
+    :raises TypeError: the payload is not JSON, a text is not a str, or the delay is not a timedelta.
+    :raises ValueError: a text is empty, too long or not printable, the delay is negative or longer than 36,500 days, or
+        the headers name ``Idempotency-Key``, which is the message's own.
     :raises ImportError: there is no such sender.
     """
     claim = current_claim()
@@ -86,14 +86,15 @@ def publish(
                 f"sent although the writes that it reports were not committed. Publish it inside "
                 f"transaction.atomic(using={using!r}), together with the writes."
             )
-    if delay is not None and delay < NOW:
-        raise ValueError(f"delay must not be negative, not {delay}.")
+    if delay is not None and not isinstance(delay, timedelta):
+        raise TypeError(f"delay must be a timedelta, not {type(delay).__name__}.")
+    if delay is not None and not NOW <= delay <= validators.MAX_DURATION:
+        raise ValueError(f"delay must be 0 to {validators.MAX_DURATION.days} days, not {delay}.")
     send: Callable[[OutboxMessage], None] = import_string(_text("sender", sender))
     message = OutboxMessage(
         topic=_text("topic", topic),
         payload=json_text(payload, f"The payload of a message on {topic!r} must be JSON"),
-        headers={name: text for source in header_sources for name, text in source().items()}
-        | _checked_headers(headers or {}),
+        headers=_headers_of_extensions() | _checked_headers(headers or {}),
         ordering_key=_text("ordering_key", ordering_key) if ordering_key else "",
         sender=sender,
     )
@@ -103,7 +104,7 @@ def publish(
     if claim is None:
         message.message_id = uuid4()
         message.idempotency_key = str(message.message_id)
-        store_for(using).insert_message(message, delay or NOW)
+        insert_message(using, message, delay or NOW)
     else:
         # The topic's length says where the topic ends, so that a topic that ends like a count or a name is not taken
         # for a shorter topic with that count or name.
@@ -167,7 +168,7 @@ class _Place:
         scope = self.claim.scope
         message.message_id, message.account_id = message_id, scope.account_id
         message.idempotency_key = scope.key_for(message_id)
-        return store_for(self.using).insert_message(message, delay)
+        return insert_message(self.using, message, delay)
 
 
 def _text(what: str, value: object) -> str:
@@ -178,12 +179,22 @@ def _text(what: str, value: object) -> str:
     return value
 
 
+def _headers_of_extensions() -> dict[str, str]:
+    sources = [each.message_headers for each in extensions() if each.message_headers]
+    return {name: text for source in sources for name, text in source().items()}
+
+
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"The names and values of a message's headers must be str. That of {name!r} is not.")
         if not name.isprintable() or not value.isprintable():
             raise ValueError(f"The headers of a message must be printable. That of {name!r} is not.")
+        if name.lower() == keys.HEADER.lower():
+            raise ValueError(
+                f"A message has its own key, so its headers must not have {name!r}. With the request's key, all its "
+                f"messages would be one."
+            )
     return dict(headers)
 
 

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -26,6 +26,7 @@ from django.utils.module_loading import import_string
 
 from .. import signals
 from ..exceptions import BrokerUnavailableError
+from ..extensions import extensions
 from ..operate.batches import BatchResult, check_batch_size, in_batches, in_transaction
 from ..outcome import reason_of
 from ..protocol.faults import fault_point
@@ -38,10 +39,6 @@ logger: Final = logging.getLogger("idempotency")
 DEFAULT_BATCH_SIZE = 100
 #: Two statements have a parameter for each message of a batch, and SQLite may accept no more than 999 parameters.
 MAX_BATCH_SIZE = 500
-
-#: Integrations add functions here. Each is called when a message is handed to its sender, and returns the context in
-#: which the sender runs.
-sending_contexts: Final[list[Callable[[OutboxMessage], AbstractContextManager[object]]]] = []
 
 #: How long a relay that has taken a batch is presumed alive. It stops sending when half of this time has passed, so the
 #: sender may need the other half for its last message. Only a relay that froze sends messages that another has taken
@@ -241,8 +238,9 @@ def _trace_of(error: Exception) -> str:
 def _hand_over(message: OutboxMessage) -> None:
     send: Callable[[OutboxMessage], None] = import_string(message.sender)
     with ExitStack() as stack:
-        for context in sending_contexts:
-            stack.enter_context(context(message))
+        for each in extensions():
+            if each.sending_context:
+                stack.enter_context(each.sending_context(message))
         send(message)
 
 

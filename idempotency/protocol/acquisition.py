@@ -69,22 +69,23 @@ class ClaimRequest:
 def refusal_to_begin(policy: Policy, key: str) -> RequestError | None:
     """The error for a request that would begin a new operation under this key, or None if it may.
 
-    Past the retention of a record, a late retry would run again. A key that carries its time can be refused then. Only
-    a beginning is refused: a recorded outcome is replayed, and a released or abandoned claim is the same operation.
+    Past the retention of a record, a late retry would run again. ``max_key_age`` refuses it, so it also refuses a key
+    without a time. Only a beginning is refused: a recorded outcome is replayed, and a released or abandoned claim is
+    the same operation.
 
     Why nothing runs twice: a record is kept for ``ttl`` from its first request, and a key is made before that. So a
     retry that finds no record any more has a key that is older than ``ttl``, if all clocks agree. They may differ by
     ``CLOCK_SKEW``, so ``max_key_age`` plus that is at most ``ttl``, and a key from further in the future is refused,
     too. The clock is this server's, because to ask the database would be one more round trip.
 
-    A derived key has no time. ``timed_keys`` accepts it, because its sender is another operation, whose every attempt
-    sends this key. Nothing runs twice if this ``ttl`` is longer than the sender's attempts take together.
+    A derived key has no time. It is accepted, because its sender is another operation, whose every attempt sends this
+    key. Nothing runs twice if this ``ttl`` is longer than the sender's attempts take together.
     """
-    if policy.max_key_age is None and not policy.timed_keys:
+    if policy.max_key_age is None:
         return None
     made = time_of(key)
     if made is None:
-        if not policy.timed_keys or is_derived(key):
+        if is_derived(key):
             return None
         return KeyInvalidError(
             "This operation needs an Idempotency-Key that carries its time: a version 7 UUID or a ULID."
@@ -92,7 +93,7 @@ def refusal_to_begin(policy: Policy, key: str) -> RequestError | None:
     age = time.time() - made
     if age < -CLOCK_SKEW.total_seconds():
         return KeyInvalidError("The Idempotency-Key carries a time in the future. Set the client's clock.")
-    if policy.max_key_age is not None and age > policy.max_key_age.total_seconds():
+    if age > policy.max_key_age.total_seconds():
         return KeyExpiredError()
     return None
 

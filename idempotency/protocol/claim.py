@@ -80,6 +80,15 @@ class Claim:
         """
         self.ownership.ensure()
 
+    def discard(self) -> None:
+        """Record no outcome of this attempt. The client or the caller gets its response or result all the same.
+
+        With ``transaction=True`` the writes are rolled back, and a retry runs the operation again. With
+        ``transaction=False`` nothing is undone, and ``recovery`` decides about a retry. A message whose task does this
+        is consumed: raise an error to have it delivered again.
+        """
+        self.ownership.discarded = True
+
     def derive_key(self, name: str) -> UUID:
         """Derive the key for one downstream call. It is the same in every attempt and every retry. See
         ``Scope.derive_key``.

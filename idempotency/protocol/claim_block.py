@@ -15,11 +15,11 @@ from ..identity import keys
 from ..identity.fingerprint import Payload
 from ..identity.scope import scope_of
 from ..operation import Operation, operation_for
-from ..options.table import Arguments
+from ..options.table import BlockArguments, Use
 from ..outcome import UNREADABLE, Outcome, decode_body, outcome_of_result
 from .acquisition import ClaimRequest, acquire_or_wait, refusal_to_begin
 from .claim import Claim
-from .execution import Running, running
+from .execution import Attempt, running
 
 
 class Run:
@@ -40,7 +40,7 @@ class Run:
 
 @contextmanager
 def claim(
-    operation: str | Operation, *, account_id: str, key: str, payload: object = None, **policy: Unpack[Arguments]
+    operation: str | Operation, *, account_id: str, key: str, payload: object = None, **policy: Unpack[BlockArguments]
 ) -> Iterator[Run]:
     """Let the block take effect at most once for an account and key, and record its result for every later run::
 
@@ -55,7 +55,7 @@ def claim(
     :param account_id: the account that the key belongs to.
     :param key: the key, 1 to 255 visible ASCII characters.
     :param payload: what the key stands for. The same key with another payload is refused.
-    :param policy: the keyword arguments of ``Operation``, if ``operation`` is a name.
+    :param policy: keyword arguments of ``Operation``, if ``operation`` is a name, except those that concern requests.
     :returns: a context manager, whose value is the ``Run``.
     :raises AccountRequiredError: the account is empty, too long or not printable.
     :raises KeyInvalidError: the key is not 1 to 255 visible ASCII characters.
@@ -68,11 +68,13 @@ def claim(
     :raises OuterTransactionError: a transaction is open, in which the claim could not be committed.
     :raises LeaseLostError: another attempt has taken over. The block's writes are rolled back.
     :raises UnavailableError: the record could not be read or written.
-    :raises TransactionBrokenError: the block continued after a database error, or ended its transaction itself.
-    :raises ImproperlyConfigured: the policy is wrong.
+    :raises TransactionBrokenError: the block continued after a database error, ended its transaction itself, or left
+        one open.
+    :raises UnrecordableResponseError: the result is larger than ``max_body``. The block's writes are rolled back.
+    :raises ImproperlyConfigured: the policy is wrong, or has an option that has no effect on a block.
     :raises TypeError: the result is not JSON, and the block's writes are rolled back; or an argument has a wrong type.
     """
-    in_force = operation_for(operation, policy).policy
+    in_force = operation_for(operation, policy, Use.BLOCK).policy
     scope = scope_of(in_force.operation.name, account_id, keys.validate_key(key))
     request = ClaimRequest(in_force, scope, Payload(payload), refusal_to_begin(in_force, scope.idempotency_key))
     del payload, key, account_id  # a crash report of the block would show them, as this frame's local variables
@@ -80,7 +82,7 @@ def claim(
     if isinstance(settled, Outcome):
         yield Run(None, result_of(settled))
         return
-    with running(Running(Claim(settled))) as attempt:
+    with running(Attempt(Claim(settled))) as attempt:
         run = Run(attempt.claim)
         yield run
         attempt.outcome = outcome_of_result(run.result, in_force)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
@@ -20,8 +20,9 @@ from ..exceptions import (
     UnavailableError,
 )
 from ..lifecycle import Recovery
+from ..operation import Operation
 from ..outcome import Outcome, recorded_reason
-from ..store import CommitError
+from ..store import CommitError, standing, undo_left_open
 from . import ownership
 from .claim import Claim
 from .context import claim_in_context
@@ -32,19 +33,28 @@ from .renewal import heartbeat
 logger: Final = logging.getLogger("idempotency")
 
 
-@dataclass
-class Running:
+class End(Enum):
+    """How an attempt has ended; while it runs, how it ends if it gets no further."""
+
+    NOT_BEGUN = auto()  # the operation has not begun
+    ROLLED_BACK = auto()  # nothing of its transaction is kept; in autocommit, the outcome is not recorded
+    ENDED_ITSELF = auto()  # the operation has ended its transaction, and it is not known what it has committed
+    UNKNOWN = auto()  # COMMIT is sent, after the completing update or with it
+    COMMITTED = auto()  # business state and outcome are committed
+
+
+@dataclass(eq=False, repr=False)
+class Attempt:
     """A run under a claim. The block sets ``outcome`` to what is recorded; None means that nothing is kept."""
 
     claim: Claim
-    outcome: Outcome | None = None
-    #: Whether the outcome is known to be committed.
-    is_committed: bool = False
+    outcome: Outcome | None = field(default=None, init=False)
+    end: End = field(default=End.NOT_BEGUN, init=False)
     #: An error of the operation's code that is none of this attempt, such as that of another claim inside the block.
-    foreign_error: Exception | None = None
+    foreign_error: Exception | None = field(default=None, init=False)
 
     def note_commit(self) -> None:
-        self.is_committed = True
+        self.end = End.COMMITTED
 
     def note_error(self, error: Exception) -> None:
         """Note an error that the operation's code has raised."""
@@ -57,7 +67,7 @@ def _crash(error: Exception) -> Outcome | None:
 
 
 @contextmanager
-def running(run: Running, outcome_of_error: Callable[[Exception], Outcome | None] = _crash) -> Iterator[Running]:
+def running(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | None] = _crash) -> Iterator[Attempt]:
     """Run the block as the claim's attempt, and record the outcome that it sets.
 
     With ``transaction=True`` the block runs in one transaction of the record's database, and the completing update is
@@ -69,152 +79,168 @@ def running(run: Running, outcome_of_error: Callable[[Exception], Outcome | None
         outcome to record, or None if nothing is kept, or raises if the exception is a crash.
     :raises LeaseLostError: another attempt owns the record. This attempt's writes are rolled back.
     :raises UnavailableError: the outcome could not be recorded, or COMMIT failed without saying how it ended.
-    :raises TransactionBrokenError: the block continued after a database error, or ended its transaction itself.
+    :raises TransactionBrokenError: the block continued after a database error, ended its transaction itself, or left
+        one open.
     """
-    owned = run.claim.ownership
+    owned = attempt.claim.ownership
     in_its_way = _in_transaction if owned.policy.transaction else _in_autocommit
-    token = claim_in_context.set(run.claim)
+    token = claim_in_context.set(attempt.claim)
     try:
         beat = nullcontext() if owned.policy.heartbeat is None else heartbeat(owned, owned.policy.heartbeat)
-        with beat, in_its_way(run, outcome_of_error):
+        with beat, in_its_way(attempt, outcome_of_error):
             fault_point["handler.before"]()
+            before = standing()
             try:
-                yield run
+                yield attempt
             except Exception as error:
-                run.note_error(error)
+                attempt.note_error(error)
                 raise
+            finally:
+                changed = undo_left_open(before, after) if (after := standing()) != before else None
+            if changed is not None:
+                raise left_open(owned.policy.operation, changed)
+            if owned.discarded and attempt.outcome is not None:
+                attempt.outcome, owned.declined = None, True
     except LeaseLostError as error:
-        if error is not run.foreign_error:
+        if error is not attempt.foreign_error:
             signals.send(signals.lease_lost, owned.policy.operation, owned.scope, owned.attempt)
         raise
     finally:
         claim_in_context.reset(token)
-        if run.is_committed:  # also if an on_commit callback has failed
+        if attempt.end is End.COMMITTED:  # also if an on_commit callback has failed
             fault_point["complete.committed"]()
             signals.send(signals.completed, owned.policy.operation, owned.fence.scope, owned.fence.attempt)
 
 
-class Phase(Enum):
-    """How far the transaction of an attempt has come."""
-
-    OPENING = auto()  # the operation has not begun
-    RUNNING = auto()  # it runs, or its outcome is being recorded
-    COMMITTING = auto()  # COMMIT is sent, after the completing update or with it
-
-
 @contextmanager
-def _in_transaction(run: Running, outcome_of_error: Callable[[Exception], Outcome | None]) -> Iterator[None]:
-    owned = run.claim.ownership
+def _in_transaction(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | None]) -> Iterator[None]:
+    owned = attempt.claim.ownership
     store, using = owned.store, owned.store.using
-    phase, ended_itself, undone, reason = Phase.OPENING, False, False, None
     try:
-        with transaction.atomic(using=using, durable=True):
+        block = transaction.atomic(using=using, durable=True)
+        with block:
             if not owned.shares_connection:  # a TestCase runs no callbacks, and its tests may look at them
-                store.connection.on_commit(run.note_commit)  # before all callbacks of the operation
-            if owned.policy.idle_timeout is not None:
-                store.bound_transaction(idle=owned.policy.idle_timeout)
-            phase = Phase.RUNNING
+                store.connection.on_commit(attempt.note_commit)  # before all callbacks of the operation
+            attempt.end = End.ROLLED_BACK
             watch = store.watch_transaction()
             try:
                 with watch:
                     yield
             finally:
-                ended_itself = watch.ended
-            if ended_itself:
+                if watch.ended or store.connection.atomic_blocks[-1:] != [block]:
+                    attempt.end = End.ENDED_ITSELF
+            if attempt.end is End.ENDED_ITSELF:
                 raise _ended_itself(owned)  # so that an open transaction rolls back
-            if run.outcome is None:
+            if attempt.outcome is None:
                 transaction.set_rollback(True, using=using)
-            elif store.connection.needs_rollback and run.outcome.status >= 400:
-                undone = True  # the handler answers with a failure after set_rollback(True) or a database error
-            else:
-                _complete(owned, run.outcome)
-                phase = Phase.COMMITTING
-    except Exception as error:
-        if isinstance(error, CommitError):
-            phase, error = Phase.COMMITTING, error.error
+            elif attempt.outcome.status < 400 or not store.connection.needs_rollback:
+                _complete(attempt, attempt.outcome)
+            # Otherwise the handler answers with a failure after set_rollback(True) or a database error.
+    except Exception as error:  # noqa: BLE001 - each error is either recorded or raised again
         # A BaseException, such as SystemExit, is not caught and nothing is released, because a dying process may not be
         # able to. The lease runs out.
-        if run.is_committed:
-            run.foreign_error = error
-            raise  # an on_commit callback failed, and the retry replays what is committed
-        _raise_unless_rolled_back(error, phase, ended_itself, owned)
-        run.outcome = _outcome_of_error(error, run, outcome_of_error)
-        undone, reason = run.outcome is not None, None if owned.declined else recorded_reason(error)
-    if run.outcome is None:
-        release_or_park(owned, reason)
-        return
-    if undone:
-        ownership.record(owned, run.outcome)
-    run.is_committed = True
+        reason = _settle(attempt, error.error if isinstance(error, CommitError) else error, outcome_of_error)
+    else:
+        if attempt.end is not End.ROLLED_BACK:
+            attempt.end = End.COMMITTED
+            return
+        reason = None
+    _record_or_release(attempt, reason)
 
 
-def _raise_unless_rolled_back(error: Exception, phase: Phase, ended_itself: bool, owned: Ownership) -> None:
-    """Raise the error for a transaction that did not simply roll back. Release or park the claim if that is safe."""
-    store, of_database = owned.store, isinstance(error, (DatabaseError, InterfaceError))
-    if ended_itself:
-        # It is not known what the operation has committed, so it must not run again automatically.
-        end(owned, ownership.park, recorded_reason(error), signals.parked)
-        raise _ended_itself(owned) from error
-    if phase is Phase.COMMITTING and not store.commit_was_refused(error):
-        # The COMMIT may have succeeded, so a release could let the operation run twice. The retry reads the record.
-        logger.error("COMMIT of operation %r did not say how it ended", owned.scope.operation, exc_info=error)
-        raise UnavailableError(
-            "The database did not confirm the commit. Retry with the same Idempotency-Key to learn the outcome.",
-            retry_after=1,
-        ) from error
-    # Nothing ran yet, or nothing is wrong with the operation itself: another try may succeed.
-    if (phase is Phase.OPENING and of_database) or (phase is Phase.COMMITTING and store.lost_a_race(error)):
-        release_or_park(owned, recorded_reason(error))
-        raise unavailable(owned.using, error) from error
+def _settle(attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exception], Outcome | None]) -> str | None:
+    """Decide the fate of the record after an error in or after the attempt's transaction.
+
+    :returns: for a transaction that has rolled back because of the operation, the reason that the record keeps.
+    """
+    owned = attempt.claim.ownership
+    store = owned.store
+    of_database = isinstance(error, (DatabaseError, InterfaceError))
+    is_passing = of_database if attempt.end is End.NOT_BEGUN else store.lost_a_race(error)
+    match attempt.end:
+        case End.COMMITTED:
+            # Completed: an on_commit callback has failed, and the retry replays what is committed.
+            attempt.foreign_error = error
+            raise error
+        case End.ENDED_ITSELF:
+            # Parked, because it must not run again automatically.
+            end(owned, ownership.park, recorded_reason(error), signals.parked)
+            raise _ended_itself(owned) from error
+        case End.UNKNOWN if not store.commit_was_refused(error):
+            # Left as it is. The COMMIT may have succeeded, so a release could let the operation run twice.
+            logger.error("COMMIT of operation %r did not say how it ended", owned.scope.operation, exc_info=error)
+            raise UnavailableError(
+                "The database did not confirm the commit. Retry with the same Idempotency-Key to learn the outcome.",
+                retry_after=1,
+            ) from error
+        case End.NOT_BEGUN | End.UNKNOWN if is_passing:
+            # Released, because nothing is wrong with the operation itself: another try may succeed.
+            release_or_park(owned, recorded_reason(error))
+            raise unavailable(owned.using, error) from error
+        case _:
+            # Completed with the operation's failure, released, or parked.
+            attempt.end = End.ROLLED_BACK
+            return _outcome_of_error(attempt, error, outcome_of_error)
 
 
 @contextmanager
-def _in_autocommit(run: Running, outcome_of_error: Callable[[Exception], Outcome | None]) -> Iterator[None]:
-    owned, reason = run.claim.ownership, None
+def _in_autocommit(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | None]) -> Iterator[None]:
+    reason = None
     try:
         yield
     except Exception as error:  # noqa: BLE001 - each error is either recorded or raised again
-        run.outcome = _outcome_of_error(error, run, outcome_of_error)
-        reason = None if owned.declined else recorded_reason(error)
-    if run.outcome is None:
-        release_or_park(owned, reason)
-        return
-    # If the process dies before this COMMIT, or the COMMIT fails, there may be an effect without an outcome. The
-    # claim is not released. When the lease is over, recovery does what the operation declares.
-    ownership.record(owned, run.outcome)
-    run.is_committed = True
+        reason = _outcome_of_error(attempt, error, outcome_of_error)
+    # If the process dies before the outcome is committed, or its COMMIT fails, there may be an effect without an
+    # outcome. The claim is not released. When the lease is over, recovery does what the operation declares.
+    _record_or_release(attempt, reason)
+
+
+def _record_or_release(attempt: Attempt, reason: str | None) -> None:
+    if attempt.outcome is None:
+        release_or_park(attempt.claim.ownership, reason)
+    else:
+        ownership.record(attempt.claim.ownership, attempt.outcome)
+        attempt.end = End.COMMITTED
 
 
 def _outcome_of_error(
-    error: Exception, run: Running, outcome_of_error: Callable[[Exception], Outcome | None]
-) -> Outcome | None:
+    attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exception], Outcome | None]
+) -> str | None:
     """Turn an exception of the operation into an outcome. If it is a crash, release or park the claim, and raise it.
 
     An error of this attempt itself (its lease was lost, or the database failed) is never an outcome. An error of
     another claim, such as a ``claim()`` block in the handler, counts as an exception of the handler.
+
+    :returns: the reason for the record; None if the operation declares that the answer is no outcome.
     """
-    owned = run.claim.ownership
-    if isinstance(error, IdempotencyError) and error is not run.foreign_error:
+    owned = attempt.claim.ownership
+    if isinstance(error, IdempotencyError) and error is not attempt.foreign_error:
         release_or_park(owned, recorded_reason(error))
         raise error
     try:
-        return outcome_of_error(error)
+        attempt.outcome = outcome_of_error(error)
     except Exception as unhandled:  # the project's handler may raise anything; the error is raised again
-        run.note_error(unhandled)
+        attempt.note_error(unhandled)
         release_or_park(owned, recorded_reason(error))
         raise
+    return None if owned.declined else recorded_reason(error)
 
 
-def _complete(owned: Ownership, outcome: Outcome) -> None:
+def _complete(attempt: Attempt, outcome: Outcome) -> None:
     """Complete within the attempt's own transaction."""
+    owned = attempt.claim.ownership
     if owned.store.connection.needs_rollback:
         raise _broken(owned)
     try:
         ownership.complete(owned, outcome, commit=True)
+    except CommitError:
+        attempt.end = End.UNKNOWN
+        raise
     except (DatabaseError, InterfaceError) as error:
         if owned.store.was_broken_before(error):
             raise _broken(owned) from error
-        raise unavailable(owned.using, error) from error
+        raise unavailable(owned.using, error, completing=owned.policy.operation) from error
+    attempt.end = End.UNKNOWN
 
 
 def _broken(owned: Ownership) -> TransactionBrokenError:
@@ -222,6 +248,14 @@ def _broken(owned: Ownership) -> TransactionBrokenError:
         f"{owned.policy.operation} returned a response although its transaction had been marked for rollback or broken "
         f"by a database error, so nothing it wrote could be kept. Let the error propagate, or run the "
         f"statement that may fail in an atomic() of its own."
+    )
+
+
+def left_open(operation: Operation, using: str) -> TransactionBrokenError:
+    return TransactionBrokenError(
+        f"{operation} left a transaction of database {using!r} open: it entered an atomic() block that it did not "
+        f"exit, or switched autocommit off. What it wrote there was rolled back. Use atomic() as a decorator or in a "
+        f"with statement, and switch autocommit on again."
     )
 
 

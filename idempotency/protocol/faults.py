@@ -7,7 +7,6 @@ that. A test puts its own function in the place of one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import NoneType
 from typing import Final
 
 PLACES = (
@@ -41,7 +40,7 @@ fault_point: Final[dict[str, Callable[[], object]]] = {}
 def disarm() -> None:
     """Let no fault point do anything."""
     fault_point.clear()
-    fault_point.update(dict.fromkeys(PLACES, NoneType))
+    fault_point.update(dict.fromkeys(PLACES, lambda: None))
 
 
 disarm()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from django.db.models.functions import Now
 
@@ -26,31 +28,50 @@ _STATUS_OF = {
 }
 
 
-def key_status(policy: Policy, scope: Scope) -> KeyStatus:
-    """Look a key up, by one read.
+_FIELDS = (
+    *("account_id", "operation", "idempotency_key", "status", "response_status"),
+    *("created_at", "completed_at", "expires_at", "lease_expires_at"),
+)
 
-    :raises UnavailableError: the record can't be read.
+
+def key_statuses(asked: Mapping[Scope, Policy]) -> dict[Scope, KeyStatus]:
+    """Look keys of one account up, by one read of each database of records. What is unknown is left out.
+
+    :raises UnavailableError: the records can't be read.
     """
-    using = records_database(operation=scope.operation, account_id=scope.account_id)
-    records = IdempotencyRecord.objects.using(using).in_scope(scope.account_id, scope.operation, scope.idempotency_key)
-    fields = ("status", "response_status", "created_at", "completed_at", "expires_at", "lease_expires_at", "now")
-    with store_errors(using):
-        found = records.annotate(now=Now()).values(*fields).first()
-    if found is None:
-        return KeyStatus()
-    now, lease_expires_at = found["now"], found["lease_expires_at"]
+    by_database: dict[str, list[Scope]] = {}
+    for scope in asked:
+        using = records_database(operation=scope.operation, account_id=scope.account_id)
+        by_database.setdefault(using, []).append(scope)
+    found = {}
+    for using, scopes in by_database.items():
+        records = IdempotencyRecord.objects.using(using).filter(
+            account_id=scopes[0].account_id,
+            operation__in=[scope.operation for scope in scopes],
+            idempotency_key__in={scope.idempotency_key for scope in scopes},
+        )
+        with store_errors(using):
+            for record in records.annotate(now=Now()).order_by("created_at", "pk").only(*_FIELDS):
+                scope = Scope(record.account_id, record.operation, record.idempotency_key)
+                if scope in asked and (status := _status_of_record(record, asked[scope])) is not None:
+                    found[scope] = status
+    return found
+
+
+def _status_of_record(record: Any, policy: Policy) -> KeyStatus | None:
     decision = decide(
-        status_of(found["status"]),
-        lease_over=lease_expires_at is None or lease_expires_at <= now,
-        retention_over=found["expires_at"] <= now,
+        status_of(record.status),
+        lease_over=record.lease_expires_at is None or record.lease_expires_at <= record.now,
+        retention_over=record.expires_at <= record.now,
         same_payload=True,
         recovery=policy.recovery,
     )
     if decision is Decision.START_OVER:
-        return KeyStatus()
-    status = KeyStatus(_STATUS_OF[decision], created_at=found["created_at"], expires_at=found["expires_at"])
+        return None
+    status = KeyStatus(_STATUS_OF[decision], created_at=record.created_at, expires_at=record.expires_at)
     if decision is Decision.WAIT:
-        return replace(status, retry_after=acquisition.retry_after((lease_expires_at - now).total_seconds(), policy))
+        left = (record.lease_expires_at - record.now).total_seconds()
+        return replace(status, retry_after=acquisition.retry_after(left, policy))
     if decision is Decision.REPLAY:
-        return replace(status, response_status=found["response_status"], completed_at=found["completed_at"])
+        return replace(status, response_status=record.response_status, completed_at=record.completed_at)
     return status

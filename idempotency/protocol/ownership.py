@@ -23,7 +23,7 @@ from django.db import DatabaseError, InterfaceError
 
 from ..exceptions import IdempotencyError, LeaseLostError, UnavailableError
 from ..identity.scope import Scope
-from ..operation import Policy
+from ..operation import Operation, Policy
 from ..outcome import Outcome
 from ..store import Fence, Store, store_for
 from .faults import fault_point
@@ -61,6 +61,8 @@ class Ownership:
     has_effects_elsewhere: bool = False
     #: True if the operation answered with a status below 500 that it declares as no outcome. That is no failure.
     declined: bool = False
+    #: True if the operation has said that nothing it answers is an outcome.
+    discarded: bool = False
     #: With a heartbeat: the time until which the lease is known to be valid, by ``time.monotonic()``.
     held_until: float | None = None
 
@@ -97,17 +99,14 @@ class Ownership:
         return error
 
 
-class on_behalf_of:  # noqa: N801 - used as a function is
+@contextmanager
+def on_behalf_of(owned: Ownership) -> Iterator[None]:
     """Mark the block's errors as this attempt's own, so that they differ from those of another claim in its handler."""
-
-    def __init__(self, owned: Ownership) -> None:
-        self.owned = owned
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, IdempotencyError):
-            error.raised_by = self.owned
+    try:
+        yield
+    except IdempotencyError as error:
+        error.raised_by = owned
+        raise
 
 
 def fenced_change(owned: Ownership, change: Callable[[], T], *, step: str = "") -> T:
@@ -163,7 +162,7 @@ def record(owned: Ownership, outcome: Outcome) -> None:
     :raises LeaseLostError: another attempt owns the record.
     :raises UnavailableError: the outcome could not be recorded, or it is not known whether it was.
     """
-    with store_errors(owned.using):
+    with store_errors(owned.using, completing=owned.policy.operation):
         try:
             fenced_change(owned, lambda: complete(owned, outcome))
         except LeaseLostError:
@@ -197,29 +196,33 @@ def postpone(owned: Ownership, duration: timedelta) -> bool:
 
 
 @contextmanager
-def store_errors(using: str) -> Iterator[None]:
+def store_errors(using: str, *, completing: Operation | None = None) -> Iterator[None]:
     """Turn an error of the database in the block into an ``UnavailableError``."""
     try:
         yield
     except (DatabaseError, InterfaceError) as error:
-        raise unavailable(using, error) from error
+        raise unavailable(using, error, completing=completing) from error
 
 
-def unavailable(using: str, error: Exception) -> UnavailableError:
+def unavailable(using: str, error: Exception, *, completing: Operation | None = None) -> UnavailableError:
     """The error that a caller gets for an error of the record's database.
 
     A permanent error, such as a missing column after half a deploy, is logged once, and gets no ``Retry-After``.
+
+    :param completing: the operation whose handler has run on the connection since its record was claimed.
     """
     if not store_for(using).is_permanent(error):
         return UnavailableError(retry_after=1)
     kind = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    if kind not in _reported and len(_reported) < MAX_REPORTED:
-        _reported.add(kind)
-        logger.critical(
-            "Every protected operation fails: the tables of idempotency in database %r don't fit this release (%s). "
-            "Run manage.py migrate, or finish the deploy.",
-            using,
-            kind,
-            exc_info=error,
-        )
+    problem = (
+        f"Every protected operation fails: the tables of idempotency in database {using!r} don't fit this release "
+        f"({kind}). Run manage.py migrate, or finish the deploy."
+        if completing is None
+        else f"{completing} claimed its record in database {using!r} but could not complete it ({kind}). Its handler "
+        f"has probably changed the role or the search_path of the connection, such as by SET LOCAL ROLE, and must "
+        f"reset them before it returns. If it has not, the tables don't fit this release: run manage.py migrate."
+    )
+    if problem not in _reported and len(_reported) < MAX_REPORTED:
+        _reported.add(problem)
+        logger.critical(problem, exc_info=error)
     return UnavailableError("The request could not be recorded. A retry fails, too, until the service is repaired.")

@@ -17,6 +17,7 @@ from django.db import OperationalError, connections, router, transaction
 from ..models import IdempotencyRecord
 from .base import CommitError, Fence, Replication, Row, TableSize, Taken, newer_record
 from .portable import Store, from_now, status_of, store_for
+from .transaction_guard import standing, undo_left_open
 
 __all__ = [
     "CommitError",
@@ -31,8 +32,10 @@ __all__ = [
     "newer_record",
     "records_database",
     "retry_lost_races",
+    "standing",
     "status_of",
     "store_for",
+    "undo_left_open",
 ]
 
 _Result = TypeVar("_Result")

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -116,8 +115,10 @@ class Upkeep:
         self.connection = connection
         self.using: str = connection.alias
 
-    #: True if the open transaction is a savepoint of the one that TestCase wraps a test in.
-    is_nested: Final = property(attrgetter("connection.savepoint_ids"))
+    @property
+    def is_nested(self) -> bool:
+        """Whether the open transaction is a savepoint of the one that TestCase wraps a test in."""
+        return bool(self.connection.savepoint_ids)
 
     def row_of(self, query: str, parameters: Sequence[Any] | None = None) -> Any:
         """The first row of a query's result, or None."""

@@ -37,6 +37,15 @@ _ENDS = re.compile(
 )
 
 
+class MySQLWatch(TransactionWatch):
+    """The driver doesn't tell whether a transaction is open, so this watch has only the statements' texts."""
+
+    def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        # Before, because a statement on the schema commits before it may fail.
+        self.ended = self.ended or bool(_ENDS.search(str(sql)))
+        return execute(sql, params, many, context)
+
+
 class MySQLStore(Store):
     """MariaDB, and MySQL as far as both are alike."""
 
@@ -83,15 +92,7 @@ class MySQLStore(Store):
         return self.lock_found(rows, limit, ["pk"], lock)
 
     def watch_transaction(self) -> TransactionWatch:
-        # The driver doesn't tell whether a transaction is open, so the watch has only the statements' texts. Whatever
-        # they end counts, because no two objects are equal. A statement on the schema commits before it may fail.
-        return TransactionWatch(
-            self.connection,
-            is_open=lambda driver: True,
-            identity=object,
-            may_end=lambda sql: bool(_ENDS.search(sql)),
-            ends_before_error=True,
-        )
+        return MySQLWatch(self.connection)
 
     def lost_a_race(self, error: BaseException) -> bool:
         return _number(error) in LOST_RACES

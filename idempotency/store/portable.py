@@ -10,15 +10,12 @@ because the settings would outlive it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
-from itertools import product
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.apps import apps
 from django.db import Error, IntegrityError, OperationalError, ProgrammingError, connections, transaction
 from django.db.models import F, Q, QuerySet
 from django.db.models.expressions import Combinable
@@ -30,10 +27,7 @@ from ..lifecycle import Status
 from ..models import IdempotencyRecord
 from ..outcome import Outcome
 from .base import Fence, Row, Upkeep, newer_record
-from .transaction_guard import TransactionWatch
-
-if TYPE_CHECKING:
-    from ..outbox.models import OutboxMessage
+from .transaction_guard import SQLiteWatch, TransactionWatch
 
 
 def status_of(stored: str) -> Status:
@@ -55,8 +49,11 @@ class Store(Upkeep):
 
     #: Whether an open transaction that has written keeps every other connection from writing.
     has_one_writer = False
-    #: Whether the driver has a transaction open, such as by a BEGIN that bypassed Django, or can't tell.
-    has_open_transaction: Any = True
+
+    @property
+    def has_open_transaction(self) -> bool:
+        """Whether the driver has a transaction open, such as by a BEGIN that bypassed Django, or can't tell."""
+        return True
 
     # Claims
 
@@ -240,39 +237,7 @@ class Store(Upkeep):
 
     def watch_transaction(self) -> TransactionWatch:
         """Detect whether code in the block ends the open transaction by a COMMIT or ROLLBACK that bypasses Django."""
-        return TransactionWatch(self.connection, lambda driver: True)  # the driver doesn't tell
-
-    # The outbox and the counters
-
-    def insert_message(self, message: OutboxMessage, delay: timedelta) -> bool:
-        """Insert the message, and set the values that the database has made. The caller's transaction stays usable.
-
-        :param delay: how long from now the message is kept back.
-        :returns: False if there is a message with its id already.
-        """
-        if delay:
-            message.next_try_at = from_now(delay)
-        try:
-            with transaction.atomic(using=self.using):  # a savepoint, so that an error leaves the transaction usable
-                message.save(using=self.using)
-        except IntegrityError:
-            return False
-        if delay:
-            message.refresh_from_db(using=self.using)
-        return True
-
-    def add_counts(self, counts: Mapping[tuple[str, str], int], hour: int) -> None:
-        """Add to the counters of each (operation, event): to that of the hour, and to that of all hours, which is 0."""
-        model: Any = apps.get_model("idempotency_dashboard", "IdempotencyCounter")
-        counters = model.objects.using(self.using)
-        # In one order, so that no two processes can deadlock.
-        for place, ((operation, event), count) in product((0, hour), sorted(counts.items())):
-            one = {"hour": place, "operation": operation, "event": event}
-            counter = counters.filter(**one)
-            if not counter.update(total=F("total") + count):
-                # Two processes may get here at the same time. One of them creates the counter, and both add to it.
-                counters.bulk_create([model(**one)], ignore_conflicts=True)
-                counter.update(total=F("total") + count)
+        return TransactionWatch(self.connection)
 
     # What an error of the database means
 
@@ -326,10 +291,14 @@ class SQLiteStore(Store):
     """SQLite: one writer at a time. Errors are known by their text, because Django's have no code of SQLite's."""
 
     has_one_writer = True
-    has_open_transaction: Any = property(attrgetter("connection.connection.in_transaction"))
+
+    @property
+    def has_open_transaction(self) -> bool:
+        driver: Any = self.connection.connection
+        return bool(driver.in_transaction)
 
     def watch_transaction(self) -> TransactionWatch:
-        return TransactionWatch(self.connection, attrgetter("in_transaction"), error_may_undo=True)
+        return SQLiteWatch(self.connection)
 
     def is_busy(self, error: BaseException) -> bool:
         return "is locked" in str(error)

@@ -104,8 +104,21 @@ def other_account(trial: Trial) -> None:
             "Both requests belong to one account. Let account= return what identifies the caller, from the server's "
             "own data. Is there a cache of responses around the view?",
         )
-    if answer.failed:
-        raise Broken(f"another account with the same key was answered {answer}.", PROTECT)
+    if not answer.failed:
+        return
+    what = f"another account with the same key was answered {answer}"
+    anew = trial.send(trial.make_request(), keys.new_key(), trial.other_client)
+    if anew.failed:
+        raise Broken(
+            f"{what}, and with a new key {anew}.",
+            "It is not the key: the view fails for this account. Look at the log. Give other_client= a client whose "
+            "account can make the request, and a callable that makes it if its payload must be unique.",
+        )
+    raise Broken(
+        f"{what}, and with a new key {anew}.",
+        "The handler uses the client's key as if no other account could have it, for example in a unique column or at "
+        "a provider. Use current_claim().derive_key(…), which differs between accounts.",
+    )
 
 
 def crash(trial: Trial) -> None:

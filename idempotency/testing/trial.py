@@ -205,7 +205,15 @@ class Trial:
         """
         request, key, before = self.make_request(), keys.new_key(), self.effects()
         # With the client as it is, so that it raises what the view raises.
-        answer = request.send(_copy(self.client), key)
+        try:
+            answer = request.send(_copy(self.client), key)
+        except RuntimeError as error:
+            if "durable atomic block" not in str(error):
+                raise
+            raise AssertionError(
+                f"{request} opens atomic(durable=True), which Django refuses within the operation's own transaction. "
+                f"Leave durable=True out, or declare the operation with transaction=False and its recovery."
+            ) from error
         self.once = self.effects() - before
         if answer.failed and self.once > 0:
             raise AssertionError(

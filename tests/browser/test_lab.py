@@ -155,3 +155,67 @@ def test_whatever_a_proxy_says_of_the_wait_it_is_bounded_and_a_removed_key_ends_
     waits = [wait for wait in waits if wait != 400]  # the page looks at the state so often
     assert (status, len(waits)) == (200, 2)
     assert all(isinstance(wait, (int, float)) and 0 < wait <= 60_000 for wait in waits)
+
+
+OUTCOMES = """
+const [rows, done] = arguments, real = window.setTimeout;
+window.setTimeout = (then) => real(then, 0);
+import("/lab/static/pay-once.js").then(async ({ kept, payOnce }) => {
+  const found = [];
+  for (const [name, status, text, known, redirected] of rows) {
+    let sent = 0;
+    const send = async () => {
+      sent += 1;
+      const headers = known ? { "Idempotency-Status": known } : {};
+      const response = sent === 1
+        ? new Response(status === 204 ? null : text, { status, headers })
+        : new Response('{"last": true}', { status: 201, headers: { "Idempotency-Status": "replayed" } });
+      Object.defineProperty(response, "redirected", { value: redirected });
+      return response;
+    };
+    const answer = await payOnce(name, "/", {}, { send });
+    found.push([name, answer?.status ?? null, Boolean(kept(name).outcome), sent]);
+  }
+  window.setTimeout = real;
+  done(found);
+}).catch((error) => done(String(error)));
+"""
+
+#: What comes back first: its status, body, ``Idempotency-Status``, and whether it is redirected. Then what becomes of
+#: it: the status for the page, whether it is kept, and how many requests are sent.
+ANSWERS = {
+    "executed": ((201, "{}", "executed", False), (201, True, 1)),
+    "executed without a body": ((204, "", "executed", False), (204, True, 1)),
+    "a recorded refusal": ((402, "{}", "executed", False), (402, True, 1)),
+    "a recorded fault": ((503, "{}", "replayed", False), (503, True, 1)),
+    "of a server that says nothing": ((201, "{}", None, False), (201, True, 1)),
+    "unprotected": ((201, "{}", "ignored", False), (201, True, 1)),
+    "a fault, unprotected": ((503, "{}", "ignored", False), (503, False, 1)),
+    "a login page": ((200, "<html>", None, True), (None, False, 1)),
+    "a login page in its place": ((200, "<html>", None, False), (None, False, 1)),
+    "a login page of this project": ((200, "{}", "unknown", False), (None, False, 1)),
+    "an answer from another url": ((200, "{}", None, True), (None, False, 1)),
+    "an error of a proxy": ((404, "<html>", None, False), (404, False, 1)),
+    "a refusal that says nothing": ((402, "{}", None, False), (402, False, 1)),
+    "a throttle": ((429, "{}", "unknown", False), (201, True, 2)),
+    "a session that has ended": ((403, "{}", "unknown", False), (403, False, 1)),
+    "another payload": ((422, "{}", "reused", False), (422, False, 1)),
+    "recorded and unreadable": ((500, "{}", "recorded", False), (500, False, 1)),
+    "outcome unknown": ((409, '{"code": "idempotency_outcome_unknown"}', "unknown", False), (409, False, 1)),
+    "in progress": ((409, "{}", "in-progress", False), (201, True, 2)),
+    "in progress, accepted": ((202, "{}", "in-progress", False), (201, True, 2)),
+    "in progress, by profile stripe": (
+        (409, '{"error": {"code": "idempotency_key_in_use"}}', None, False),
+        (201, True, 2),
+    ),
+    "in progress, by profile acp": ((409, '{"code": "idempotency_in_flight"}', None, False), (201, True, 2)),
+    "accepted": ((202, "{}", None, False), (201, True, 2)),
+    "a fault": ((500, "<html>", None, False), (201, True, 2)),
+}
+
+
+@pytest.mark.failure_97
+def test_the_page_keeps_only_what_has_become_of_the_payment(lab):
+    rows = [[name, *sent] for name, (sent, _) in ANSWERS.items()]
+    found = lab.driver.execute_async_script(OUTCOMES, rows)
+    assert found == [[name, *expected] for name, (_, expected) in ANSWERS.items()]

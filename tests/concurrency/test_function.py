@@ -11,6 +11,7 @@ from idempotency.exceptions import (
     OutcomeUnknownError,
     OutcomeUnreadableError,
     PayloadInvalidError,
+    UnrecordableResponseError,
 )
 from idempotency.models import IdempotencyRecord
 from idempotency.operation import Operation
@@ -57,6 +58,23 @@ def test_a_block_that_raises_or_has_a_result_that_is_not_json_is_undone_and_rele
     assert send(account).result["attempt"] == 2
 
 
+@pytest.mark.parametrize(
+    ("policy", "label", "record"),
+    [({}, [], "recoverable"), ({"transaction": False, "recovery": PARK}, ["part"], "parked")],
+    ids=["in a transaction", "outside"],
+)
+def test_a_block_may_discard_its_result(account, policy, label, record):
+    arguments = {"account_id": account, "key": "k", "payload": {"to": "bob"}}
+    with claim("tests.function.send", **arguments, **policy) as run:
+        Transfer.objects.create(account_id=int(account), amount=1, label="part")
+        run.claim.discard()
+        run.result = "a part"
+    assert (run.result, effects()) == ("a part", label)
+    assert IdempotencyRecord.objects.get().status == record
+    if not policy:
+        assert send(account).result["attempt"] == 2
+
+
 def test_everything_else_has_an_exception_of_its_own(account):
     with pytest.raises(AccountRequiredError):
         send(account, account_id=None)
@@ -74,6 +92,19 @@ def test_everything_else_has_an_exception_of_its_own(account):
 
 
 @pytest.mark.failure_51
+def test_a_result_above_max_body_is_refused_and_its_effect_rolled_back(account):
+    def send_text(length):
+        with claim("tests.function.large", account_id=account, key="k", max_body=100) as run:
+            Transfer.objects.create(account_id=int(account), amount=1, label=str(length))
+            run.result = "a" * length  # and two quotation marks
+
+    with pytest.raises(UnrecordableResponseError, match="has 101 bytes as JSON, but max_body is 100"):
+        send_text(99)
+    assert (IdempotencyRecord.objects.get().status, effects()) == ("recoverable", [])
+    send_text(98)
+    assert effects() == ["98"]
+
+
 @pytest.mark.sqlite  # PostgreSQL's json column refuses what is not JSON
 def test_a_damaged_result_is_unreadable_and_never_run_again(account):
     send(account)

@@ -60,6 +60,5 @@ urlpatterns = [
     declared("heartbeat/", "heartbeat", lease=BRIEF, heartbeat=10 * BRIEF, **OUTSIDE),
     declared("heartbeat-inside/", "beating_inside", lease=BRIEF, heartbeat=10 * BRIEF),
     declared("capped/", "capped", lease=BRIEF, heartbeat=BRIEF, **OUTSIDE),
-    declared("bounded/", "bounded", idle_timeout=timedelta(seconds=2)),
     declared("again/", "again", **OUTSIDE),
 ]

@@ -3,13 +3,11 @@
 import pytest
 from django.dispatch import Signal
 
-from idempotency import signals
+from idempotency import extensions, signals
 from idempotency.contrib.celery import send
 from idempotency.contrib.dashboard.counters import counters
 from idempotency.contrib.prometheus import exporter
 from idempotency.identity.scope import Scope
-from idempotency.outbox.publishing import header_sources
-from idempotency.outbox.relay import sending_contexts
 from idempotency.protocol import faults
 from testproject.celery import app
 from testproject.harness.redis import running_redis
@@ -50,18 +48,18 @@ def inbox(redis_server, monkeypatch):
 
 
 SIGNALS = [signal for signal in vars(signals).values() if isinstance(signal, Signal)]
-LISTS = [header_sources, sending_contexts, exporter._connected]
 
 
 @pytest.fixture
 def _as_if_off():
     """The metrics and spans that a test switches on are off again afterwards, and it begins with nothing counted."""
-    lists = [list(one) for one in LISTS]
+    connected, known = list(exporter._connected), dict(extensions._extensions)
     receivers = [list(signal.receivers) for signal in SIGNALS]
     counters.reset()
     yield
-    for one, before in zip(LISTS, lists, strict=True):
-        one[:] = before
+    exporter._connected[:] = connected
+    extensions._extensions.clear()
+    extensions._extensions.update(known)
     for signal, kept in zip(SIGNALS, receivers, strict=True):
         signal.receivers = kept
         signal.sender_receivers_cache.clear()

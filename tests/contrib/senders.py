@@ -108,6 +108,13 @@ class Httpx(Sender):
         with httpx.Client(transport=transport, timeout=self.timeout) as client:
             return client.request(method, url, content=content, headers=headers, extensions=named(name))
 
+    def send_twice(self, url, headers=None):
+        """Send one request object twice."""
+        with httpx.Client(transport=with_httpx.IdempotentTransport(sleep=self.sleep)) as client:
+            request = client.build_request("POST", url, content=b"{}", headers=headers)
+            for _ in range(2):
+                client.send(request, follow_redirects=True)
+
     def fetch_status(self, url, key):
         with httpx.Client(transport=with_httpx.IdempotentTransport(), base_url=url) as client:
             return with_httpx.fetch_key_status(client, "/keys/charges/", key)
@@ -133,6 +140,16 @@ class AsyncHttpx(Httpx):
                 return await client.request(method, url, content=content, headers=headers, extensions=named(name))
 
         return asyncio.run(send())
+
+    def send_twice(self, url, headers=None):
+        async def send():
+            transport = with_httpx.AsyncIdempotentTransport(sleep=no_sleep)
+            async with httpx.AsyncClient(transport=transport) as client:
+                request = client.build_request("POST", url, content=b"{}", headers=headers)
+                for _ in range(2):
+                    await client.send(request, follow_redirects=True)
+
+        asyncio.run(send())
 
     def fetch_status(self, url, key):
         async def fetch():
@@ -170,6 +187,12 @@ class Requests(Sender):
             headers[with_requests.NAME_HEADER] = name
         with session_with(adapter) as session:
             return session.request(method, url, data=content, headers=headers, timeout=self.timeout)
+
+    def send_twice(self, url, headers=None):
+        with session_with(with_requests.IdempotentAdapter(sleep=self.sleep)) as session:
+            request = session.prepare_request(requests.Request("POST", url, data=b"{}", headers=headers))
+            for _ in range(2):
+                session.send(request)
 
     def fetch_status(self, url, key):
         with session_with(with_requests.IdempotentAdapter()) as session:

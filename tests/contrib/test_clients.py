@@ -8,7 +8,9 @@ from uuid import RFC_4122, UUID
 
 import pytest
 
+from idempotency.contrib import retrying
 from idempotency.contrib.retrying import RetryPolicy
+from idempotency.http.problems import PROFILES, STATUS_HEADER
 from idempotency.identity.keys import KeyStatus
 from tests.contrib.senders import SENDERS
 from tests.contrib.servers import answer, cut, cut_in_the_middle, hang, problem, serving
@@ -54,11 +56,19 @@ def test_the_methods_are_configurable(sender, server):
     assert (first is None, other) == (False, None)
 
 
+#: Answers after which another attempt learns no more, although a server that says nothing of the key would be retried.
+KNOWN = [("executed", 202), ("executed", 409), ("replayed", 503), ("recorded", 503), ("reused", 409), ("ignored", 503)]
+
 RETRIED = {
     "cut before the answer": cut,
     "cut in the middle of the body": cut_in_the_middle,
     "in progress": problem(409, "idempotency_in_progress"),
     "in progress, with Retry-After": problem(409, "idempotency_in_progress", retry_after="1"),
+    "in progress, by profile stripe": answer(409, b'{"error": {"code": "idempotency_key_in_use"}}'),
+    "in progress, by profile acp": answer(409, b'{"code": "idempotency_in_flight"}'),
+    "in progress, accepted": answer(202, idempotency_status="in-progress", retry_after="1"),
+    "not recorded": answer(503, idempotency_status="not-recorded"),
+    "refused above the handler": answer(429, idempotency_status="unknown"),
     "a conflict of another server that passes": answer(409, b"no json", retry_after="1"),
     **{str(status): answer(status) for status in (408, 425, 429, 502, 503, 504)},
 }
@@ -66,6 +76,8 @@ RETURNED = {
     "outcome unknown": problem(409, "idempotency_outcome_unknown"),
     "outcome unknown, whatever the headers say": problem(409, "idempotency_outcome_unknown", retry_after="1"),
     "a conflict that stays": answer(409, b'["no problem"]'),
+    "another conflict that stays": answer(409, b'{"error": "no problem"}'),
+    **{f"{known} {status}": answer(status, idempotency_status=known) for known, status in KNOWN},
     "a conflict nested too deeply": answer(409, b"[" * 100_000),
     **{str(status): answer(status) for status in (200, 201, 202, 400, 401, 402, 403, 404, 410, 422, 500, 501)},
 }
@@ -81,12 +93,45 @@ def test_what_settles_nothing_is_retried_with_the_same_key_and_bytes(sender, ser
     assert sent == [("POST", "/charges/?a=b", b'{"amount":  1}', "t", "14")] * 3
 
 
+@pytest.mark.failure_97
 @pytest.mark.parametrize("fault", RETURNED.values(), ids=RETURNED)
 def test_every_other_answer_is_returned_as_it_is(sender, server, fault):
     server.script = [fault]
     got = sender.send(server.url)
     assert (len(server.requests), sender.waits) == (1, [])
     assert got.status != 201 or got.body == b'{"id": 1}'
+
+
+def test_the_clients_know_the_names_of_the_server():
+    in_progress = {profile.answers["idempotency_in_progress"].code for profile in PROFILES.values()}
+    assert (STATUS_HEADER, in_progress) == (retrying.STATUS_HEADER, retrying.IN_PROGRESS_CODES)
+
+
+#: What a request object gets first, and whether it is then sent with the same key.
+SENT_AGAIN = {
+    "after its outcome": (answer(201), False),
+    "after a recorded refusal": (answer(402, idempotency_status="executed"), False),
+    "after a fault of the server": (answer(500), True),
+    "after a login page": (answer(200, idempotency_status="unknown"), True),
+    "after a refusal": (answer(403), True),
+    "after its outcome elsewhere": (answer(307, location="/elsewhere"), False),
+}
+
+
+@pytest.mark.parametrize(("first", "has_first_key"), SENT_AGAIN.values(), ids=SENT_AGAIN)
+def test_a_request_object_gets_another_key_after_its_outcome(sender, server, first, has_first_key):
+    is_redirected = first is SENT_AGAIN["after its outcome elsewhere"][0]
+    server.script = [first, *[answer(201)] * is_redirected, cut]
+    sender.send_twice(server.url)
+    one, *other = server.keys[is_redirected:]
+    assert server.keys[0] == one
+    assert [key == one for key in other] == [has_first_key] * 2
+    assert len(set(other)) == 1
+
+
+def test_a_request_object_keeps_a_key_that_its_caller_set(sender, server):
+    sender.send_twice(server.url, headers={"Idempotency-Key": "order-71"})
+    assert server.keys == ["order-71"] * 2
 
 
 def test_a_request_that_times_out_is_retried(sender, server):

@@ -89,9 +89,9 @@ def test_every_attempt_at_an_operation_sends_the_same_keys(sender, server):
     assert first == [str(record.derive_key(name)) for name in names]
 
 
-def test_a_service_that_demands_timed_keys_runs_a_derived_key_once(sender, server, live_server, settings):
+def test_a_service_with_max_key_age_runs_a_derived_key_once(sender, server, live_server, settings):
     @csrf_exempt
-    @idempotent("tests.service", timed_keys=True, account=Fixed("caller"))
+    @idempotent("tests.service", max_key_age=timedelta(days=1), account=Fixed("caller"))
     def pay(request):
         return JsonResponse({"id": ChargeFactory().pk}, status=201)
 

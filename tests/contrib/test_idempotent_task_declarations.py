@@ -140,7 +140,7 @@ def test_a_setting_that_is_wrong_itself_is_said_once_and_stops_nothing(app, sett
 def test_the_policy_of_a_task_is_typed_keywords():
     parameter = inspect.signature(idempotent_task).parameters["policy"]
     assert parameter.kind is inspect.Parameter.VAR_KEYWORD
-    assert parameter.annotation == "Unpack[Arguments]"
+    assert parameter.annotation == "Unpack[TaskArguments]"
 
 
 NAME = "tests.declared"
@@ -189,7 +189,8 @@ def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(decorated):
         {"transaction": False},
         {"lease": 5},
         {"max_key_age": timedelta(days=1)},
-        {"timed_keys": True},
+        {"max_body": 0},
+        {"methods": ["PUT"]},
     ],
     ids=str,
 )

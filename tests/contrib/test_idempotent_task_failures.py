@@ -6,20 +6,22 @@ from unittest.mock import Mock
 import pytest
 from celery import Celery, chain
 from celery.exceptions import Ignore, Reject, Retry
-from django.db import transaction
+from django.db import InterfaceError, OperationalError, transaction
 from django.db.models import F
 
-from idempotency import claim
-from idempotency.contrib.celery import redrive
+from idempotency import claim, signals
+from idempotency.contrib.celery import deliveries, redrive
 from idempotency.contrib.celery.deliveries import MAX_REASON_LENGTH
+from idempotency.contrib.celery.messages import WAITED_HEADER
 from idempotency.exceptions import BrokerUnavailableError, LeaseLostError, OuterTransactionError
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
 from testproject.harness.processes import free_port
-from tests.concurrency.failures import unreachable
+from tests.concurrency.failures import error_of, unreachable
 from tests.contrib.consumers import act, auto, bare, effects, end_leases, hop, outside, plain, record, send
 from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, FailureError, acting, dies, fail, succeed
+from tests.operations import receiving
 
 # What the inbox needs of the database is tested on each one in ``test_idempotent_task`` and in ``tests/concurrency``.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -97,6 +99,76 @@ def test_a_task_that_fails_for_good_is_dead_lettered_with_fresh_retries_and_its_
     acting("a", fail, succeed)
     assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, str]
     assert effects() == {"a": 1}
+
+
+def raising(error):
+    def act(task):
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize("error", [OperationalError("shutting\ndown"), InterfaceError("already closed")], ids=repr)
+@pytest.mark.parametrize("task", [act, auto, bare, outside])
+def test_a_database_error_is_later_and_no_failure(inbox, caplog, task, error):
+    caplog.set_level(logging.INFO, "idempotency")
+    acting("a", raising(error), raising(error), succeed)
+    inbox.publish(task, "a")
+    for _ in range(2):
+        assert isinstance(inbox.deliver().result, Ignore)
+        [again] = inbox.messages()
+        assert (again["retries"], again["eta"] is not None) == (0, True)
+    assert f"waits for 1 s: {str(error).splitlines()[0]}\n" in caplog.text
+    assert inbox.deliver() == Delivered("acknowledged", "done")
+    assert (record().status, record().attempt, inbox.messages(DEAD)) == ("completed", 3, [])
+
+
+def test_a_task_whose_database_stays_away_is_dead_lettered_at_last(inbox):
+    acting("a", raising(OperationalError("shutting down")))
+    inbox.publish(act, "a", headers={WAITED_HEADER: 3600})
+    assert inbox.deliver().answer == "acknowledged"
+    [dead] = inbox.messages(DEAD)
+    assert dead["idempotency_dead_letter_reason"] == "waited for 3600 s: shutting down"
+
+
+def test_a_database_error_that_stays_is_a_failure(inbox, monkeypatch):
+    error = error_of(monkeypatch, "42P01", "is_permanent")
+    acting("a", raising(error))
+    inbox.publish(act, "a")
+    assert inbox.deliver().result is error
+    [dead] = inbox.messages(DEAD)
+    assert dead["idempotency_dead_letter_reason"] == "failed: OperationalError"
+
+
+@pytest.mark.parametrize(
+    ("task", "headers", "work", "reason", "attempt"),
+    [
+        (act, {KEY: ""}, succeed, "An idempotency key is", 0),
+        (bare, {KEY: ""}, succeed, "An idempotency key is", 0),
+        (outside, {KEY: "key"}, fail, "failed: FailureError", 1),
+    ],
+    ids=["refused", "rejected", "failed for good"],
+)
+def test_each_dead_letter_is_announced_with_its_reason(inbox, task, headers, work, reason, attempt):
+    acting("a", work)
+    message_id = inbox.publish(task, "a", headers=headers)
+    with receiving(signals.dead_lettered) as received:
+        inbox.deliver()
+    [told] = received
+    assert (told["sender"].name, told["task"], told["message_id"]) == (task.name, task.name, message_id)
+    assert (reason in told["reason"], told["attempt"]) == (True, attempt)
+    identity = ("celery", "key") if attempt else ("", "")
+    assert (told["account_id"], told["idempotency_key"]) == identity
+
+
+def test_a_message_that_waits_or_is_redelivered_is_no_dead_letter(inbox, monkeypatch):
+    acting("a", raising(OperationalError()))
+    inbox.publish(act, "a")
+    with receiving(signals.dead_lettered) as received:
+        inbox.deliver()
+        monkeypatch.setattr(deliveries, "publish_again", Mock(side_effect=BrokerUnavailableError))
+        assert inbox.deliver().answer == "requeued"
+    assert received == []
 
 
 def loses_an_inner_claim(task):

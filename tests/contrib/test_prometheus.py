@@ -63,6 +63,7 @@ def test_a_scrape_says_what_has_happened_here_and_what_the_tables_hold(registry)
         "idempotency_purged_records_total": 3,
         "idempotency_relayed_messages_total": 0,
         "idempotency_dead_messages_total": 0,
+        "idempotency_dead_letters_total": 0,
         "idempotency_stats_available": 1,
         'idempotency_records{status="in_progress"}': 1,
         'idempotency_records{status="completed"}': 0,

@@ -93,6 +93,7 @@ FIRES = {
     "IdempotencyKeysReused": [events("key_reused", "0+1x100")],
     "IdempotencyRelayOverdue": [gauge("idempotency_outbox_oldest_due_seconds", 61)],
     "IdempotencyDeadMessages": [gauge('idempotency_outbox_messages{status="dead"}', 1)],
+    "IdempotencyDeadLetters": [{"series": "idempotency_dead_letters_total", "values": "0x80 1x20"}],
     "IdempotencyPurgeOverdue": [gauge("idempotency_since_purge_seconds", 172801)],
     "IdempotencyStatsUnavailable": [gauge(AVAILABLE, 0)],
     "IdempotencyMetricsMissing": [],

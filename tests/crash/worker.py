@@ -15,7 +15,6 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import partial
 from http.client import HTTPConnection
-from types import NoneType
 from unittest import mock
 from urllib.parse import urlsplit
 
@@ -104,7 +103,7 @@ class Worker:
     def _arm(self):
         # Where a cell may strike besides the places of the package.
         own = ("on_commit", "handler.wrote", "downstream.sent", "downstream.answered", "reconciler.asked")
-        faults.fault_point.update(dict.fromkeys(own, NoneType))
+        faults.fault_point.update(dict.fromkeys(own, lambda: None))
         arms = {
             "commit.sent": self._arm_commit, "complete.sent": self._arm_commit, "claim.unanswered": self._arm_claim
         }  # fmt: skip
@@ -257,7 +256,7 @@ class Worker:
             else:  # outside of the record's transaction a local write must be one that can be repeated
                 Transfer.objects.get_or_create(label=f"note of {label}", defaults={"account_id": 1, "amount": AMOUNT})
         faults.fault_point["handler.wrote"]()
-        if faults.fault_point["heartbeat.before"] is not NoneType:
+        if any(point == "heartbeat.before" for point, *_ in self.spec.get("arms", ())):
             self.waiting.set()
             assert self.beaten.wait(PATIENCE), "no heartbeat"
 

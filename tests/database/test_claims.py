@@ -36,7 +36,6 @@ from tests.records import HOUR, MINUTE, database_now, expire, from_now, make_rec
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-bounded = Operation("tests.claims.bounded", idle_timeout=MINUTE)
 rolls_back = Operation("tests.claims.rolls_back", recovery=PARK)
 
 # The writer's connection, and its database
@@ -97,29 +96,27 @@ def test_a_record_is_read_first_where_an_insert_would_wait_or_be_in_vain(
 
 
 @pytest.mark.parametrize(
-    ("operation", "waits", "commits", "idles"),
+    ("operation", "waits", "commits"),
     [
-        (plain, False, True, None),
-        (bounded, False, True, MINUTE),
-        (rolls_back, True, True, None),
-        (again, True, False, None),
-        (parks, True, False, None),
+        (plain, False, True),
+        (rolls_back, True, True),
+        (again, True, False),
+        (parks, True, False),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_a_store_is_told_what_it_may_lose_when_it_may_commit_and_how_long_to_wait(operation, waits, commits, idles):
+def test_a_store_is_told_what_it_may_lose_and_when_it_may_commit(operation, waits, commits):
     """A lost claim does no harm if the effects are in a later transaction of the same database, and run again."""
     told = {}
     store = store_for("default")
     with (
         just_before(store, "insert_claim", lambda *args, **options: told.update(options)),
         just_before(store, "complete", lambda *args, **options: told.update(options)),
-        just_before(store, "bound_transaction", lambda **options: told.update(options)),
         just_before(store, "own_transaction", lambda what: told.update(whole=True)),  # where one statement is enough
         claim(operation, account_id="1", key="k"),
     ):
         pass
-    assert (told["wait_for_disk"], told["commit"], told.get("idle")) == (waits, commits, idles)
+    assert (told["wait_for_disk"], told["commit"]) == (waits, commits)
     assert ("whole" in told) is (connection.vendor == "mysql")
 
 

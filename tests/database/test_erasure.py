@@ -131,9 +131,9 @@ def test_a_claim_that_is_taken_between_the_look_and_the_deletion_is_left():
     assert IdempotencyRecord.objects.get().pk == pk
 
 
-@pytest.mark.parametrize("account_id", ["", None, 7])
-def test_an_account_is_a_text(account_id):
-    with pytest.raises(ValueError, match="account_id must be a str"):
+@pytest.mark.parametrize("account_id", ["", None, 7, "a\ud800", "a\0", "a" * 256], ids=ascii)
+def test_an_account_is_a_text_that_a_record_can_have(account_id):
+    with pytest.raises(ValueError, match="account_id must be 1 to 255 printable characters"):
         find_rows(account_id)
 
 
@@ -197,8 +197,12 @@ def test_a_signal_ends_it_after_the_batch_in_hand():
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"account_id": ""}, "must not be empty"), ({"batch_size": 501}, "--batch-size must be between 1 and 500")],
-    ids=str,
+    [
+        ({"account_id": ""}, "account must be 1 to 255 printable"),
+        ({"account_id": "a\ud800"}, "account must be 1 to 255 printable"),
+        ({"batch_size": 501}, "--batch-size must be between 1 and 500"),
+    ],
+    ids=ascii,
 )
 def test_wrong_arguments_are_refused(options, said):
     with pytest.raises(CommandError, match=said) as refused:

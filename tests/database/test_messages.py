@@ -84,8 +84,8 @@ def test_a_first_execution_sends_one_message_to_claim_and_one_to_complete_and_co
 
 @pytest.mark.parametrize("options", [{}, {"isolation_level": 3}], ids=["", "REPEATABLE READ"])
 def test_no_begin_is_sent_twice(options):
-    """The driver's own BEGIN is kept away by an attribute that is not public. If a release of psycopg renames it, this
-    fails: the server then warns of a transaction that is in progress already, and a message more is sent."""
+    """The driver's own BEGIN is kept away by an attribute that is not public. If one of the ``TESTED`` releases
+    renames it, this fails: the server then warns of a transaction in progress, and a message more is sent."""
     warnings = []
     with reconnected(**options):
         connection.ensure_connection()
@@ -94,6 +94,12 @@ def test_no_begin_is_sent_twice(options):
         assert messages(write) == 3
         assert warnings == []
         assert (driver.autocommit, connection.get_autocommit()) == (True, True)
+
+
+@pytest.mark.parametrize(("version", "sent"), [("3.1.20", 4), ("3.2", 3), ("3.3.9", 3), ("3.4", 4), ("4.0.dev1", 4)])
+def test_a_release_of_psycopg_that_was_not_tested_sends_its_own_begin(monkeypatch, version, sent):
+    monkeypatch.setattr(connection.Database, "__version__", version)
+    assert messages(write) == sent
 
 
 def test_autocommit_is_off_in_the_handler():

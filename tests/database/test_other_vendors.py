@@ -10,6 +10,7 @@ import pytest
 from django.db import IntegrityError, OperationalError, ProgrammingError, connections
 from django.test.utils import CaptureQueriesContext
 
+from idempotency.contrib.dashboard import adding
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
@@ -18,7 +19,7 @@ from idempotency.store.mysql import MySQLStore
 from idempotency.store.own_connection import LIMIT, open_own_connection
 from idempotency.store.portable import SQLiteStore
 from idempotency.store.postgresql import PostgreSQLStore
-from idempotency.store.transaction_guard import TransactionWatch
+from idempotency.store.postgresql.merged import PostgreSQLWatch
 from tests.concurrency.racing import elsewhere
 from tests.database.statements import before_statement
 
@@ -108,7 +109,7 @@ def test_a_counter_that_another_process_has_created_meanwhile_is_added_to():
     counters = IdempotencyCounter.objects.filter(**one)
     create = iter([lambda: IdempotencyCounter.objects.create(**one, total=1)])
     with before_statement("INSERT", lambda: next(create, lambda: None)()):
-        portable.add_counts({("charges.create", "claimed"): 2}, 7)
+        adding._add("default", {("charges.create", "claimed"): 2}, 7)
     assert counters.get().total == 3
 
 
@@ -135,7 +136,8 @@ def test_a_transaction_that_can_not_be_watched_is_not_taken_for_one_that_has_end
 def test_a_transaction_is_asked_for_its_identity_only_around_what_may_end_it(statement, may_end, replaced):
     """Two round trips for each other statement would be too many."""
     identity = Mock(side_effect=count() if replaced else None)
-    watch = TransactionWatch(connection, lambda driver: True, identity)
+    watch = PostgreSQLWatch(connection, lambda cursor: False)
+    watch.identity, watch.look, watch._begun = identity, lambda: None, True
     execute, context = Mock(), {"connection": connection}
     assert watch(execute, statement, ["of the caller"], False, context) is execute.return_value
     execute.assert_called_once_with(statement, ["of the caller"], False, context)

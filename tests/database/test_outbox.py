@@ -5,15 +5,16 @@ import itertools
 import logging
 from datetime import timedelta
 from unittest.mock import Mock
+from uuid import uuid4
 
 import pytest
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from idempotency import claim, require_claim
 from idempotency.exceptions import LeaseLostError, MessageReusedError, NoTransactionError
 from idempotency.models import IdempotencyRecord
-from idempotency.outbox import publish
+from idempotency.outbox import inserting, publish
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
 from tests.database.publishing import ids, inside, outside, run, send
@@ -117,6 +118,12 @@ def test_a_delayed_message_is_kept_back():
     assert relay_once().sent == 1
 
 
+def test_every_database_holds_the_longest_delay():
+    longest = timedelta(days=36_500)
+    message = send(delay=longest)
+    assert message.next_try_at - message.created_at == longest
+
+
 TOO_DEEP = functools.reduce(lambda inner, _: [inner], range(100_000), [])
 
 
@@ -131,13 +138,17 @@ TOO_DEEP = functools.reduce(lambda inner, _: [inner], range(100_000), [])
         ({"headers": {1: "tenant"}}, TypeError, "headers must be str"),
         ({"headers": {"tenant": "a\0"}}, ValueError, "printable"),
         ({"headers": {"tenant\n": "a"}}, ValueError, "printable"),
+        ({"headers": {"idempotency-KEY": "k"}}, ValueError, "A message has its own key"),
         ({"topic": ""}, ValueError, "topic must be 1 to 255"),
         ({"topic": "t" * 256}, ValueError, "topic must be 1 to 255"),
         ({"topic": "a\0"}, ValueError, "topic must be 1 to 255"),
         ({"topic": 1}, TypeError, "topic must be a str"),
         ({"ordering_key": "k" * 256}, ValueError, "ordering_key must be 1 to 255"),
         ({"ordering_key": "\ud800"}, ValueError, "ordering_key must be 1 to 255"),
-        ({"delay": -timedelta(seconds=1)}, ValueError, "delay must not be negative"),
+        ({"delay": -timedelta(seconds=1)}, ValueError, "delay must be 0 to 36500 days"),
+        ({"delay": timedelta(days=36_501)}, ValueError, "delay must be 0 to 36500 days"),
+        ({"delay": timedelta.max}, ValueError, "delay must be 0 to 36500 days"),
+        ({"delay": 5}, TypeError, "delay must be a timedelta"),
         ({"sender": "tests.outbox.no_such_sender"}, ImportError, "no_such_sender"),
         ({"sender": "s" * 256}, ValueError, "sender must be 1 to 255"),
     ],
@@ -272,3 +283,9 @@ def test_a_sender_that_can_not_be_nudged_is_left_alone():
     send(sender=PLAIN_SENDER)
     assert relay_once().sent == 1
     assert len(broker.deliveries) == 1
+
+
+def test_a_message_that_the_database_refuses_is_not_taken_for_one_that_exists():
+    message = OutboxMessage(message_id=uuid4(), idempotency_key="k", topic=None, sender=SENDER, payload="1")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        inserting._insert("default", message, timedelta(0))

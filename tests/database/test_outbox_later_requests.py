@@ -9,11 +9,10 @@ from django.db import transaction
 from idempotency import claim, require_claim
 from idempotency.exceptions import MessageReusedError
 from idempotency.models import IdempotencyRecord
-from idempotency.outbox import publish
+from idempotency.outbox import publish, publishing
 from idempotency.outbox.backlog import purge_sent_once
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
-from idempotency.store import store_for
 from tests.database.publishing import ids, inside, outside, run, send
 from tests.outbox import SENDER, broker
 from tests.records import HOUR, from_now
@@ -126,15 +125,14 @@ def test_a_message_that_is_purged_between_two_looks_is_no_obstacle(monkeypatch):
     run(inside, lambda: send(payload="first"))
     relay_once()
     end_retention()
-    store = type(store_for("default"))
-    insert = store.insert_message
+    insert = publishing.insert_message
 
-    def slow(self, message, delay):
-        inserted = insert(self, message, delay)
+    def slow(*arguments):
+        inserted = insert(*arguments)
         OutboxMessage.objects.filter(status="sent").delete()
         return inserted
 
-    monkeypatch.setattr(store, "insert_message", slow)
+    monkeypatch.setattr(publishing, "insert_message", slow)
     run(inside, lambda: send(payload="second"))
     assert relay_once().sent == 1
     assert broker.payloads == ["first", "second"]

@@ -14,13 +14,16 @@ from django.template.response import SimpleTemplateResponse
 
 from idempotency import Operation
 from idempotency.exceptions import LeaseLostError, UnrecordableResponseError
+from idempotency.http.adapter import response_of
+from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord
+from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate import resolutions
-from idempotency.operate.resolutions import ResolutionRefusedError, mark_not_executed, record_outcome, release
-from idempotency.outcome import Outcome, response_of
+from idempotency.operate.resolutions import ResolutionRefusedError, forget, mark_not_executed, record_outcome, release
+from idempotency.outcome import Outcome
 from idempotency.protocol import ownership
 from idempotency.protocol.renewal import renew
+from idempotency.signals import recovered
 from tests.concurrency.racing import elsewhere
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire, again, asks, parks, plain
 from tests.records import HOUR, from_now, make_records
@@ -153,6 +156,60 @@ def test_an_owner_that_is_about_to_commit_is_left_to_commit():
         ownership.complete(owner, OUTCOME)
         elsewhere(try_to_release)
     assert state(seen) == ("completed", 1)
+
+
+def completed(operation=plain):
+    ownership.record(acquire(operation), OUTCOME)
+    return IdempotencyRecord.objects.get()
+
+
+@pytest.mark.parametrize("payload", [PAYLOAD, Payload({"amount": 2})], ids=["same", "other"])
+def test_a_forgotten_operation_runs_once_more_as_a_new_request(payload):
+    seen = completed(parks)
+    IdempotencyStep.objects.create(account_id=seen.account_id, record_id=seen.pk, name="pay", result="1")
+    assert acquire(parks) == OUTCOME
+    forget(seen, by="ops")
+    second = acquire(parks, payload=payload)
+    now = IdempotencyRecord.objects.get()
+    assert (second.attempt, now.status, now.response_body) == (2, "in_progress", None)
+    assert now.created_at > seen.created_at
+    assert not IdempotencyStep.objects.exists()
+    ownership.record(second, OUTCOME)
+    assert acquire(parks, payload=payload) == OUTCOME
+    assert IdempotencyRecord.objects.filter(expires_at__gt=from_now(HOUR)).exists()
+
+
+def test_of_two_people_who_forget_a_record_one_does():
+    seen = completed()
+    forget(seen, by="ops")
+    with pytest.raises(ResolutionRefusedError, match=r"is past its retention, so the next request .* runs anyway"):
+        forget(seen, by="another")
+    ownership.record(acquire(plain), OUTCOME)
+    with pytest.raises(ResolutionRefusedError, match="is completed, attempt 2 by now; it was completed, attempt 1"):
+        forget(seen, by="another")
+    assert acquire(plain) == OUTCOME
+
+
+@pytest.mark.parametrize("status", [status for status in Status if status is not Status.COMPLETED])
+def test_only_a_completed_operation_is_forgotten(status):
+    seen = record(status=status, lease=HOUR if status is Status.IN_PROGRESS else None)
+    with pytest.raises(ResolutionRefusedError, match="This decision is not possible in that state"):
+        forget(seen, by="ops")
+    assert (state(seen), seen.expires_at) == ((status, 1), IdempotencyRecord.objects.get().expires_at)
+
+
+def test_a_forgotten_record_is_audited_and_was_not_recovered(audited):
+    user, received = User.objects.create(username="olga"), Mock()
+    seen = completed()
+    recovered.connect(received)
+    try:
+        forget(seen, by=user, reason="repaired")
+    finally:
+        recovered.disconnect(received)
+    (line,) = audited()
+    assert line.endswith("completed, attempt 1: forgotten by 'olga', reason: 'repaired'")
+    assert LogEntry.objects.get().get_change_message() == "forgotten: repaired"
+    assert not received.called
 
 
 DECISIONS = {

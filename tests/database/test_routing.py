@@ -10,6 +10,7 @@ from django.test import RequestFactory, override_settings
 from django.utils.connection import ConnectionDoesNotExist
 
 from idempotency import PARK, REEXECUTE, Operation, claim, idempotent
+from idempotency.contrib.dashboard.adding import write_counts
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.exceptions import InProgressError
 from idempotency.http.accounts import Fixed
@@ -21,11 +22,11 @@ from idempotency.operate.resolutions import mark_not_executed
 from idempotency.operate.stats import stats
 from idempotency.operate.sweep import recover_once
 from idempotency.outbox import publish
+from idempotency.outbox.inserting import insert_message
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outcome import BODY_GONE, Outcome
 from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
-from idempotency.protocol.key_status import key_status
-from idempotency.store import store_for
+from idempotency.protocol.key_status import key_statuses
 from tests.aliases import added
 from tests.database.claiming import PAYLOAD, acquire, asks
 from tests.outbox import SENDER
@@ -73,9 +74,11 @@ def test_a_record_stays_in_the_database_that_its_operation_or_its_account_leads_
 
     assert kept(ELSEWHERE) == [("near", Status.COMPLETED), ("far", Status.COMPLETED)]
     assert kept("default") == [("near", Status.COMPLETED)]
-    assert key_status(invoices.policy, Scope("near", invoices.name, "k")).status == "completed"
-    assert key_status(invoices.policy, Scope("near", invoices.name, "another")).status == "unknown"
-    assert key_status(invoices.policy, Scope("far", "tests.routing.charges", "k")).status == "completed"
+    near = [Scope("near", name, "k") for name in (invoices.name, "charges", "tests.routing.none")]
+    far = [Scope("far", "tests.routing.charges", "k"), Scope("far", "tests.routing.charges", "another")]
+    statuses = [key_statuses(dict.fromkeys(asked, invoices.policy)) for asked in (near, far)]
+    completed = [{scope: status.status for scope, status in found.items()} for found in statuses]
+    assert completed == [dict.fromkeys(near[:2], "completed"), {far[0]: "completed"}]
 
 
 def test_a_claim_elsewhere_is_settled_by_the_sweep_of_its_database_and_resolved_there():
@@ -140,9 +143,8 @@ def test_messages_and_counters_are_written_to_the_database_of_their_store():
     made = {"message_id": uuid4(), "idempotency_key": "k", "topic": "orders.placed", "sender": SENDER, "payload": "1"}
     for using, count in ((ELSEWHERE, 1), ("default", 2)):
         with transaction.atomic(using=using):
-            store = store_for(using)
-            assert [store.insert_message(OutboxMessage(**made), MINUTE) for _ in range(2)] == [True, False]
-            store.add_counts({("orders.create", "claimed"): count}, 7)
+            assert [insert_message(using, OutboxMessage(**made), MINUTE) for _ in range(2)] == [True, False]
+        write_counts(using, {("orders.create", "claimed"): count}, 7)
         assert OutboxMessage.objects.using(using).count() == 1
         assert {*IdempotencyCounter.objects.using(using).values_list("hour", "total")} == {(0, count), (7, count)}
 

@@ -10,6 +10,7 @@ from itertools import count
 import pytest
 from django.db import OperationalError, ProgrammingError, connection, connections, transaction
 
+from idempotency.contrib.dashboard import adding
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord, IdempotencyStep
@@ -103,11 +104,20 @@ def test_a_claim_waits_for_the_disk_if_it_must(store, binding, wait_for_disk):
         insert(store, wait_for_disk)
         assert in_force() == WAITING | IDLING | ({} if wait_for_disk else NO_DISK)
     with transaction.atomic(durable=True):
-        store.add_counts({("tests.settings", "claimed"): 1}, 1)
-        assert in_force() == WAITING | IDLING | NO_DISK
-    with transaction.atomic(durable=True):
         store.bound_transaction(idle=timedelta(seconds=5), wait_for_disk=wait_for_disk)
         assert in_force() == IDLING | ({} if wait_for_disk else NO_DISK)
+
+
+def test_a_flush_of_counters_is_bounded_and_does_not_wait_for_the_disk(binding, monkeypatch):
+    seen = []
+
+    def add(*counts):
+        adding._add_at_once(*counts)
+        seen.append(in_force())
+
+    monkeypatch.setattr(adding, "_ADDS", {"postgresql": add})
+    adding.write_counts("default", {("tests.settings", "claimed"): 1}, 1)
+    assert seen == [IDLING | NO_DISK]
     assert IdempotencyCounter.objects.filter(operation="tests.settings").count() == 2
 
 

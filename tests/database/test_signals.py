@@ -20,7 +20,7 @@ from idempotency.operation import registry
 from idempotency.outcome import Outcome
 from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
 from idempotency.protocol.claim import Claim
-from idempotency.protocol.execution import Running, release_or_park, running
+from idempotency.protocol.execution import Attempt, release_or_park, running
 from tests.concurrency.traces import end_lease
 from tests.database.claiming import OUTCOME, PAYLOAD, parks, plain
 from tests.records import HOUR, make_records
@@ -63,7 +63,7 @@ def acquire(operation=plain, payload=PAYLOAD):
 
 
 def complete(held):
-    with running(Running(Claim(held))) as slot:
+    with running(Attempt(Claim(held))) as slot:
         slot.outcome = OUTCOME
 
 
@@ -104,14 +104,14 @@ def test_another_payload_is_a_reused_key(received):
     ("operation", "name", "left"), [(plain, "released", Status.RECOVERABLE), (parks, "parked", Status.PARKED)]
 )
 def test_a_run_that_failed_is_released_or_parked(received, operation, name, left):
-    with pytest.raises(ZeroDivisionError), running(Running(Claim(acquire(operation)))):
+    with pytest.raises(ZeroDivisionError), running(Attempt(Claim(acquire(operation)))):
         _ = 1 / 0
     assert received[1:] == [sent(name, operation)]
     assert status() == left
 
 
 def test_a_run_without_an_outcome_is_released(received):
-    with running(Running(Claim(acquire()))):
+    with running(Attempt(Claim(acquire()))):
         pass
     assert received[1:] == [sent("released")]
     assert status() == Status.RECOVERABLE

@@ -91,7 +91,6 @@ def run_page(monkeypatch, provider, waits):
             if file and file[1] == "settings":
                 shown = {key: value for key, value in vars(module).items() if key == "IDEMPOTENCY"}
                 with (
-                    # Without routes: EVERY_ROUTE would protect the sample's for the tests that follow.
                     override_settings(ROOT_URLCONF=(), **shown),
                     patch.dict(connections.settings, {**vars(module)["DATABASES"], **connections.settings}),
                 ):
@@ -106,6 +105,7 @@ def run_page(monkeypatch, provider, waits):
     install("shop.serializers", ChargeSerializer=ShopChargeSerializer)
     install("shop.provider", pay=provider.pay, ship=provider.pay)
     install("shop.reports", make_report=lambda request: "7", open_report=lambda report_id: io.BytesIO(b"a,b\n1,2\n"))
+    install("shop.imports", import_orders=lambda request: (["order-71"], ["order-72"]))
     monkeypatch.setitem(publish.__kwdefaults__, "sender", SENDER)
     broker.reset()
     # A shared task would be one of every app that a later test makes.

@@ -6,13 +6,15 @@ import json
 import re
 import sys
 from dataclasses import fields
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from uuid import uuid4
 
 import django
 import pytest
+from django.apps import apps
 from django.contrib.auth.models import AnonymousUser, User
 from django.db.models.functions import Now
+from django.http import HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import path
 from rest_framework.test import force_authenticate
@@ -20,6 +22,7 @@ from rest_framework.test import force_authenticate
 import idempotency
 from idempotency.contrib.dashboard.counters import counters
 from idempotency.contrib.retrying import RetryPolicy
+from idempotency.http.checks import check_cors
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.stats import stats
@@ -73,6 +76,25 @@ def test_the_viewset_takes_effect_once(name, run_page):
     first, retry = twice(send, {"amount": 1000, "currency": "usd"})
     assert (first.status_code, retry.content) == (201, first.content)
     assert Charge.objects.count() == 1
+
+
+@pytest.mark.failure_89
+def test_the_retry_of_a_conditional_change_is_a_replay(run_page):
+    view, user = run_page("how-to/protect-a-view.md")["change_transfer"], UserFactory()
+    transfer = Transfer.objects.create(account=user, recipient="carol", amount=5)
+
+    def change(key):
+        headers = {"Idempotency-Key": key, "If-Match": '"5"'}
+        request = RequestFactory().put("/", {"amount": 6}, content_type="application/json", headers=headers)
+        request.user = user
+        return view(request, pk=transfer.pk)
+
+    answers = [change(key) for key in ("k", "k", "other")]
+    assert [(answer.status_code, "Idempotency-Replayed" in answer) for answer in answers] == [
+        (200, False),
+        (200, True),
+        (412, False),
+    ]
 
 
 def test_the_block_outside_of_http_keeps_its_result(run_page):
@@ -135,7 +157,9 @@ def test_the_event_is_taken_once_however_often_it_is_delivered(run_page, setting
         headers = {"X-Signature": signature}
         return view(RequestFactory().post("/", body, content_type="application/json", headers=headers))
 
-    event = {"id": "evt_1", "pending": 2, "data": {"label": "march", "charges": 3}}
+    event = {"id": "evt_1", "pending": 2, "data": {"label": "april", "charges": 3}}
+    assert deliver(event).status_code == 404  # before its object
+    Export.objects.update(label="april")
     assert deliver(event).status_code == 204
     Export.objects.update(charges=None)
     again = deliver({**event, "pending": 1})
@@ -143,6 +167,40 @@ def test_the_event_is_taken_once_however_often_it_is_delivered(run_page, setting
     assert Export.objects.get().charges is None
     assert [deliver(event, b"wrong").status_code, deliver({"data": {}}).status_code] == [403, 400]
     assert IdempotencyRecord.objects.get().account_id == "provider"
+
+
+def test_an_event_without_an_id_is_taken_once(run_page, settings):
+    run_page("how-to/protect-a-webhook.md")
+    settings.PROVIDER_SECRET = "secret"
+
+    def deliver(body):
+        headers = {"X-Signature": hmac.new(b"secret", body, "sha256").hexdigest()}
+        request = RequestFactory().post("/", body, content_type="text/plain", headers=headers)
+        return sys.modules["shop.ticker"].ticker_event(request).status_code
+
+    Export.objects.create(pk=uuid4(), label="up", account=UserFactory(), charges=0)
+    assert [deliver(body) for body in (b"up", b"up", b"down")] == [204] * 3
+    assert Export.objects.get().charges == 1
+
+
+def test_the_key_of_an_event_joins_what_distinguishes_it(run_page):
+    names = run_page("how-to/protect-a-webhook.md")
+
+    def key_of(**item):
+        payload = {"notificationItems": [{"NotificationRequestItem": item}]}
+        return names["adyen_event_id"](RequestFactory().post("/", payload, content_type="application/json"))
+
+    refund = {"eventCode": "REFUND", "pspReference": "79", "success": "true"}
+    assert key_of(**refund) == "REFUND:79:true"
+    assert key_of(**{**refund, "eventCode": "CHARGEBACK"}) == "CHARGEBACK:79:true"
+    assert key_of(eventCode="REFUND") is None
+
+
+def test_every_refusal_becomes_one_that_is_delivered_again(run_page):
+    names = run_page("how-to/protect-a-webhook.md")
+    answer = names["deliver_again"](lambda request, status: HttpResponse(status=status))
+    statuses = [answer(None, status=status).status_code for status in (200, 204, 302, 404, 409, 500)]
+    assert statuses == [200, 204, 503, 503, 503, 503]
 
 
 def test_the_order_goes_on_behind_its_finished_step(run_page, provider, monkeypatch):
@@ -266,6 +324,19 @@ def test_the_table_of_the_policy_is_that_of_the_code():
     for name, cell in rows:
         value, words = getattr(default, name), cell.replace("`", "").split(", ")
         assert {*words} == ({*map(str, value)} if isinstance(value, frozenset) else {str(value)}), name
+
+
+def test_the_settings_for_other_origins_pass_the_checks(monkeypatch):
+    (source,) = [block for block in blocks("how-to/write-a-client.md", "python") if "CORS_ALLOW_HEADERS" in block]
+    defaults = ModuleType("corsheaders.defaults")
+    defaults.default_headers = ("accept", "content-type")
+    for module in (ModuleType("corsheaders"), defaults):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    written = {}
+    exec(source, written)
+    monkeypatch.setattr(apps, "is_installed", lambda name: name == "corsheaders")
+    with override_settings(**{name: value for name, value in written.items() if name.startswith("CORS_")}):
+        assert check_cors(None) == []
 
 
 FRAMEWORKS = "how-to/use-another-framework.md"

@@ -27,7 +27,7 @@ from idempotency.http.route_audit import Verdict
 from idempotency.management import commands
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.stats import Precision, Stats
-from idempotency.options.table import OPTIONS, SETTINGS
+from idempotency.options.table import OPTIONS, SETTINGS, Use
 from idempotency.options.values import DEFAULT_MAX_ATTEMPTS
 from idempotency.outbox.management import commands as outbox_commands
 from idempotency.protocol.recovery import LONGEST_BACKOFF
@@ -79,13 +79,23 @@ OPTION = re.compile(r"^(`.+`)\n: .+; default `(.+)`\n\n(?:  .+\n)+", re.MULTILIN
 def test_the_list_of_settings_is_the_declaration():
     declared = {option.name: option for option in (*OPTIONS.values(), *SETTINGS.values())}
     words = {"timedelta": timedelta, "CONFLICT": idempotency.CONFLICT, "REEXECUTE": idempotency.REEXECUTE}
-    listed = OPTION.findall(between("reference/settings.md", "settings"))
-    assert len(listed) == len(declared)
-    for term, default in listed:
-        names = re.findall(r"`(\w+)`", term)
+    listed = [
+        (re.findall(r"`(\w+)`", term), default)
+        for term, default in OPTION.findall(between("reference/settings.md", "settings"))
+    ]
+    assert sorted(names[-1].lower() for names, _ in listed) == sorted(declared)
+    for names, default in listed:
         option = declared[names[-1].lower()]
         assert names == [option.setting] * bool(option.setting) + [option.name] * (option.name in OPTIONS)
         assert eval(default, words) == option.default, option.name
+
+
+def test_the_page_of_settings_says_which_options_a_block_and_a_task_refuse():
+    [item] = re.findall(r"^- `claim\(\)` and (?:.+\n)(?:  .+\n)+", text_of("reference/settings.md"), re.MULTILINE)
+    of_both, of_tasks = item.split("Tasks also refuse")
+    for part, uses in ((of_both, {Use.BLOCK, Use.TASK}), (of_tasks, {Use.TASK})):
+        refused = {name for name, option in OPTIONS.items() if uses == set(Use) - set(option.applies_to)}
+        assert {name for name in re.findall(r"`(\w+)`", part) if name in OPTIONS} == refused
 
 
 def errors():
@@ -236,7 +246,6 @@ def _exists(name):
 def test_every_system_check_is_listed():
     sources = [path.read_text() for path in sorted((ROOT / "idempotency").rglob("*.py"))]
     used = set(re.findall(r'"(idempotency\.[EW]\d{3})"', "".join(sources)))
-    used |= {option.check_id for option in SETTINGS.values()}
     listed = [code(row[0]) for row in table(text_of("reference/checks.md"))]
     assert sorted(listed) == sorted(used)
 

@@ -6,9 +6,10 @@ import logging.config
 from contextlib import nullcontext
 from inspect import signature
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
+from django.db import InterfaceError, OperationalError
 
 from idempotency.contrib.celery import idempotent_task
 from idempotency.contrib.celery.deliveries import LONGEST_WAIT, REASON_HEADER
@@ -83,7 +84,7 @@ def test_the_sender_tells_apart_what_is_at_fault(publishing, monkeypatch, answer
     answers = [answer if isinstance(answer, Exception) else SimpleNamespace(status=answer)]
     connect.return_value.getresponse.side_effect = answers
     monkeypatch.setattr(http.client, "HTTPSConnection", connect)
-    make_messages(1, headers={"Tenant": "a"})
+    make_messages(1, headers={"Tenant": "a", "Idempotency-Key": "another"})
     message = OutboxMessage.objects.get()
     with pytest.raises(raised) if raised else nullcontext():
         publishing.send(message)
@@ -152,6 +153,21 @@ def test_the_consumer_without_celery_books_once_and_rejects_what_is_reused(consu
     assert deliver("a", 6) is None
     assert deliver("not a key", 5) is None
     assert (rejected, Transfer.objects.count()) == (["a", "not a key"], 1)
+
+
+@pytest.mark.parametrize("error", [OperationalError, InterfaceError])
+def test_the_consumers_come_again_when_the_database_went_away(inbox, consuming, error):
+    rejected, charge = [], ChargeFactory()
+    booking = ("a", json.dumps({"account": charge.account_id, "amount": 5}), lambda: rejected.append("a"))
+    message_id = inbox.publish(consuming.send_receipt, charge.pk)
+    with patch.object(Notification.objects, "create", side_effect=error):
+        inbox.deliver()
+    with patch.object(Transfer.objects, "create", side_effect=error), pytest.raises(error):
+        consuming.on_message(*booking)
+    assert (inbox.messages("receipts.dead"), [waiting["id"] for waiting in inbox.messages()]) == ([], [message_id])
+    inbox.drain()
+    assert consuming.on_message(*booking) == {"transfer": Transfer.objects.get().pk}
+    assert (Notification.objects.count(), rejected) == (1, [])
 
 
 def test_the_logging_is_as_django_takes_it(consuming):

@@ -1,4 +1,4 @@
-"""Who asks: the account of a record, what the server has verified of it, and what is checked before every replay."""
+"""Who asks: the account of a record, and what the server has verified of it before every replay."""
 
 from types import SimpleNamespace
 
@@ -9,26 +9,31 @@ from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.contrib.sessions.backends.db import SessionStore
 from django.core.checks import run_checks
 from django.db import connection
-from django.http import HttpRequest
-from django.test.utils import CaptureQueriesContext
+from django.http import HttpRequest, JsonResponse
+from django.urls import path
 from django.utils.functional import SimpleLazyObject
-from rest_framework import viewsets
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.authtoken.models import Token
-from rest_framework.decorators import action, api_view, permission_classes
+from rest_framework.decorators import api_view, permission_classes
 from rest_framework.permissions import BasePermission, IsAuthenticated
-from rest_framework.response import Response
-from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 
-from idempotency import Operation, idempotent
+from idempotency import Operation, claim, idempotent
 from idempotency.conf import authenticated_user
-from idempotency.contrib.rest_framework import IdempotentMixin
-from idempotency.http.accounts import Fixed, FromRoute, FromToken, api_key, remember_visitor, user_or_visitor
+from idempotency.http.accounts import (
+    FirstOf,
+    Fixed,
+    FromRoute,
+    FromToken,
+    InTenant,
+    api_key,
+    remember_visitor,
+    user_or_visitor,
+)
 from idempotency.models import IdempotencyRecord
-from testproject.models import Transfer
-from tests.http.callers import assert_refused, replayed
-from tests.http.views import LabelSerializer, Methods, MixinViewSet, drf_answer, plain_answer
+from tests.http.callers import assert_refused, effects, replayed
+from tests.http.views import Methods, MixinViewSet, drf_answer, plain_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -65,6 +70,16 @@ def test_two_resolvers_are_equal_if_they_read_the_same_claims():
         FromToken()
 
 
+def test_the_first_of_several_resolvers_names_the_account():
+    mixed = FirstOf(api_key, authenticated_user)
+    assert mixed(requested(auth=User(pk=7), user=User(pk=8))) == "auth.User:7"
+    assert mixed(requested(user=User(pk=8))) == "8"
+    assert mixed(requested(user=AnonymousUser())) is None
+    assert mixed == FirstOf(api_key, authenticated_user) != FirstOf(authenticated_user, api_key)
+    with pytest.raises(ValueError, match="two resolvers or more"):
+        FirstOf(api_key)
+
+
 def test_an_api_key_is_an_account_and_no_secret_becomes_one():
     for unnamed in (None, {"sub": "7"}, True, "", object(), Token(), b"s3cret"):
         assert api_key(requested(auth=unnamed)) is None
@@ -90,6 +105,44 @@ def test_an_argument_of_the_url_is_an_account_of_the_permitted(alice, bob, serve
         assert_refused(caller, "idempotency_account_required", url, key="k")
 
 
+def member_of(request):
+    return request.META.get("HTTP_X_MEMBER_OF")
+
+
+@pytest.mark.failure_96
+@pytest.mark.parametrize("kind", [{"header": "X-Organisation"}, {"tenant": member_of}], ids=["header", "callable"])
+def test_a_key_in_one_tenant_is_not_that_of_another(alice, anonymous, framework, kind):
+    framework.serve(account=InTenant(**kind))
+
+    def send(tenant, caller=alice):
+        headers = {} if tenant is None else {"X-Organisation": tenant, "X-Member-Of": tenant}
+        return caller.post(key="k", headers=headers)
+
+    tenants = ("a", "b", "", "a&tenant=b", "ü", None)
+    firsts = [send(tenant) for tenant in tenants]
+    assert [answer["Idempotency-Status"] for answer in firsts] == ["executed"] * len(tenants)
+    assert [send(tenant).content for tenant in tenants] == [answer.content for answer in firsts]
+    assert effects() == len(tenants)
+    accounts = set(IdempotencyRecord.objects.values_list("account_id", flat=True))
+    assert {f"account={alice.user.pk}", f"account={alice.user.pk}&tenant=a"} <= accounts
+    assert send("x" * 300).status_code == 401
+    assert send("a", anonymous).status_code in {401, 403}
+
+
+@pytest.mark.failure_96
+def test_the_tenant_of_a_session_is_a_part_of_the_account():
+    resolver = InTenant(lambda request: request.user, session="organisation")
+    requests = [requested(user="7", session=session) for session in ({"organisation": 3}, {"organisation": 4}, {})]
+    assert [resolver(request) for request in requests] == ["account=7&tenant=3", "account=7&tenant=4", "account=7"]
+    assert resolver(requested(user=None, session={"organisation": 3})) is None
+
+
+@pytest.mark.parametrize("places", [{}, {"header": "X-Organisation", "session": "organisation"}])
+def test_a_tenant_is_in_one_place(places):
+    with pytest.raises(ValueError, match="one of header=, session= and tenant="):
+        InTenant(**places)
+
+
 def test_a_visitor_is_an_account_from_the_time_a_form_is_shown():
     session = SessionStore()
     request = requested(user=AnonymousUser(), session=session)
@@ -112,9 +165,10 @@ def test_a_check_says_what_an_anonymous_account_means(settings):
 
     assert found() == []
     Operation("accounts.visitors", account="idempotency.http.accounts.user_or_visitor")
+    Operation("accounts.visitors_of_tenants", account=InTenant(user_or_visitor, header="X-Organisation"))
     Operation("accounts.broken", account="no.such.function")
     (warning,) = found()
-    assert "'accounts.visitors'" in warning.msg
+    assert "'accounts.visitors', 'accounts.visitors_of_tenants'" in warning.msg
     assert "another account" in warning.msg
     settings.IDEMPOTENCY = {"TTL": 3}  # the operations can't be read then
     assert found() == []
@@ -222,90 +276,41 @@ def test_two_kinds_of_user_never_share_an_account(user, account, settings):
     assert authenticated_user(requested(user=User(pk=7))) == "auth.User:7"
 
 
-class IsOwner(BasePermission):
-    def has_object_permission(self, request, view, obj):
-        return bool(obj.account == request.user)
+def in_transaction(request):
+    return JsonResponse({"in_transaction": connection.in_atomic_block})
 
 
-class Transfers(IdempotentMixin, viewsets.ModelViewSet):
-    queryset = Transfer.objects.all()
-    serializer_class = LabelSerializer
-    permission_classes = [IsAuthenticated & IsOwner]
-    idempotent_operations = {name: f"objects.{name}" for name in ("partial_update", "destroy", "lock", "count", "open")}
-
-    @action(detail=True, methods=["post"])
-    def lock(self, request, pk):
-        return Response({"label": self.get_object().label})
-
-    @action(detail=False, methods=["post"])
-    def count(self, request):
-        return Response({"count": Transfer.objects.count()})
-
-    @action(detail=True, methods=["post"], permission_classes=[IsAuthenticated])
-    def open(self, request, pk):
-        return Response({"label": self.get_object().label})
-
-    def get_queryset(self):
-        return Transfer.objects.select_for_update() if self.action == "lock" else super().get_queryset()
+async def asynchronous(request):
+    return JsonResponse({"in_transaction": False})
 
 
-@pytest.fixture
-def transfer(alice, settings):
-    router = SimpleRouter()
-    router.register("transfers", Transfers)
-    settings.ROOT_URLCONF = tuple(router.urls)
-    return Transfer.objects.create(account=alice.user, recipient="carol", amount=1, label="mine")
+def crashing(request):
+    with claim("accounts.inner", account_id="1", key="no key"):
+        raise AssertionError
 
 
-def test_who_has_lost_the_object_gets_no_replay(alice, bob, transfer):
-    sent = {"method": "PATCH", "url": f"/transfers/{transfer.pk}/", "data": {"label": "changed"}, "key": "k"}
-    assert [bob.request(**sent).status_code for _ in range(2)] == [403, 403]  # it is not his
-    transfer.refresh_from_db()
-    assert transfer.label == "mine"
-    first, _ = replayed(alice, wrote=0, **sent)
-    assert first.status_code == 200
-    Transfer.objects.update(account=bob.user)
-    refused = alice.request(**sent)
-    assert (refused.status_code, b"changed" in refused.content) == (403, False)
-    assert "Idempotency-Replayed" not in refused
-    assert (refused["Idempotency-Status"], refused["Idempotency-Key"]) == ("recorded", "k")
-    Transfer.objects.update(account=alice.user)
-    assert alice.request(**sent).content == first.content
+OPEN = {name: idempotent(f"accounts.open_{name}", required=False) for name in ("plain", "async", "drf", "crash")}
+OPEN_VIEWS = {
+    "plain": OPEN["plain"](in_transaction),
+    "async": OPEN["async"](asynchronous),
+    "drf": api_view(["POST"])(permission_classes([])(OPEN["drf"](in_transaction))),
+}
 
 
-class Closing(viewsets.GenericViewSet):
-    """Its handler finds no object, so the view says of no rows where to find one."""
-
-    permission_classes = [IsAuthenticated & IsOwner]
-
-    @idempotent("objects.close")
-    def close(self, request, pk):
-        return Response({"closed": pk})
-
-
-def test_a_view_that_can_find_no_object_replays(alice, serve):
-    serve(**{"<int:pk>/": Closing.as_view({"post": "close"})})
-    first, _ = replayed(alice, "/1/", wrote=0)
-    assert first.status_code == 200
+@pytest.mark.parametrize("kind", OPEN_VIEWS)
+def test_without_an_account_an_optional_key_is_ignored(anonymous, settings, kind, atomic):
+    if atomic and kind == "async":
+        pytest.skip("Django refuses async views with ATOMIC_REQUESTS")
+    settings.ROOT_URLCONF = (path("", csrf_exempt(OPEN_VIEWS[kind])),)
+    for _ in range(2):
+        answer = anonymous.post(key="k")
+        assert (answer.status_code, answer["Idempotency-Status"]) == (200, "ignored")
+        assert answer.json()["in_transaction"] == atomic
+        assert not {"Idempotency-Key", "Idempotency-Retention", "Idempotency-Replayed"} & {*answer.headers}
+    assert IdempotencyRecord.objects.count() == 0
 
 
-def test_an_object_that_the_operation_has_deleted_has_nothing_to_check(alice, transfer):
-    first, _ = replayed(alice, f"/transfers/{transfer.pk}/", method="DELETE", wrote=-1)
-    assert first.status_code == 204
-
-
-@pytest.mark.except_sqlite
-def test_the_views_query_may_lock_the_row(alice, bob, transfer):
-    answers = [alice.post(f"/transfers/{transfer.pk}/lock/", key="k") for _ in range(2)]
-    assert answers[1]["Idempotency-Replayed"] == "true"
-    Transfer.objects.update(account=bob.user)
-    assert alice.post(f"/transfers/{transfer.pk}/lock/", key="k").status_code == 403
-
-
-@pytest.mark.parametrize("url", ["count/", "{pk}/open/"])
-def test_without_permissions_on_an_object_a_replay_looks_for_none(alice, transfer, url):
-    url = f"/transfers/{url.format(pk=transfer.pk)}"
-    alice.post(url, key="k")
-    with CaptureQueriesContext(connection) as queries:
-        assert alice.post(url, key="k")["Idempotency-Replayed"] == "true"
-    assert not [query for query in queries.captured_queries if Transfer._meta.db_table in query["sql"]]
+def test_an_error_of_a_view_whose_key_is_ignored_is_its_own(anonymous, settings, middleware):
+    settings.ROOT_URLCONF = (path("", csrf_exempt(OPEN["crash"](crashing))),)
+    answer = anonymous.post(key="k")
+    assert (answer.status_code, answer.json()["code"]) == (400, "idempotency_key_invalid")

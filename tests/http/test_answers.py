@@ -5,18 +5,21 @@ import logging
 from unittest.mock import Mock
 
 import pytest
+from asgiref.sync import sync_to_async
 from django import http
 from django.core.signals import request_finished
 from django.http import HttpResponse, JsonResponse
 from django.template import engines
-from django.template.response import SimpleTemplateResponse
+from django.template.response import SimpleTemplateResponse, TemplateResponse
 from django.utils.decorators import decorator_from_middleware
 from django.utils.deprecation import MiddlewareMixin
+from django.views import View
+from rest_framework.views import APIView
 
-from idempotency import Operation, idempotent, require_claim
+from idempotency import Operation, checks_nothing, idempotent, require_claim
 from idempotency.http.adapter import Adapter, adapter_for, adapters, register, unregister
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import assert_nothing_kept, effects, problem_code, replayed
+from tests.http.callers import assert_nothing_kept, effects, problem_code, records, replayed
 from tests.http.serving import serve_answer
 from tests.http.views import CrashError, work
 
@@ -194,9 +197,11 @@ class Titling(MiddlewareMixin):
 
 @pytest.mark.failure_71
 def test_template_response_middleware_on_the_view_sees_the_response_unrendered(alice, serve):
+    titling = checks_nothing(decorator_from_middleware(Titling))
+
     @serve
     @idempotent("tests.titled")
-    @decorator_from_middleware(Titling)
+    @titling
     def view(request):
         work(request)
         return SimpleTemplateResponse(engines["django"].from_string("title: {{ title }}"), {})
@@ -316,3 +321,75 @@ def test_the_adapter_registered_last_is_asked_first_and_djangos_last(rf):
     assert adapter.answer_to_exception(CrashError()) is None
     assert adapter.http is adapter.request
     assert adapter.payload(Operation("tests.command", command=lambda request: [request]).policy) == [adapter.http]
+
+
+class Showing(View):
+    @idempotent("declarations.showing")
+    def post(self, request):
+        work(request)
+        return show(request)
+
+
+class ShowingLater(View):
+    @idempotent("declarations.later")
+    async def post(self, request):
+        await sync_to_async(work)(request)
+        return show(request)
+
+
+class ShowingByDRF(APIView):
+    @idempotent("declarations.showing_by_drf")
+    def post(self, request):
+        work(request)
+        return show(request)
+
+
+def show(request):
+    return TemplateResponse(request, engines["django"].from_string("{{ title }}"), {"list": []}, status=201)
+
+
+CHANGES = {
+    "add a variable": lambda response: response.context_data.update(title="late"),
+    "add to a list": lambda response: response.context_data["list"].append("late"),
+    "replace the context": lambda response: setattr(response, "context_data", {"title": "late"}),
+    "nothing": lambda response: response.context_data["list"],
+}
+
+
+@pytest.mark.failure_71
+@pytest.mark.parametrize("base", [Showing, ShowingLater, ShowingByDRF])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_context_that_is_changed_after_its_rendering_is_refused(alice, serve, caplog, base, change):
+    class Changing(base):
+        if base is ShowingLater:
+
+            async def post(self, request):
+                response = await super().post(request)
+                CHANGES[change](response)
+                return response
+        else:
+
+            def post(self, request):
+                response = super().post(request)
+                CHANGES[change](response)
+                return response
+
+    serve(Changing.as_view())
+    answer = alice.post(key="k")
+    assert records() == [("completed", 1)]
+    if change == "nothing":
+        assert answer.status_code == 201
+    else:
+        assert answer.status_code == 500
+        assert "context_data of a response of" in caplog.text
+        assert "Changing was changed after the response had been rendered and recorded" in caplog.text
+
+
+def test_an_override_may_answer_with_another_template(alice, serve):
+    class Another(Showing):
+        def post(self, request):
+            CHANGES["add a variable"](super().post(request))
+            return show(request)
+
+    serve(Another.as_view())
+    assert alice.post(key="k").status_code == 201

@@ -3,6 +3,7 @@
 import itertools
 import re
 import threading
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -249,7 +250,7 @@ def test_an_effect_that_a_crash_after_the_commit_loses_is_found(serve):
     ("check", "status", "text"),
     [
         ("concurrent", 500, "A duplicate gets the outcome, or is asked to come back"),
-        ("other_account", 500, "another account with the same key was answered 500"),
+        ("other_account", 500, "uses the client's key as if no other account could have it"),
         ("expiry", 500, "It must make a new request"),
         ("crash", 201, "but there are 0 effects instead of 1"),
         ("crash", 500, "Look for state that outlives the transaction"),
@@ -270,6 +271,21 @@ def test_a_wrong_answer_to_a_known_key_is_found(check, status, text, serve):
         return protected(request)
 
     assert text in broken(leave_out=all_but(check))[check]
+
+
+@transactional
+def test_a_view_that_fails_for_the_other_account_is_told_from_its_key(serve):
+    accounts = set()
+
+    @serve
+    @idempotent("kit.first_account")
+    def view(request):
+        accounts.add(request.user.pk)
+        return HttpResponse(status=500) if len(accounts) > 1 else plain_answer(request)
+
+    advice = broken(leave_out=all_but("other_account"))["other_account"]
+    assert "the view fails for this account" in advice
+    assert "@idempotent" not in advice
 
 
 @override_settings(ROOT_URLCONF="tests.http.views")
@@ -326,6 +342,25 @@ def test_a_request_of_which_nothing_can_be_learned_is_refused(view, message, ser
     serve(idempotent("kit.beginning", transaction=False, recovery=PARK)(view))
     with pytest.raises(AssertionError, match=re.escape(message)):
         examine(effects=count_payments)
+
+
+@pytest.mark.parametrize(
+    ("inner", "error", "message"),
+    [
+        (partial(transaction.atomic, durable=True), AssertionError, "Leave durable=True out, or declare the operation"),
+        (mock.Mock(side_effect=RuntimeError("another")), RuntimeError, "another"),
+    ],
+    ids=["durable", "another"],
+)
+@transactional
+def test_an_error_of_the_first_request_is_raised_and_explained_if_known(inner, error, message, serve):
+    def view(request):
+        with inner():
+            return HttpResponse()
+
+    serve(idempotent("kit.durable")(view))
+    with pytest.raises(error, match=message):
+        examine()
 
 
 def test_a_client_of_another_kind_is_refused():

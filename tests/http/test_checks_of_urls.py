@@ -3,6 +3,8 @@ transactions around views.
 """
 
 import functools
+import sys
+from importlib import import_module
 
 import pytest
 from django.apps import apps
@@ -10,8 +12,10 @@ from django.core.checks import run_checks
 from django.db import transaction
 from django.http import HttpRequest
 from django.urls import include, path
+from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import condition, etag, last_modified
 from django.views.generic import CreateView
 from rest_framework import generics
 from rest_framework.routers import SimpleRouter
@@ -19,7 +23,19 @@ from rest_framework.routers import SimpleRouter
 from idempotency import Operation, idempotent
 from idempotency.checks import check_settings
 from idempotency.contrib.rest_framework import IdempotentMixin
-from idempotency.http.checks import check_atomic_requests, check_cors, check_models, check_visitors
+from idempotency.http import adapter as adapter_module
+from idempotency.http import checks as url_checks
+from idempotency.http import decorators
+from idempotency.http.adapter import advice_on_adapters
+from idempotency.http.checks import (
+    check_adapters,
+    check_atomic_requests,
+    check_cors,
+    check_models,
+    check_preconditions,
+    check_visitors,
+)
+from idempotency.http.route_audit import audit
 from testproject.models import Transfer
 from tests.http.serving import OUTSIDE
 from tests.http.views import (
@@ -224,3 +240,110 @@ def test_routes_of_django_ninja_within_a_transaction_are_found(settings):
     for pattern in urls[0]:
         transaction.non_atomic_requests(pattern.callback)
     assert check_atomic_requests(None) == []
+
+
+def etag_of(request, **route):
+    return '"1"'
+
+
+async def protected_async(request): ...
+
+
+def inner(view):
+    def inner(request):
+        return view(request)
+
+    return inner
+
+
+conditional = condition(etag_func=etag_of)
+
+
+def unchanged(view):
+    return view
+
+
+class ConditionOnDispatch(MethodView):
+    dispatch = method_decorator(conditional)(MethodView.dispatch)
+
+
+class ConditionOnMethod(PlainView):
+    post = method_decorator([never_cache, etag(etag_of)])(idempotent("urls.precondition")(PlainView.post))
+
+
+class ConditionBelow(PlainView):
+    post = idempotent("urls.precondition_below")(method_decorator(conditional)(PlainView.post))
+
+
+PRECONDITIONS = {
+    "unprotected": (lambda: conditional(plain_answer), False),
+    "function": (lambda: csrf_exempt(conditional(protected)), True),
+    "async function": (lambda: conditional(idempotent("urls.async")(protected_async)), True),
+    "last_modified": (lambda: last_modified(etag_of)(protected), True),
+    "below": (lambda: idempotent("urls.below")(conditional(plain_answer)), False),
+    "another of its name": (lambda: inner(protected), False),
+    "around a class": (lambda: conditional(MethodView.as_view()), True),
+    "dispatch": (lambda: ConditionOnDispatch.as_view(), True),
+    "method": (lambda: ConditionOnMethod.as_view(), True),
+    "below on a method": (lambda: ConditionBelow.as_view(), False),
+    "drf": (lambda: conditional(Transfers.as_view({"post": "create"})), True),
+    "drf without": (lambda: Transfers.as_view({"post": "create"}), False),
+}
+
+
+@pytest.mark.failure_89
+@pytest.mark.parametrize("kind", PRECONDITIONS)
+def test_a_precondition_above_the_protection_is_found(kind, settings):
+    view, is_above = PRECONDITIONS[kind]
+    settings.ROOT_URLCONF = (path("things/", view()),)
+    assert [message.id for message in check_preconditions(None)] == ["idempotency.W025"] * is_above
+    doubts = [reason for route in audit().routes for reason in route.reasons if "If-Match" in reason]
+    assert bool(doubts) is is_above
+
+
+@pytest.mark.failure_89
+@pytest.mark.parametrize("is_above", [True, False])
+def test_a_precondition_around_a_ninja_route_is_found(settings, is_above):
+    api = pytest.importorskip("ninja").NinjaAPI(urls_namespace="preconditions")
+    decorate_view = import_module("ninja.decorators").decorate_view
+    above, below = (decorate_view(conditional), unchanged) if is_above else (unchanged, conditional)
+
+    @api.put("/thing")
+    @above
+    @idempotent("urls.ninja_precondition", methods=["PUT"])
+    @below
+    def change(request: HttpRequest) -> dict[str, str]: ...
+
+    settings.ROOT_URLCONF = (path("api/", api.urls),)
+    assert [message.id for message in check_preconditions(None)] == ["idempotency.W025"] * is_above
+
+
+@pytest.mark.parametrize(
+    ("framework", "adapter"), [("ninja", "NinjaAdapter"), ("rest_framework", "RestFrameworkAdapter")]
+)
+def test_a_framework_whose_adapter_is_not_loaded_is_found(settings, monkeypatch, framework, adapter):
+    ninja = pytest.importorskip("ninja")
+    adapters = [each for each in adapter_module.adapters if each.__name__ != adapter]
+    monkeypatch.setattr(adapter_module, "adapters", adapters)
+    monkeypatch.setattr(decorators, "adapters", adapters)
+    api = ninja.NinjaAPI(urls_namespace=f"without-{framework}")
+
+    @api.put("/pay")
+    @idempotent("urls.not_loaded")
+    def pay(request: HttpRequest) -> dict[str, str]: ...
+
+    settings.ROOT_URLCONF = (path("api/", api.urls), path("drf/", generics.ListAPIView.as_view()))
+    assert check_adapters(None) == []
+    monkeypatch.delitem(sys.modules, f"idempotency.contrib.{framework}")
+    [found] = check_adapters(None)
+    assert (found.id, f"{framework!r} is not in INSTALLED_APPS" in found.msg) == ("idempotency.W026", True)
+    assert advice_on_adapters().startswith(f" Add {framework!r} to INSTALLED_APPS")
+    settings.ROOT_URLCONF = ()
+    assert check_adapters(None) == []
+
+
+def test_without_an_operation_no_adapter_is_missed(settings, monkeypatch):
+    monkeypatch.setattr(url_checks, "registry", [])
+    monkeypatch.delitem(sys.modules, "idempotency.contrib.rest_framework")
+    settings.ROOT_URLCONF = (path("drf/", generics.ListAPIView.as_view()),)
+    assert check_adapters(None) == []

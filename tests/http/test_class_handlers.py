@@ -16,7 +16,7 @@ from idempotency import idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import effects, problem_code
-from tests.http.serving import Calling, Creating, Declaring, EveryMethod, runs_once, served
+from tests.http.serving import WAYS, Calling, Creating, Declaring, EveryMethod, protecting, runs_once, served
 from tests.http.views import AsyncView, MethodAPIView, Methods, MethodView, async_answer, drf_answer, plain_answer
 
 # Whether a method is protected is decided before the database is asked.
@@ -262,3 +262,33 @@ def test_what_is_written_above_a_protected_handler_is_committed_before_its_claim
     assert (alice.post(key="k")["Idempotency-Replayed"], effects()) == ("true", 3)
     assert (alice.post("/?after=1", key="after").status_code, effects()) == (500, 5)
     assert problem_code(alice.post("/?inside=1", key="inside")) == "idempotency_outer_transaction"
+
+
+class ByKeyword:
+    def put(self, request):
+        return self.post(request=request)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("bases", [(Methods, APIView), (EveryMethod, View)], ids=["drf", "plain"])
+def test_a_protected_handler_may_be_called_by_keyword(alice, serve, way, bases):
+    base = type("Called", (ByKeyword, *bases), {})
+    serve(protecting(way, base, {"post": "tests.by_keyword"}).as_view())
+    assert runs_once(alice, "PUT")
+
+
+def test_a_protected_function_may_be_called_by_keyword(alice, settings):
+    function = idempotent("tests.function_by_keyword")(plain_answer)
+    settings.ROOT_URLCONF = (path("", served(lambda request: function(request=request))),)
+    assert runs_once(alice, "POST")
+
+
+def test_without_a_url_the_request_is_no_argument_of_the_route(rf, async_rf):
+    """Its text is another one if the retry comes over ASGI."""
+
+    @idempotent("tests.without_a_url", account=lambda request: "1")
+    def view(request, number):
+        return JsonResponse({"number": number})
+
+    answers = [view(request=each.post("/", headers={"Idempotency-Key": "k"}), number=1) for each in (rf, async_rf)]
+    assert [answer.get("Idempotency-Replayed") for answer in answers] == [None, "true"]

@@ -1,6 +1,7 @@
 """Forms of a server-rendered page: double clicks, the back button, corrections, redirects and messages."""
 
 import re
+import sys
 
 import pytest
 from django import forms
@@ -17,6 +18,7 @@ from idempotency import idempotent
 from idempotency.conf import is_recordable_unless_invalid
 from idempotency.http.forms import IdempotencyKeyMixin
 from idempotency.http.key_sources import FromForm
+from idempotency.protocol.faults import fault_point
 from testproject.models import Transfer
 from tests.factories import UserFactory
 from tests.http.callers import effects, problem_code
@@ -145,6 +147,25 @@ def test_an_empty_form_of_a_formset_stays_empty():
     formset = lines(data)
     assert formset.is_valid()
     assert formset.cleaned_data == [{}]
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_session_survives_a_crash_after_the_commit_if_the_handler_saves_it(browser, settings, saved, monkeypatch):
+    @login_required
+    @idempotent("forms.session", key=FromForm())
+    def view(request):
+        request.session["last"] = "sent"
+        if saved:
+            request.session.save()
+        return HttpResponse(status=201)
+
+    settings.ROOT_URLCONF = (path("", view),)
+    with monkeypatch.context() as patched:
+        patched.setitem(fault_point, "complete.committed", sys.exit)  # no middleware runs after it
+        with pytest.raises(SystemExit):
+            browser.post("/", {"idempotency_key": "k"})
+    assert browser.post("/", {"idempotency_key": "k"})["Idempotency-Replayed"] == "true"
+    assert browser.session.get("last") == ("sent" if saved else None)
 
 
 @pytest.mark.parametrize(("storage", "survives"), [("cookie.CookieStorage", False), ("session.SessionStorage", True)])

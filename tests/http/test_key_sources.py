@@ -1,5 +1,7 @@
 """A key from elsewhere than the header is validated in the same way, and a key that comes too late begins nothing."""
 
+import functools
+import hashlib
 import json
 from contextlib import nullcontext
 from datetime import timedelta
@@ -16,7 +18,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from idempotency import Operation, claim, idempotent
 from idempotency.exceptions import KeyInvalidError
-from idempotency.http.key_sources import FromCookie, FromForm, FromHeader, FromJSON
+from idempotency.http.key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
 from idempotency.identity import keys
 from idempotency.identity.keys import new_key
 from idempotency.identity.scope import Scope
@@ -46,6 +48,7 @@ SOURCES = {
     "multipart": (FromForm("token"), lambda key: multipart({"token": key, "file": SimpleUploadedFile("a", b"1")})),
     "json": (FromJSON("id"), lambda key: body(id=key, amount=1)),
     "json of json": (FromJSON("event.id"), lambda key: body(event={"id": key})),
+    "item of a list": (FromJSON("events", 1, "id"), lambda key: body(events=[{"id": "other"}, {"id": key}])),
     "cookie": (FromCookie("checkout"), lambda key: {"headers": {"Cookie": f"checkout={key}"}}),
 }
 each_source = pytest.mark.parametrize(("source", "sent"), SOURCES.values(), ids=SOURCES)
@@ -71,6 +74,7 @@ def test_a_key_of_the_operations_own_is_a_key(alice, framework, source, sent):
         (FromHeader("X-Event-Id"), "in the header X-Event-Id or"),
         (FromForm(), "in the form's field 'idempotency_key' or"),
         (FromJSON("event.id"), "in the body's member 'event.id' or"),
+        (FromJSON("events", 0, "id"), "in the body's member 'events.0.id' or"),
         (FromCookie("checkout"), "in the cookie 'checkout' or"),
         (lambda request: None, "in the place that it declares or"),
     ],
@@ -95,7 +99,17 @@ def test_it_is_validated_as_a_header_is(alice, framework, source, sent, key):
         (FromForm("f"), multipart({"f": SimpleUploadedFile("a", b"k")}), "idempotency_key_invalid"),
         (FromForm(), {**form(idempotency_key="k"), "method": "PATCH"}, "idempotency_key_missing"),
         (FromForm(), body(idempotency_key="k"), "idempotency_key_missing"),
-        (FromJSON("id"), body(id=7), "idempotency_key_invalid"),
+        (FromJSON("id"), body(id=7.5), "idempotency_key_invalid"),
+        (FromJSON("id"), body(id=True), "idempotency_key_invalid"),
+        (FromJSON("id"), body(id=["k"]), "idempotency_key_invalid"),
+        (FromJSON("id"), body(id=10**255), "idempotency_key_invalid"),
+        (FromJSON("id"), {"data": b'{"id": ' + b"1" * 5000 + b"}"}, "idempotency_key_missing"),
+        (FromJSON("ids", 0), body(ids=[]), "idempotency_key_missing"),
+        (FromJSON("ids", 0), body(ids={"0": "k"}), "idempotency_key_missing"),
+        (FromJSON("ids", 0), body(ids="k"), "idempotency_key_missing"),
+        (FromJSON("ids.0"), body(ids=["k"]), "idempotency_key_missing"),
+        (FromBody(), {"data": b""}, "idempotency_key_missing"),
+        (FromBody(), multipart({"a": "b"}), "idempotency_key_missing"),
         (FromJSON("id"), body(id=None), "idempotency_key_missing"),
         (FromJSON("id.of"), body(id="k"), "idempotency_key_missing"),
         (FromJSON("id"), {"data": b"{"}, "idempotency_key_missing"),
@@ -108,10 +122,50 @@ def test_what_is_no_key_is_refused(alice, framework, source, sent, code):
     assert_refused(alice, code, **sent)
 
 
+def test_a_number_in_a_body_is_a_key(alice, framework):
+    framework.serve(key=FromJSON("update_id"))
+    first, _ = replayed(alice, key=None, **body(update_id=2**60))
+    assert first["Idempotency-Key"] == str(2**60)
+    assert alice.post(**body(update_id=2**60 + 1)).status_code == 201
+    assert effects() == 2
+
+
+@pytest.mark.parametrize("sent", [{"data": b'{"id":  1}'}, form(id="tr_1")], ids=["json", "form"])
+def test_the_bytes_of_a_body_are_a_key(alice, framework, sent):
+    framework.serve(key=FromBody())
+    first, _ = replayed(alice, key=None, **sent)
+    assert first["Idempotency-Key"] == hashlib.sha256(sent["data"]).hexdigest()
+    assert alice.post(**{**sent, "data": sent["data"] + b" "}).status_code == 201
+    assert effects() == 2
+
+
+@pytest.mark.parametrize("path", [(), ("",), ("a.",), (-1,), ("a", True), ("a", 1.0), (None,)])
+def test_a_path_that_leads_nowhere_is_refused(path):
+    with pytest.raises(ValueError, match="takes the names of members and the positions of items"):
+        FromJSON(*path)
+
+
 @pytest.mark.parametrize("sent", [form(token="k"), multipart({"token": "k"})], ids=["form", "multipart"])
 def test_a_form_that_a_middleware_has_parsed_has_its_key(alice, serve, sent):
     serve(after(parse_as_post, idempotent("tests.parsed", key=FromForm("token"))(plain_answer)))
     replayed(alice, method="PATCH", key=None, **sent)
+
+
+@pytest.mark.parametrize("charset", ["windows-1252", "utf-16", "rot13"])
+@pytest.mark.parametrize("required", [False, True])
+def test_a_form_that_django_cannot_decode_has_its_key(alice, serve, charset, required):
+    """PayPal's notifications are in windows-1252. Django's own form refuses them, and a handler reads the body."""
+
+    @serve
+    @idempotent("tests.charset", key=FromForm("txn_id"), required=required)
+    def view(request):
+        assert request.body.startswith(b"name=Jos%E9")
+        return plain_answer(request)
+
+    sent = {"data": b"name=Jos%E9&txn_id=k1", "content_type": f"{FORM}; charset={charset}"}
+    first, replay = alice.post(**sent), alice.post(**sent)
+    assert (first.status_code, replay["Idempotency-Replayed"], replay["Idempotency-Key"]) == (201, "true", "k1")
+    assert effects() == 1
 
 
 def test_a_key_is_echoed_as_a_header_can_hold_it(alice, framework):
@@ -153,6 +207,20 @@ def test_a_form_that_was_parsed_already_has_no_json(alice, serve):
     """The CSRF check reads a form before the view, and its body can't be read again."""
     serve(after(lambda request: request.POST, idempotent("tests.parsed", key=FromJSON("id"))(plain_answer)))
     assert_refused(alice, "idempotency_key_missing", **multipart({"a": "b"}))
+
+
+def test_a_key_in_another_header_gets_its_status_from_the_middleware(alice, serve, middleware):
+    def throttled(view):
+        return functools.wraps(view)(lambda request: HttpResponse(status=429) if view else None)
+
+    protected = idempotent("tests.event", key=FromHeader("X-Event-Id"))(plain_answer)
+    serve(throttled(protected), **{"other/": plain_answer, "open/": protected})
+    event = {"X-Event-Id": "e1"}
+    assert "Idempotency-Status" in alice.post(headers=event)
+    assert "Idempotency-Status" not in alice.post()
+    assert "Idempotency-Status" not in alice.post("/other/", headers=event)
+    assert alice.post("/other/", headers=event, key="k")["Idempotency-Status"] == "ignored"
+    assert alice.post("/open/", headers=event)["Idempotency-Status"] == "executed"
 
 
 DAY = timedelta(days=1)
@@ -215,10 +283,10 @@ def test_what_is_recorded_under_an_old_key_is_told(alice, framework, clock):
     assert_refused(alice, "idempotency_key_expired", key=key)
 
 
-def test_the_option_decides_about_keys_without_a_time(alice, framework, settings):
-    framework.serve(**LATE)
+def test_a_key_without_a_time_begins_nothing_under_max_key_age(alice, framework, settings):
+    framework.serve()
     replayed(alice, key="order-71")
-    settings.IDEMPOTENCY = {"TIMED_KEYS": True}
+    settings.IDEMPOTENCY = {"MAX_KEY_AGE": DAY}
     assert alice.post(key="order-71").status_code == 201  # recorded before
     assert_refused(alice, "idempotency_key_invalid", key="order-72")
     replayed(alice, key=new_key())
@@ -244,7 +312,7 @@ def test_a_derived_key_has_no_time_and_may_begin(key, begins):
     """Each attempt of the operation that sends it sends the same one."""
     with (
         nullcontext() if begins else pytest.raises(KeyInvalidError),
-        claim("late.derived", account_id="1", key=key, timed_keys=True) as run,
+        claim("late.derived", account_id="1", key=key, max_key_age=DAY) as run,
     ):
         run.result = None
     assert len(records()) == begins

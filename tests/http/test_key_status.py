@@ -6,9 +6,11 @@ from datetime import datetime
 import pytest
 from django.db.utils import OperationalError
 from django.http import HttpResponse
+from django.test.utils import override_script_prefix
 
 from idempotency import PARK, REEXECUTE, Operation, Reconcile, idempotent
 from idempotency.contrib.rest_framework import KeyStatusView as KeyStatusAPIView
+from idempotency.http.accounts import Fixed
 from idempotency.http.key_status import KeyStatusView
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
@@ -36,6 +38,7 @@ def operation(request, serve):
         "key/": view(operation="tests.asked"),
         "same/": view(operation=made),
         "missing/": view(operation="tests.missing"),
+        "keys/": view(),
     }
     serve(idempotent(made)(plain_answer), **views)
     return made
@@ -137,3 +140,74 @@ def test_the_wait_is_as_of_a_duplicate(alice, operation):
     assert (retried.status_code, asked["Retry-After"]) == (409, retried["Retry-After"])
     lease = operation.policy.lease.total_seconds()
     assert [acquisition.retry_after(lease - age, operation.policy) for age in (0, 3)] == [1, 3]
+
+
+def listed(caller, key="k", url="/keys/"):
+    answer = caller.get(url, key=key)
+    assert (answer.status_code, answer["Cache-Control"], answer["Idempotency-Key"]) == (200, "no-store", key)
+    document = answer.json()
+    assert document.keys() == {"keys"}
+    assert all(told.keys() == UNKNOWN.keys() | {"operation"} for told in document["keys"])
+    return [(told["operation"], told["status"]) for told in document["keys"]]
+
+
+@pytest.fixture
+def others():
+    """Operations that are declared beside it: two for requests, one for other callers, and one for no request."""
+    for name, policy in {"second": {}, "third": {}, "of_all": {"account": Fixed("1")}}.items():
+        idempotent(f"tests.{name}", **policy)(lambda request: None)
+    Operation("tests.within")
+    return [f"tests.{name}" for name in ("second", "third", "of_all", "within")]
+
+
+def test_without_an_operation_all_of_the_callers_that_have_the_key_are_listed(alice, bob, operation, others):
+    assert listed(alice) == []
+    alice.post("/?status=402", key="k")
+    alice.post(key="another")
+    for number, name in enumerate((*others, "tests.gone")):
+        of = {"account_id": str(alice.user.pk), "operation": name, "idempotency_key": "k"}
+        make_records(1, Status.PARKED if number else Status.COMPLETED, expires=HOUR, **of)
+    assert listed(alice) == [(operation.name, "completed"), (others[0], "completed"), (others[1], "parked")]
+    assert listed(bob) == listed(alice, "unused") == []
+    (told,) = alice.get("/keys/", key="another").json()["keys"]
+    assert told == {"operation": operation.name, **alice.get(URL, key="another").json()}
+
+
+@pytest.mark.usefixtures("operation", "others")
+def test_the_list_costs_one_read_and_has_the_shortest_wait(alice):
+    before = authentication(alice)
+    for name, lease in (("tests.asked", 4 * MINUTE), ("tests.second", MINUTE), ("tests.third", -MINUTE)):
+        of = {"account_id": str(alice.user.pk), "operation": name, "idempotency_key": "k"}
+        make_records(1, Status.IN_PROGRESS, lease=lease, **of)
+    with statements() as made:
+        answer = alice.get("/keys/", key="k")
+    assert made == [*before, *LOOK]
+    waits = [alice.get(f"/keys/tests.{name}/", key="k").get("Retry-After") for name in ("asked", "second", "third")]
+    assert waits[2] is None
+    assert answer["Retry-After"] == min(waits[:2], key=int)
+
+
+@pytest.mark.usefixtures("operation")
+def test_a_list_needs_a_key_and_an_account(alice, anonymous, settings):
+    assert problem_code(alice.get("/keys/")) == "idempotency_key_missing"
+    assert anonymous.get("/keys/", key="k").status_code == 401
+    settings.IDEMPOTENCY = {"ACCOUNT": lambda request: None}
+    assert problem_code(alice.get("/keys/", key="k")) == "idempotency_account_required"
+    with store_refusing("SELECT", OperationalError("gone")):
+        assert problem_code(alice.get("/keys/", key="k")) == "idempotency_account_required"
+
+
+@pytest.mark.parametrize("prefix", ["/", "/shop/"])
+def test_where_a_key_belongs_to_a_path_the_path_is_asked_for(alice, serve, prefix):
+    view, url = idempotent("tests.by_path", profile="acp")(plain_answer), "/keys/tests.by_path/"
+    serve(view, **{"a é/": view, "keys/<str:operation>/": KeyStatusView.as_view(), "keys/": KeyStatusView.as_view()})
+    with override_script_prefix(prefix):
+        refused = alice.get(url, key="k")
+        told = refused.status_code, refused.json()["code"], refused["Cache-Control"]
+        assert told == (400, "idempotency_key_invalid", "no-store")
+        alice.post("/a%20%C3%A9/", key="k")
+        for path, status in (("a%20%C3%A9/", "completed"), ("", "unknown")):
+            assert ask(alice, url=f"{url}?path={prefix}{path}")["status"] == status
+            expected = [("tests.by_path", status)] if status == "completed" else []
+            assert listed(alice, url=f"/keys/?path={prefix}{path}") == expected
+        assert listed(alice) == []

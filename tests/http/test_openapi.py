@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from datetime import timedelta
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import jsonschema
@@ -13,6 +14,7 @@ import yaml
 from django.core.management import call_command
 from django.http import HttpRequest
 from django.urls import path
+from drf_spectacular import openapi
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from drf_spectacular.validation import validate_schema
@@ -22,10 +24,11 @@ from rest_framework.views import APIView
 
 from idempotency import ACCEPTED, Attach, idempotent
 from idempotency.contrib.openapi import KEY_SCHEMA
-from idempotency.contrib.rest_framework import IdempotentMixin
+from idempotency.contrib.rest_framework import IdempotentMixin, KeyStatusView
 from idempotency.contrib.spectacular import AutoSchema
 from idempotency.exceptions import KeyInvalidError
 from idempotency.http.key_sources import FromForm
+from idempotency.http.key_status import KeyStatusView as PlainKeyStatusView
 from idempotency.http.problems import PROFILES
 from idempotency.identity.keys import parse_header
 from tests.http.callers import refusals
@@ -67,6 +70,55 @@ def test_the_sample_projects_schema_is_valid_and_describes_protected_operations_
     assert protected == {"post /charges/", "post /orders/"}  # and none of their GET
     assert [name for name in document["components"]["schemas"] if "Problem" in name] == ["IdempotencyProblem"]
     assert "409" not in document["paths"]["/unprotected/orders/"]["post"]["responses"]
+
+
+def key_status_views(schema=AutoSchema):
+    view = type("KeyStatusView", (KeyStatusView,), {"schema": schema()}).as_view
+    return [
+        path("keys/", view()),
+        path("keys/<str:operation>/", view()),
+        path("charges/key/", view(operation="charges.create")),
+        path("plain/<str:operation>/", PlainKeyStatusView.as_view()),
+    ]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("schema", [AutoSchema, openapi.AutoSchema], ids=["ours", "theirs"])
+def test_the_views_of_keys_are_described_without_a_warning(tmp_path, settings, schema):
+    from testproject.urls import urlpatterns
+
+    views = key_status_views(schema)
+    settings.ROOT_URLCONF = ModuleType("urls")
+    # Their schema has one id for two of the routes, and warns.
+    settings.ROOT_URLCONF.urlpatterns = [*urlpatterns, *(views if schema is AutoSchema else views[1:])]
+    file = tmp_path / "schema.yaml"
+    call_command("spectacular", file=str(file), validate=True, fail_on_warn=True)
+    document = yaml.safe_load(file.read_text())
+    schemas = {
+        route: described["get"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        for route, described in document["paths"].items()
+        if "key" in route
+    }
+    one = {"/keys/{operation}/": "KeyStatus", "/charges/key/": "KeyStatus"}
+    assert schemas == one | ({"/keys/": "KeyStatusList"} if schema is AutoSchema else {})
+    for route in schemas if schema is AutoSchema else ():
+        (header,) = header_of(document["paths"][route]["get"])
+        assert (header["name"], header["required"]) == ("Idempotency-Key", True)
+
+
+@pytest.mark.once
+@pytest.mark.django_db(transaction=True)
+def test_the_answers_of_the_views_of_keys_are_as_described(settings, alice):
+    settings.ROOT_URLCONF, _ = by_spectacular({})
+    settings.ROOT_URLCONF = (*settings.ROOT_URLCONF, *key_status_views())
+    alice.post(data={"label": "made"}, key="k")
+    document = SchemaGenerator(patterns=key_status_views()).get_schema(request=None, public=True)
+    document = json.loads(json.dumps(document))
+    for url, route in {"/keys/": "/keys/", "/keys/tests.described_by_profile/": "/keys/{operation}/"}.items():
+        schema = document["paths"][route]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        body = alice.get(url, key="k").json()
+        assert "completed" in str(body)
+        jsonschema.validate(body, {**schema, "components": document["components"]})
 
 
 def accepts(value):
@@ -270,13 +322,21 @@ def test_each_profile_is_described(make, profile, chosen_by, settings):
 
 
 @pytest.mark.once
+@each_schema
+@pytest.mark.parametrize("required", [True, False])
+def test_a_key_that_is_ignored_is_described_where_it_may_be(make, required):
+    headers = operation_of(make({"required": required})[1]())["responses"]["201"]["headers"]
+    assert ("ignored" in headers["Idempotency-Status"]["schema"]["enum"]) is not required
+
+
+@pytest.mark.once
 @pytest.mark.django_db(transaction=True)
 @each_schema
 @each_profile
 def test_answers_are_as_described(make, profile, settings, alice):
     source, content_type = PROFILES[profile], PROFILES[profile].content_type
     settings.IDEMPOTENCY = {"PROFILE": profile}
-    settings.ROOT_URLCONF, document = make(POLICY)
+    settings.ROOT_URLCONF, document = make({})
     responses = operation_of(document())["responses"]
     first, replay = (alice.post(data={"amount": 1}, key="k") for _ in range(2))
     assert (first.status_code, source.replayed in first, replay[source.replayed]) == (201, False, "true")

@@ -1,16 +1,19 @@
 """Records in one database, and what a handler writes in another one that has ATOMIC_REQUESTS."""
 
 import json
+from contextlib import suppress
 from unittest.mock import Mock
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import OperationalError, connections, transaction
+from django.db import IntegrityError, OperationalError, connections, transaction
 from django.http import Http404, HttpResponse, JsonResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from rest_framework.exceptions import ValidationError
+from rest_framework.generics import GenericAPIView
+from rest_framework.response import Response
 from rest_framework.views import exception_handler
 
 from idempotency import PARK, REEXECUTE, Reconcile, Unknown, idempotent
@@ -153,15 +156,78 @@ def test_drf_rolls_the_other_database_back(alice, serve, handled):
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
 
 
+@transaction.atomic(using="other", savepoint=False)  # as save() and bulk_create() have it
+def fail_to_save():
+    raise IntegrityError
+
+
+def swallow_an_error(request):
+    with suppress(IntegrityError):
+        fail_to_save()
+    return HttpResponse()
+
+
 @policies
 @pytest.mark.parametrize("by", ["a mark", "the database"])
 def test_a_broken_transaction_is_a_crash(alice, serve, policy, by, monkeypatch):
     if by == "the database":  # which doesn't say so at COMMIT
         monkeypatch.setattr(connections["other"], "is_usable", lambda: False)
-    # A mark is left by an error in a save() that the handler catches.
-    serve_writing(serve, ending(undone=("other",) if by == "a mark" else ()), **policy)
+    serve_writing(serve, swallow_an_error if by == "a mark" else CREATED, **policy)
     assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
     assert (notes(), records()) == ([], [("recoverable", 1)])
+
+
+@policies
+@pytest.mark.parametrize("undone", [("other",), ("default",), ("default", "other")], ids=" and ".join)
+def test_a_success_that_undoes_one_of_its_transactions_is_no_outcome(alice, serve, policy, undone):
+    if "transaction" in policy:
+        undone = ("other",)  # it has no other one
+    serve_writing(serve, ending(undone=undone), **policy)
+    for attempt in (1, 2):
+        answer = alice.post(key="k")
+        assert (answer.status_code, answer["Idempotency-Status"]) == (201, "not-recorded")
+        assert (notes(), records()) == ([], [("recoverable", attempt)])
+    assert effects() == (2 if "transaction" in policy else 0)
+
+
+@policies
+@pytest.mark.parametrize("atomic", [True, False], ids=["ATOMIC_REQUESTS", "in autocommit"])
+def test_a_transaction_left_open_on_the_other_database_is_no_success(alice, serve, policy, atomic, monkeypatch, caplog):
+    monkeypatch.setitem(connections["other"].settings_dict, "ATOMIC_REQUESTS", atomic)
+    leaving = [transaction.atomic(using="other").__enter__]
+
+    @serve
+    @idempotent("tests.leaving", **policy)
+    def view(request):
+        if leaving:
+            leaving.pop()()
+        write("written")
+        return HttpResponse(status=201)
+
+    assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
+    assert "'other'" in caplog.text
+    assert (open_on_other(), notes(), records()) == (False, [], [("recoverable", 1)])
+    assert alice.post(key="k").status_code == 201
+    assert (open_on_other(), notes()) == (False, ["written"])
+
+
+@policies
+def test_autocommit_left_off_on_the_other_database_is_no_success(alice, serve, policy, monkeypatch):
+    monkeypatch.setitem(connections["other"].settings_dict, "ATOMIC_REQUESTS", False)
+    leaving = [False]
+
+    @serve
+    @idempotent("tests.leaving", **policy)
+    def view(request):
+        if leaving:
+            transaction.set_autocommit(leaving.pop(), using="other")
+        write("written")
+        return HttpResponse(status=201)
+
+    assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
+    assert (notes(), records()) == ([], [("recoverable", 1)])
+    assert alice.post(key="k").status_code == 201
+    assert notes() == ["written"]
 
 
 def test_nothing_is_claimed_if_the_other_database_is_gone(alice, serve, monkeypatch):
@@ -271,3 +337,19 @@ def test_what_has_committed_elsewhere_is_not_run_again_by_itself(alice, serve, r
     assert (notes(), effects(), records()) == (["written"], 0, [(left, 1)])
     assert problem_code(alice.post(key="k")) == again
     assert notes() == ["written"]
+
+
+def test_what_a_check_before_a_replay_writes_is_rolled_back(alice, serve):
+    class Looking(GenericAPIView):
+        def get_object(self):
+            write("looked")
+            Transfer.objects.create(account=self.request.user, recipient="carol", amount=1)
+
+        @idempotent("tests.looking")
+        def post(self, request, pk):
+            return Response(self.get_object())
+
+    serve(**{"<int:pk>/": Looking.as_view()})
+    for replay in ("", "true"):
+        assert alice.post("/1/", key="k").get("Idempotency-Replayed", "") == replay
+        assert (notes(), effects()) == (["looked"], 1)

@@ -4,13 +4,17 @@ from contextlib import ExitStack
 
 import pytest
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 from django.http import Http404
 from django.template.response import TemplateResponse
 from rest_framework import exceptions
 
-from idempotency import PARK, REEXECUTE, Reconcile, signals
-from idempotency.conf import is_recordable_unless_invalid
+from idempotency import PARK, REEXECUTE, Reconcile, require_claim, signals
+from idempotency.conf import (
+    is_recordable_if_successful,
+    is_recordable_unless_conflict,
+    is_recordable_unless_invalid,
+)
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import assert_nothing_kept, assert_refused, effects, records, replayed
 from tests.http.serving import OUTSIDE, Framework, serve_answer
@@ -107,6 +111,64 @@ def test_an_error_that_becomes_such_an_answer_is_no_failure_and_leaves_no_reason
     assert IdempotencyRecord.objects.get().error == kept
 
 
+def discard():
+    require_claim().discard()
+
+
+def undo():
+    transaction.set_rollback(True)
+
+
+@pytest.mark.parametrize("end", [discard, undo])
+@pytest.mark.parametrize("status", [200, 207, 302])
+def test_a_handler_says_of_one_response_that_it_is_no_outcome(alice, framework, sent, end, status):
+    """A success only in part, for example."""
+
+    def handle(request):
+        runs.append(1)
+        answer, _ = work(request)
+        if len(runs) < 3:
+            end()
+        return answer, status
+
+    runs = []
+    framework.serve(handle)
+    assert assert_nothing_kept(alice, status)["Idempotency-Status"] == "not-recorded"
+    assert times(sent) == {"unrecorded": 2}
+    replayed(alice, key="k")
+
+
+@pytest.mark.parametrize(("status", "name"), [(409, "unrecorded"), (503, "released")])
+def test_a_failure_is_discarded_too(alice, framework, sent, status, name):
+    framework.serve(lambda request: discard() or work(request))
+    assert_nothing_kept(alice, status, f"/?status={status}")
+    assert times(sent) == {name: 2}
+
+
+def test_a_raised_refusal_is_discarded_too(alice, serve):
+    serve_raising(serve, "drf", lambda: discard() or Conflict())
+    assert_nothing_kept(alice, 409)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "record", "status"),
+    [(PARK, "parked", "unknown"), (REEXECUTE, "recoverable", "not-recorded"), (print, "in_progress", "unknown")],
+    ids=["PARK", "REEXECUTE", "Reconcile"],
+)
+def test_what_is_discarded_outside_is_recovered_as_declared(alice, framework, recovery, record, status):
+    def handle(request):
+        with transaction.atomic():
+            undo()  # an own transaction, which says nothing of the outcome
+        if "discard" in request.GET:
+            discard()
+        return work(request)
+
+    framework.serve(handle, transaction=False, recovery=Reconcile(print) if recovery is print else recovery)
+    assert alice.post("/?discard=1", key="k")["Idempotency-Status"] == status
+    assert (effects(), records()) == (1, [(record, 1)])
+    assert alice.post(key="k2")["Idempotency-Status"] == "executed"
+
+
 def test_such_an_answer_that_fails_to_render_is_a_failure(alice, serve, sent):
     serve_answer(serve, lambda: TemplateResponse(None, "none.html", status=422), recordable=only_success)
     assert alice.post("/", key="k").status_code == 500
@@ -116,6 +178,26 @@ def test_such_an_answer_that_fails_to_render_is_a_failure(alice, serve, sent):
 def test_every_other_refusal_stays_an_outcome():
     assert [status for status in (200, 302, 402, 404, 409, 410) if not is_recordable_unless_invalid(status)] == []
     assert [status for status in (400, 408, 422, 425, 429, 500) if is_recordable_unless_invalid(status)] == []
+    assert [status for status in (200, 302, 400, 404, 410, 422) if not is_recordable_unless_conflict(status)] == []
+    assert [status for status in (408, 409, 425, 429, 500) if is_recordable_unless_conflict(status)] == []
+    assert [status for status in (199, 302, 400, 404, 409, 500) if is_recordable_if_successful(status)] == []
+    assert [status for status in (200, 202, 204, 299) if not is_recordable_if_successful(status)] == []
+
+
+@pytest.mark.failure_93
+@pytest.mark.parametrize("status", [400, 404, 409, 425])
+def test_a_refused_event_runs_when_it_is_delivered_again(alice, framework, status):
+    framework.serve(recordable=is_recordable_if_successful, command=lambda request: "evt_1")
+    assert_nothing_kept(alice, status, f"/?status={status}")
+    redelivered = [alice.post(key="k") for _ in range(2)]
+    assert [answer["Idempotency-Status"] for answer in redelivered] == ["executed", "replayed"]
+    assert effects() == 1
+
+
+def test_a_conflict_that_means_try_again_is_no_outcome(alice, framework):
+    framework.serve(recordable=is_recordable_unless_conflict)
+    assert_nothing_kept(alice, 409, "/?status=409")
+    replayed(alice, "/?status=404", key="k2")
 
 
 DETERMINISTIC = {

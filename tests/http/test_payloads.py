@@ -300,6 +300,12 @@ def test_query_and_method_count(same, framework, first, second, expected):
     assert same(first, second) == expected
 
 
+@pytest.mark.failure_94
+def test_a_given_payload_replaces_the_query(same, framework):
+    framework.serve(command=lambda request: request.headers.get("X-Event-Id", ""))
+    assert same("/?signature=a", "/?signature=b")
+
+
 def test_a_server_may_leave_an_empty_query_out(same, serve):
     view = idempotent("tests.query")(plain_answer)
     serve(lambda request: ("X-Absent" in request.headers and request.META.pop("QUERY_STRING")) or view(request))

@@ -1,23 +1,22 @@
 """What an answer says of its key: ``Idempotency-Status``, and the names that each profile's own source gives."""
 
+import functools
 import json
 from datetime import timedelta
 
 import pytest
-from django.contrib.auth.decorators import login_required
-from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.http import HttpResponse
-from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST
 
 from idempotency import ACCEPTED, PARK, REEXECUTE, Operation, exceptions, idempotent
 from idempotency.http.checks import check_profiles
-from idempotency.http.key_status import KeyStatusView
 from idempotency.http.problems import PROFILES, response_for
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import effects, refusals
-from tests.http.serving import OUTSIDE, serve_answer
-from tests.http.views import CrashError, PlainView, plain_answer, work
+from tests.http.serving import OUTSIDE, drf_view, serve_answer
+from tests.http.views import CrashError, PlainView, drf_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -43,6 +42,16 @@ ANSWERS = {
         "idempotency_in_progress": (409, "invalid_request", "idempotency_in_flight"),
     },
 }
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_handlers_own_mark_of_a_replay_reaches_no_client(alice, serve, settings, name):
+    """Such as that of another server, whose response the handler passes on."""
+    mark = PROFILES[name].replayed
+    settings.IDEMPOTENCY = {"PROFILE": name, "RECORDED_HEADERS": [mark]}
+    serve_answer(serve, lambda: HttpResponse(status=201, headers={mark: "true"}))
+    first, replay = (alice.post(key="k") for _ in range(2))
+    assert (mark in first, replay[mark]) == (False, "true")
 
 
 @pytest.mark.parametrize("profile", ANSWERS)
@@ -125,12 +134,6 @@ def test_an_error_of_the_project_keeps_its_status_and_code(settings, rf, profile
     assert body.get("error", body) == {"type": category, "code": "shop_too_many_keys", "message": "Slow down."}
 
 
-def test_the_status_of_a_key_needs_a_scope_without_a_path(rf):
-    view = KeyStatusView.as_view(operation=Operation("tests.status", profile="acp"))
-    with pytest.raises(ImproperlyConfigured, match="one key on two paths is two requests"):
-        view(rf.get("/", headers={"Idempotency-Key": "k"}))
-
-
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
@@ -151,13 +154,17 @@ def test_an_operation_that_breaks_a_rule_of_its_profile_is_reported(policy, expe
 HEADER = "Idempotency-Status"
 
 
-def test_what_was_not_recorded_says_so_whoever_refused_it(alice, framework):
-    framework.serve()
-    answers = [alice.post("/?status=503", key="k"), alice.post(data=b'{"a": 1e999}', key="k")]
+@pytest.mark.failure_88
+@pytest.mark.usefixtures("middleware")
+def test_a_refusal_before_the_look_up_knows_nothing_of_the_key(alice, anonymous, framework):
+    framework.serve(required=True)
+    alice.post(key="k")
+    answers = [alice.post(data=b'{"a": 1e999}', key="k"), alice.post(key="a,b"), anonymous.post(key="k")]
     if framework.name == "drf":
         answers.append(alice.post(data=b"{oops", key="k"))  # DRF refuses it by itself
         assert (answers[-1].status_code, answers[-1]["Idempotency-Key"]) == (400, "k")
-    assert [answer[HEADER] for answer in answers] == ["not-recorded"] * len(answers)
+    assert [answer[HEADER] for answer in answers] == ["unknown"] * len(answers)
+    assert [answer[HEADER] for answer in (alice.post("/?status=503", key="new"), alice.post())] == ["not-recorded"] * 2
 
 
 @pytest.mark.usefixtures("middleware")
@@ -173,13 +180,12 @@ def test_the_500_of_a_crash_has_the_headers_of_every_answer(alice, framework, tr
     assert (crashed[HEADER], crashed["Idempotency-Key"], crashed["Idempotency-Retention"]) == (status, "k", "259200")
 
 
-#: What a client knows of its key after an error. After every other one it is "not-recorded".
+#: What a client knows of its key after an error. After every other one it is "unknown".
 KNOWN = {
+    "idempotency_key_missing": "not-recorded",
+    "idempotency_key_expired": "not-recorded",
     "idempotency_in_progress": "in-progress",
     "idempotency_key_reused": "reused",
-    "idempotency_outcome_unknown": "unknown",
-    "idempotency_transaction_broken": "unknown",
-    "idempotency_unavailable": "unknown",
     "idempotency_body_gone": "recorded",
     "idempotency_outcome_unreadable": "recorded",
 }
@@ -192,7 +198,7 @@ def test_an_error_says_what_is_known_of_the_key(alice, serve, code):
     def view(request):
         raise ERRORS[code]
 
-    assert alice.post(key="k")[HEADER] == KNOWN.get(code, "not-recorded")
+    assert alice.post(key="k")[HEADER] == KNOWN.get(code, "unknown")
 
 
 @pytest.mark.usefixtures("middleware")
@@ -211,7 +217,7 @@ class Mixed(PlainView):
 
 
 @pytest.mark.usefixtures("middleware")
-def test_a_route_that_takes_no_key_ignores_it(alice, anonymous, serve, settings):
+def test_a_route_that_takes_no_key_ignores_it(alice, anonymous, serve):
     protected = idempotent("tests.protected")(plain_answer)
     serve(plain_answer, **{"mixed/": Mixed.as_view(), "protected/": protected})
     assert alice.post(key="k")[HEADER] == "ignored"
@@ -220,8 +226,32 @@ def test_a_route_that_takes_no_key_ignores_it(alice, anonymous, serve, settings)
     assert alice.request("PATCH", "/mixed/", key="k")[HEADER] == "executed"
     assert alice.request("PUT", "/protected/", key="k")[HEADER] == "ignored"
     assert HEADER not in alice.post("/nowhere/", key="k")
-    # What refuses a request before the handler is another matter: the route takes a key.
-    settings.ROOT_URLCONF = (path("", login_required(protected)), path("mixed/", login_required(Mixed.as_view())))
-    assert anonymous.post(key="k")[HEADER] == "not-recorded"
-    assert anonymous.post("/mixed/", key="k")[HEADER] == "ignored"
-    assert anonymous.request("PATCH", "/mixed/", key="k")[HEADER] == "not-recorded"
+
+
+@pytest.mark.failure_88
+@pytest.mark.usefixtures("middleware")
+@pytest.mark.parametrize("status", [302, 403, 404, 412, 429, 503])
+def test_a_refusal_above_the_handler_has_not_looked_up_the_key(alice, serve, status):
+    def refusing(view):
+        def refuse(request):
+            return HttpResponse(status=status) if "refuse" in request.GET else view(request)
+
+        return csrf_exempt(functools.wraps(view)(refuse))
+
+    protected = idempotent("tests.protected")(plain_answer)
+    serve(refusing(protected), **{"mixed/": refusing(Mixed.as_view())})
+    assert alice.post(key="k")[HEADER] == "executed"
+    assert alice.post("/?refuse=1", key="k")[HEADER] == "unknown"
+    assert alice.request("PATCH", "/mixed/?refuse=1", key="k")[HEADER] == "unknown"
+    assert alice.post("/mixed/?refuse=1", key="k")[HEADER] == "ignored"
+
+
+@pytest.mark.usefixtures("middleware")
+def test_a_wrong_method_or_url_says_nothing_and_claims_nothing(alice, serve):
+    function = require_POST(idempotent("tests.function")(plain_answer))
+    serve(function, **{"mixed/": Mixed.as_view(), "drf/": drf_view(idempotent("tests.drf")(drf_answer))})
+    wrong = [("PATCH", "/"), *((method, url) for method in ("PUT", "BREW") for url in ("/", "/mixed/", "/drf/"))]
+    answers = [alice.request(method, url, key="k") for method, url in [*wrong, ("POST", "/nowhere/")]]
+    assert [answer.status_code for answer in answers] == [405] * len(wrong) + [404]
+    assert not any(HEADER in answer for answer in answers)
+    assert not IdempotencyRecord.objects.exists()

@@ -86,6 +86,7 @@ def test_a_body_above_the_limit_is_no_crash(alice, framework, settings, reads):
         IdempotencyRecord.objects.all().delete()
 
 
+@pytest.mark.failure_87
 @pytest.mark.parametrize("content_type", ["application/json", FORM, "text/plain"])
 def test_half_a_body_neither_runs_nor_claims_the_key(alice, framework, content_type, client):
     """A server of WSGI hands over what had arrived when the client's connection ended."""

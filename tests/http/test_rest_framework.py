@@ -128,7 +128,7 @@ def test_a_change_that_would_reach_no_client_is_refused_and_the_retry_replays(al
     serve(Changing.as_view())
     assert alice.post(url, key="k").status_code == 500
     assert "Changing was changed after the response had been rendered and recorded" in caplog.text
-    assert "in a decorator below @idempotent, or return a new Response." in caplog.text.replace("\n", "")
+    assert "in a decorator below @idempotent, or return a new response." in caplog.text.replace("\n", "")
     assert records() == [("completed", 1)]
     retry = alice.post(url, key="k")
     assert (retry.status_code, retry["Idempotency-Replayed"]) == (201 if url == "/" else 200, "true")

@@ -5,8 +5,9 @@ import json
 from contextlib import suppress
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import IntegrityError, connection, transaction
-from django.http import HttpResponse
+from django.http import Http404, HttpResponse
 from django.views import View
 from rest_framework import exceptions
 from rest_framework.decorators import api_view
@@ -15,7 +16,9 @@ from rest_framework.views import set_rollback
 
 from idempotency import idempotent
 from idempotency.http.key_sources import FromHeader
+from idempotency.store import Store, store_for
 from tests.http.callers import assert_nothing_kept, assert_refused, effects, problem_code, records, replayed
+from tests.http.serving import OUTSIDE, policies
 from tests.http.views import KINDS, AsyncMethodView, HiddenView, async_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.http.views")]
@@ -40,10 +43,16 @@ def fail_without_a_savepoint():
 
 @pytest.mark.failure_24
 @pytest.mark.failure_25
-@pytest.mark.parametrize(
-    "end", [fail_without_a_savepoint, lambda: transaction.set_rollback(True)], ids=["error", "view"]
-)
-def test_what_broke_its_transaction_is_no_success(alice, serve, end, caplog):
+@pytest.mark.parametrize("first", [False, True], ids=["", "undone and redone"])
+def test_what_broke_its_transaction_is_no_success(alice, serve, first, caplog):
+    def end():
+        if first:
+            with transaction.atomic():
+                transaction.set_rollback(True)  # of its savepoint only
+            transaction.set_rollback(True)
+            transaction.set_rollback(False)
+        fail_without_a_savepoint()
+
     serve_ending(serve, end)
     assert problem_code(assert_nothing_kept(alice, 500)) == "idempotency_transaction_broken"
     assert "atomic()" in caplog.text
@@ -192,3 +201,156 @@ def test_an_open_transaction_is_an_error_with_the_remedy(alice, serve, way, capl
         assert said in caplog.text
     serve(transaction.non_atomic_requests(HiddenView.as_view()))  # the remedy
     replayed(alice)
+
+
+# A handler that leaves a transaction open
+
+
+def enter(**options):
+    transaction.atomic(**options).__enter__()
+
+
+def blocks():
+    """A generator that is suspended within ``atomic()``, as one that a fixture or a pipeline drives."""
+    with transaction.atomic():
+        yield
+
+
+suspended = []
+
+
+def suspend():
+    suspended.append(blocks())
+    next(suspended[-1])
+
+
+@pytest.fixture
+def _ended():
+    """What a test has left suspended ends, long after its request."""
+    yield
+    while suspended:
+        suspended.pop().close()
+
+
+LEFT_OPEN = {
+    "a block": enter,
+    "a block without a savepoint": lambda: enter(savepoint=False),
+    "two blocks": lambda: [enter(), enter()],
+    "a generator": suspend,
+}
+
+
+def assert_as_before(caller):
+    """The thread's next request is served, and so is the next one that has the same key."""
+    assert not connection.in_atomic_block
+    assert connection.get_autocommit()
+    assert caller.post(key="next").status_code == 201
+    assert records()[-1] == ("completed", 1)
+
+
+@pytest.mark.usefixtures("_ended")
+@policies
+@pytest.mark.parametrize("way", LEFT_OPEN)
+def test_a_handler_that_leaves_a_transaction_open_is_no_success(alice, serve, policy, way, caplog):
+    leaving = [LEFT_OPEN[way]]
+
+    @serve
+    @idempotent("tests.leaving", **policy)
+    def view(request):
+        if leaving:
+            leaving.pop()()
+        return plain_answer(request)
+
+    assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
+    assert (effects(), records()) == (0, [("parked" if policy else "recoverable", 1)])
+    assert "'default'" in caplog.text
+    assert "tests.leaving" in caplog.text
+    assert_as_before(alice)
+    assert effects() == 1
+
+
+@policies
+def test_an_async_handler_that_leaves_a_transaction_open_is_no_success(alice, serve, policy):
+    leaving = [enter]
+
+    @serve
+    @idempotent("tests.leaving", **policy)
+    async def view(request):
+        if leaving:
+            await sync_to_async(leaving.pop())()
+        return await async_answer(request)
+
+    assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
+    assert effects() == 0
+    assert_as_before(alice)
+
+
+@policies
+@pytest.mark.parametrize(("error", "status"), [(ValueError, 500), (Http404, 404)])
+def test_an_error_within_a_transaction_left_open_is_that_error(alice, serve, policy, error, status):
+    leaving = [error]
+
+    @serve
+    @idempotent("tests.leaving", **policy)
+    def view(request):
+        if leaving:
+            enter()
+            plain_answer(request)
+            raise leaving.pop()
+        return plain_answer(request)
+
+    assert alice.post(key="k").status_code == status
+    assert effects() == 0
+    assert_as_before(alice)
+    if status == 404:
+        assert alice.post(key="k")["Idempotency-Replayed"] == "true"
+
+
+@policies
+def test_an_outcome_that_is_not_recorded_does_not_hide_a_transaction_left_open(alice, serve, policy):
+    leaving = [enter]
+
+    @serve
+    @idempotent("tests.leaving", **policy)
+    def view(request):
+        if leaving:
+            leaving.pop()()
+            return HttpResponse(status=503)
+        return plain_answer(request)
+
+    assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
+    assert_as_before(alice)
+
+
+@pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["in a transaction", "outside"])
+def test_a_savepoint_that_is_left_set_ends_with_its_transaction(alice, serve, policy):
+    """As without protection. Outside of a transaction Django sets none."""
+
+    @serve
+    @idempotent("tests.leaving", **policy)
+    def view(request):
+        transaction.savepoint()
+        return plain_answer(request)
+
+    first, _ = replayed(alice)
+    assert first.status_code == 201
+
+
+@pytest.mark.failure_64
+@pytest.mark.parametrize("driver", ["tells", "can't tell"])
+def test_a_handler_that_exits_the_transaction_around_it_is_parked(alice, serve, driver, monkeypatch):
+    """As one does that closes a block which an earlier request has left to it."""
+    if driver == "can't tell":
+        monkeypatch.setattr(store_for("default"), "watch_transaction", Store(connection).watch_transaction)
+
+    @serve
+    @idempotent("tests.leaving")
+    def view(request):
+        answer = plain_answer(request)
+        transaction.atomic().__exit__(None, None, None)
+        enter()
+        return answer
+
+    assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
+    assert (effects(), records()) == (1, [("parked", 1)])
+    assert not connection.in_atomic_block

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from idempotency.exceptions import KeyInvalidError
 from idempotency.identity.keys import HEADER, MAX_LENGTH, META_NAME, parse_header, shorten, time_of, validate_key
-from idempotency.identity.scope import Scope
+from idempotency.identity.scope import Scope, key_on_path
 
 VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 
@@ -153,3 +153,17 @@ def test_another_key_begins_a_trace_of_its_own(key):
 )
 def test_the_time_of_a_key_is_read_from_two_forms_only(key, moment):
     assert time_of(key) == moment
+
+
+@given(visible_keys, visible_keys, st.text(max_size=400), st.text(max_size=400))
+@example("a", "b", "x" * 300, "x" * 300)
+@example("a", "a", "x" * 300, "x" * 299 + "y")
+@example("a", "b", "x", "x")
+@example("a", "a b", "b c", "c")
+def test_a_key_on_a_path_is_another_one_on_any_other_path(key, other, path, elsewhere):
+    recorded = key_on_path(key, path)
+    assert (recorded == key_on_path(other, elsewhere)) == ((key, path) == (other, elsewhere))
+    assert len(recorded) <= MAX_LENGTH
+    assert " " in recorded  # which no key of a client has
+    assert recorded.isascii()
+    assert recorded.isprintable()

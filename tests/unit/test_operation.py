@@ -1,7 +1,6 @@
 """Declaring an operation: what is refused, and how settings and policy come together."""
 
 import inspect
-import re
 from datetime import timedelta
 from typing import Union, get_args, get_origin, get_type_hints
 
@@ -12,7 +11,15 @@ from django.test import override_settings
 from idempotency import ACCEPTED, CONFLICT, REEXECUTE, Operation, Wait, claim, idempotent
 from idempotency.conf import Settings, settings
 from idempotency.operation import operation_for, registry
-from idempotency.options.table import OPTIONS, SETTINGS, Options, RequestArguments
+from idempotency.options.table import (
+    OPTIONS,
+    SETTINGS,
+    BlockArguments,
+    Options,
+    RequestArguments,
+    TaskArguments,
+    Use,
+)
 
 
 def test_an_operation_follows_the_settings_at_the_time_it_is_asked():
@@ -126,20 +133,26 @@ def members(hint):
     return set(parts) - {type(None), str}
 
 
-def test_each_argument_has_the_type_of_its_option():
-    arguments, options = get_type_hints(RequestArguments), get_type_hints(Options)
-    assert set(arguments) == set(options) == set(OPTIONS)
+ARGUMENTS = {Use.REQUEST: RequestArguments, Use.BLOCK: BlockArguments, Use.TASK: TaskArguments}
+
+
+@pytest.mark.parametrize("use", Use)
+def test_each_argument_has_the_type_of_its_option(use):
+    arguments, options = get_type_hints(ARGUMENTS[use]), get_type_hints(Options)
+    assert set(options) == set(OPTIONS)
+    assert set(arguments) == {name for name, option in OPTIONS.items() if use in option.applies_to}
     for name, hint in options.items():
+        if name not in arguments:
+            continue
         expected = members(arguments[name])
         assert members(hint) == {part for part in expected if getattr(part, "__name__", "") != "Reconcile"}, name
 
 
-def test_the_settings_have_an_attribute_a_check_and_a_hint_for_each_entry():
+def test_the_settings_have_an_attribute_and_a_hint_for_each_entry():
     of_the_project = {option.name for option in SETTINGS.values()} - set(OPTIONS)
     assert set(get_type_hints(Settings)) == of_the_project | {"defaults", "fingerprint_secrets"}
     assert [name for name, option in SETTINGS.items() if option.setting != name] == []
-    assert len({option.check_id for option in SETTINGS.values()}) == len(SETTINGS)
-    assert all(re.fullmatch(r"idempotency\.E\d{3}", option.check_id) and option.hint for option in SETTINGS.values())
+    assert all(option.hint for option in SETTINGS.values())
 
 
 def test_each_default_is_valid():
@@ -152,7 +165,7 @@ def test_each_default_is_valid():
 
 @pytest.mark.parametrize(
     ("takes_options", "arguments"),
-    [(Operation.__init__, "RequestArguments"), (idempotent, "RequestArguments"), (claim, "Arguments")],
+    [(Operation.__init__, "RequestArguments"), (idempotent, "RequestArguments"), (claim, "BlockArguments")],
 )
 def test_options_are_typed_keywords(takes_options, arguments):
     parameter = list(inspect.signature(takes_options).parameters.values())[-1]
@@ -175,3 +188,49 @@ def test_a_policy_is_read_once_until_the_settings_change():
         with override_settings(USE_TZ=True):  # another setting
             assert operation.policy is policy
     assert operation.policy.ttl == timedelta(days=3)
+
+
+# An option that has no effect where it is given is refused
+
+WITHOUT_EFFECT = [
+    (use, name) for use in (Use.BLOCK, Use.TASK) for name, option in OPTIONS.items() if use not in option.applies_to
+]
+SAMPLES = {
+    "max_key_age": timedelta(hours=1),
+    "required": True,
+    "methods": ["POST"],
+    "account": str,
+    "recordable": bool,
+    "headers": ["ETag"],
+    "command": str,
+    "rebuild": str,
+    "key": str,
+    "profile": "stripe",
+}
+
+
+@pytest.mark.parametrize(("use", "name"), WITHOUT_EFFECT)
+def test_an_option_without_effect_is_refused(use, name):
+    argument = {name: SAMPLES[name]}
+    for declaration in ("tests.idle", Operation("tests.shared", **argument), "tests.shared"):
+        given = argument if declaration == "tests.idle" else {}
+        with pytest.raises(ImproperlyConfigured, match=f"{name}= has no effect on a (claim|task)"):
+            operation_for(declaration, given, use)
+    assert registry.get("tests.idle") is None
+
+
+def test_a_block_and_a_task_can_only_refuse_a_duplicate_or_wait():
+    for use in (Use.BLOCK, Use.TASK):
+        assert operation_for("tests.waits", {"in_progress": Wait(1)}, use).policy.in_progress == Wait(1)
+        with pytest.raises(ImproperlyConfigured, match="in_progress=ACCEPTED has no effect"):
+            operation_for("tests.accepts", {"in_progress": ACCEPTED}, use)
+
+
+def test_a_claim_block_refuses_the_options_of_requests():
+    with (
+        pytest.raises(
+            ImproperlyConfigured, match=r"'tests.block': methods=, headers= has no effect on a claim\(\) block"
+        ),
+        claim("tests.block", account_id="1", key="k", methods=["PUT"], headers=["ETag"]),
+    ):
+        pass

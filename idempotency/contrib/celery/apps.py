@@ -16,7 +16,7 @@ class CeleryConfig(AppConfig):
     def ready(self) -> None:
         # Imported here, because they need the models. A COMMIT calls the relay's task by its name, so every process has
         # to know the tasks.
-        from ...operation import registry
+        from ... import extensions
         from . import tasks  # noqa: F401
         from .checks import check_tasks
         from .deliveries import dead_letter_failed_message
@@ -28,7 +28,7 @@ class CeleryConfig(AppConfig):
         task_postrun.connect(write_counts, dispatch_uid="idempotency.write_counts")
         worker_process_shutdown.connect(write_last_counts, dispatch_uid="idempotency.write_last_counts")
         register(check_tasks, "idempotency")
-        registry.add_importer(import_tasks)
+        extensions.register(self.name, import_operations=import_tasks)
 
 
 def write_counts(sender: Any = None, **others: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, Unpack, cast
 from celery import current_task
 from celery.local import Proxy
 from django.core.exceptions import ImproperlyConfigured
+from django.db import InterfaceError, OperationalError
 
 from ... import signals
 from ...exceptions import (
@@ -26,13 +27,13 @@ from ...exceptions import (
 from ...identity.fingerprint import Payload
 from ...operation import Operation, operation_for
 from ...options import validators
-from ...options.table import Arguments
+from ...options.table import TaskArguments, Use
 from ...outcome import Outcome, outcome_of_result
 from ...protocol import ownership
 from ...protocol.acquisition import ClaimRequest, acquire_or_wait
 from ...protocol.claim import Claim
 from ...protocol.claim_block import result_of
-from ...protocol.execution import Running, end, running
+from ...protocol.execution import Attempt, end, running
 from .deliveries import Delivery
 from .policy import ATTRIBUTE, TaskPolicy, policy_of
 
@@ -49,7 +50,7 @@ def idempotent_task(
     consumer: str | None = None,
     dead_letter: str | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
-    **policy: Unpack[Arguments],
+    **policy: Unpack[TaskArguments],
 ) -> Callable[[F], F]:
     """Make a Celery task take effect once for each message. Write it below Celery's own decorator::
 
@@ -68,18 +69,13 @@ def idempotent_task(
     :param max_attempts: how many runs of one message may be cut off, for example because the worker is killed, before
         the message is treated as a poison message and dead-lettered. Runs that end in a retry or a failure don't count
         here, because Celery counts them.
-    :param policy: the keyword arguments of ``Operation``, if ``operation`` is a name.
+    :param policy: keyword arguments of ``Operation``, if ``operation`` is a name, except those that concern requests
+        or the keys of clients.
     :raises ImproperlyConfigured: the decorator is applied to something other than a plain function, or an argument has
-        a wrong value.
+        a wrong value or no effect on a task.
     :raises TypeError: there is no keyword argument of this name.
     """
-    declared = operation_for(operation, policy)
-    for option in ("max_key_age", "timed_keys"):
-        if declared.declared[option]:
-            raise ImproperlyConfigured(
-                f"Operation {declared.name!r}: {option} does not apply to Celery tasks, because no client makes the "
-                f"keys of messages. Leave it out."
-            )
+    declared = operation_for(operation, policy, Use.TASK)
     problem = None
     if consumer is not None and validators.name(consumer):
         problem = f"consumer {validators.name(consumer)}, not {consumer!r}."
@@ -156,7 +152,7 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             end(owned, ownership.release, reason, signals.released)
     request.idempotency_attempt = owned.attempt  # a dead letter carries this number
     delivery.log(logging.INFO, f"runs as attempt {owned.attempt}")
-    attempt = Running(Claim(owned))
+    attempt = Attempt(Claim(owned))
     try:
         with running(attempt):
             result = policy.function(*args, **kwargs)
@@ -165,5 +161,11 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         if error is attempt.foreign_error:
             raise  # the error of another claim inside the function counts as the function's own error
         # Another attempt has taken over, or it is not known whether this one committed. The next delivery finds out.
+        delivery.wait(error, ended=1)
+    except (OperationalError, InterfaceError) as error:
+        if owned.store.is_permanent(error):
+            raise
+        # The database restarts, say, and nothing is wrong with the message. What it wrote is rolled back or, outside of
+        # a transaction, its claim has ended as its operation declares.
         delivery.wait(error, ended=1)
     return result_of(outcome)  # read back from JSON, so that every delivery returns the same

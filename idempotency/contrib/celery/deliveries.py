@@ -14,8 +14,9 @@ from celery import current_app
 from celery.exceptions import Ignore, Reject
 from kombu.entity import Queue
 
+from ... import signals
 from ...conf import settings
-from ...exceptions import BrokerUnavailableError, IdempotencyError, RequestError
+from ...exceptions import BrokerUnavailableError, RequestError
 from ...identity.keys import shorten
 from ...identity.scope import Scope
 from ...operation import Operation
@@ -93,7 +94,7 @@ class Delivery:
             event,
         )
 
-    def wait(self, error: IdempotencyError, *, ended: int = 0) -> NoReturn:
+    def wait(self, error: Exception, *, ended: int = 0) -> NoReturn:
         """Publish the message again, to be delivered a little later. Celery does not count this as a retry of the task.
 
         :param error: why the message can't be consumed now.
@@ -103,18 +104,18 @@ class Delivery:
         """
         if self.request.is_eager:
             raise error  # there is no message
-        waited = count_of(self.headers, WAITED_HEADER)
+        waited, reason = count_of(self.headers, WAITED_HEADER), str(error).partition("\n")[0]
         if waited >= longest_wait(self.policy.operation).total_seconds():
-            self.dead_letter(f"waited for {waited} s: {error}", error)
+            self.dead_letter(f"waited for {waited} s: {reason}", error)
         longest = max(1, int(settings().max_retry_after.total_seconds()))
         # Each pause is half as long as all before it together, so that many waiting messages don't overload the broker.
-        countdown = min(max(1, error.retry_after or 0, waited // 2), longest)
+        countdown = min(max(1, getattr(error, "retry_after", None) or 0, waited // 2), longest)
         self.headers[WAITED_HEADER] = waited + countdown
         self.headers[ATTEMPTS_HEADER] = self._attempts + ended
         self.headers[REDELIVERED_HEADER] = self._is_redelivered
         self._publish_or_keep(countdown=countdown, retries=self.request.retries)
-        self.log(logging.INFO, f"waits for {countdown} s: {error}")
-        raise Ignore(f"published again, for in {countdown} s: {error}") from error
+        self.log(logging.INFO, f"waits for {countdown} s: {reason}")
+        raise Ignore(f"published again, for in {countdown} s: {reason}") from error
 
     def end_without_result(self, error: Exception) -> NoReturn:
         """End the delivery of a message that has been consumed and whose result is deleted.
@@ -141,9 +142,11 @@ class Delivery:
             raise error
         if self.policy.dead_letter is None:
             self.log(logging.ERROR, f"is rejected: {reason}")
+            self._announce_dead(reason, attempt)
             raise _Refused(reason, requeue=False) from error
         self._publish_or_keep(**self._to_dead_letters(reason, attempt))
         self.log(logging.ERROR, f"is dead-lettered to {self.policy.dead_letter!r}: {reason}")
+        self._announce_dead(reason, attempt)
         raise Ignore(f"dead-lettered to {self.policy.dead_letter!r}: {reason}") from error
 
     def dead_letter_failed(self, reason: str) -> None:
@@ -151,6 +154,16 @@ class Delivery:
         attempt = getattr(self.request, "idempotency_attempt", 0)
         publish_again(self.task, self.request, headers=self.headers, **self._to_dead_letters(reason, attempt))
         self.log(logging.ERROR, f"is dead-lettered to {self.policy.dead_letter!r}: {reason}")
+        self._announce_dead(reason, attempt)
+
+    def _announce_dead(self, reason: str, attempt: int) -> None:
+        operation = self.policy.operation
+        try:
+            scope = self.scope
+        except RequestError:
+            scope = Scope("", operation.name, "")
+        message = {"message_id": str(self.request.id), "task": str(self.task.name), "reason": reason}
+        signals.send(signals.dead_lettered, operation, scope, attempt, **message)
 
     def _to_dead_letters(self, reason: str, attempt: int) -> dict[str, Any]:
         for name in (WAITED_HEADER, REDELIVERED_HEADER):

@@ -51,7 +51,7 @@ def purge_expired_records(batch_size: int = PURGE_BATCH_SIZE, max_batches: int =
     records = sum(islice(purge_batches(batch_size=batch_size), max_batches), PurgeResult())
     others = {
         other.name: sum(islice(other.batches(batch_size=batch_size), max_batches), PurgeResult())
-        for other in other_purges
+        for other in other_purges()
     }
     return {
         "deleted": records.deleted,

@@ -23,13 +23,12 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...admin import records as admin_of_records
 from ...admin.decisions import DecisionAdmin
 from ...admin.display import ReadOnlyAdmin, format_duration, show_key, url_of
 from ...models import IdempotencyRecord
 from ...operate.stats import Number, Precision, Stats, stats
 from ...store import records_database
-from .counters import PURGE_ENDED, PURGED, counters, this_hour
+from .counters import PURGED, counters, this_hour
 from .models import IdempotencyCounter
 from .timeline import timeline_of
 
@@ -109,12 +108,9 @@ class DashboardAdmin(ReadOnlyAdmin):
         return TemplateResponse(request, "idempotency_dashboard/dashboard.html", context)
 
 
-def _add_timeline(record: IdempotencyRecord, request: HttpRequest, shown: DecisionAdmin) -> dict[str, Any]:
+def add_timeline(record: IdempotencyRecord, request: HttpRequest, shown: DecisionAdmin) -> dict[str, Any]:
     messages = _admin_of_messages(shown.admin_site, request)
     return {"timeline": timeline_of(record, request, shown, messages)}
-
-
-admin_of_records.page_additions.append(_add_timeline)
 
 
 # Events
@@ -132,7 +128,7 @@ def _events() -> dict[str, Any]:
         for operation, counted in operations.items():
             by_operation.setdefault(operation, Counter()).update(counted)
     busiest = sorted(by_operation.items(), key=lambda item: (-item[1].total(), item[0]))
-    ended = max((hour for hour, counted in by_hour.items() if counted[PURGE_ENDED]), default=None)
+    ended = counters.read_last_purge(records_database())
     return {
         "hour_since": _start_of(now - LAST_HOURS + 1),
         "day_since": _start_of(first),
@@ -147,6 +143,7 @@ def _events() -> dict[str, Any]:
         "growth": f"≤ {last_day['claimed'] - last_day[PURGED]:+,}",
         "purged": f"{last_day[PURGED]:,}",
         "purge_ended": None if ended is None else _start_of(ended),
+        "purge_is_overdue": ended is None or ended < first,
         "chart": {
             "hours": [hour * 3600 for hour in by_hour],
             "series": [[str(label), [by_hour[hour][event] for hour in by_hour]] for event, label in EVENTS.items()],

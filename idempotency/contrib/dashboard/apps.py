@@ -13,6 +13,14 @@ class DashboardConfig(AppConfig):
     default_auto_field: str = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from .counters import counters  # here, because it needs the models
+        from ... import extensions
+        from .counters import counters, note_end_of_purge  # here, because they need the models
 
         counters.connect()
+        extensions.register(self.name, event_counts=counters, after_purge=note_end_of_purge, record_page=_add_timeline)
+
+
+def _add_timeline(*page: Any) -> dict[str, Any]:
+    from .admin import add_timeline  # here, because a project need not install the admin
+
+    return add_timeline(*page)

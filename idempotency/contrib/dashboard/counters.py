@@ -21,21 +21,18 @@ from typing import Any, Final
 
 from django.core.signals import request_finished
 from django.db import connections
+from django.db.models import QuerySet
 
 from ... import signals
-from ...operate import purge, stats
-from ...store import records_database, retry_lost_races, store_for
+from ...store import records_database
 from ...store.statement_timeout import connection_as_found
+from .adding import write_counts
 from .models import IdempotencyCounter
 
 logger: Final = logging.getLogger("idempotency")
 
 #: Seconds. Each flush is one short transaction, so a hundred processes cost the database ten transactions a second.
 FLUSH_EVERY = 10.0
-
-#: The database may refuse a flush: under REPEATABLE READ because another process flushes too, under InnoDB because
-#: another process inserts a new counter. The flush is tried this often, and then the counts are kept for the next one.
-MAX_ROUNDS = 5
 
 #: How long, in seconds, a reader waits for a flush in another thread. A reader that doesn't wait may count twice the
 #: counts that are being written.
@@ -70,7 +67,7 @@ class Counters:
         self._failing = False
 
     def connect(self) -> None:
-        """Count from now on, and give the statistics their events."""
+        """Count from now on."""
         signals.connect_events("counters", lambda operation, event, attempt: self.count(operation, event))
         signals.purged.connect(
             lambda count, **more: self.count("", PURGED, count), weak=False, dispatch_uid="idempotency.counters.purged"
@@ -78,8 +75,6 @@ class Counters:
         request_finished.connect(self._request_finished, weak=False, dispatch_uid="idempotency.counters")
         os.register_at_fork(after_in_child=self.reset)
         atexit.register(self.flush)
-        stats.event_counts = self
-        purge.after_purge.append(note_end_of_purge)
 
     def count(self, operation: str, event: str, count: int = 1) -> None:
         if self._database is None:
@@ -127,7 +122,7 @@ class Counters:
         # another database again. The counts must not be added to that one.
         if self._database in {None, _database(using)}:
             with connection_as_found(using):
-                write_counts(using, counts)
+                write_counts(using, counts, this_hour())
         # If the process is killed before the COMMIT, nothing was added and the counts are lost. If it is killed after
         # the COMMIT, they were added once. If an exception interrupts the flush, for example one that the handler of an
         # operating system signal raises, the counts are kept for the next flush.
@@ -159,14 +154,13 @@ class Counters:
         return read
 
     def read_last_purge(self, using: str) -> int | None:
-        """Read the hour in which a purge last found nothing more to delete.
+        """Read the hour in which a purge last found nothing more to delete, in hours since 1970; None if none did."""
+        ended = _hours(using).filter(operation="", event=PURGE_ENDED)
+        return ended.order_by("-hour").values_list("hour", flat=True).first()
 
-        :returns: hours since 1970. If no purge has come to its end, the first hour in which anything was counted. None
-            if nothing was counted.
-        """
-        hours = IdempotencyCounter.objects.using(using).filter(hour__gt=0).values_list("hour", flat=True)
-        ended: int | None = hours.filter(operation="", event=PURGE_ENDED).order_by("-hour").first()
-        return hours.order_by("hour").first() if ended is None else ended
+    def read_first_hour(self, using: str) -> int | None:
+        """Read the first hour of which counts are kept, in hours since 1970. None if there are no counts."""
+        return _hours(using).order_by("hour").values_list("hour", flat=True).first()
 
     def operations(self, using: str, limit: int) -> set[str]:
         """The names of up to ``limit`` operations of which anything was counted and written."""
@@ -194,6 +188,10 @@ def this_hour() -> int:
     return int(time.time() // 3600)
 
 
+def _hours(using: str) -> QuerySet[IdempotencyCounter]:
+    return IdempotencyCounter.objects.using(using).filter(hour__gt=0)
+
+
 def note_end_of_purge(using: str) -> None:
     """Count that a purge has found nothing more to delete, and delete the counts of hours that are long ago.
 
@@ -203,8 +201,8 @@ def note_end_of_purge(using: str) -> None:
     """
     if _in_transaction(using):
         return
-    write_counts(using, Counter({("", PURGE_ENDED): 1}))
-    IdempotencyCounter.objects.using(using).filter(hour__gt=0, hour__lt=this_hour() - HOURS_KEPT).delete()
+    write_counts(using, Counter({("", PURGE_ENDED): 1}), this_hour())
+    _hours(using).filter(hour__lt=this_hour() - HOURS_KEPT).delete()
 
 
 def _database(using: str) -> object:
@@ -224,17 +222,6 @@ def _runs_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def write_counts(using: str, counts: Counts) -> None:
-    """Add to the table, in a transaction that contains nothing else."""
-
-    def transact() -> None:
-        store = store_for(using)
-        with store.own_transaction("A flush of the counters"):
-            store.add_counts(counts, this_hour())
-
-    retry_lost_races(MAX_ROUNDS, using, transact)
 
 
 counters: Final = Counters()

@@ -13,12 +13,12 @@ class OpenTelemetryConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here, because they need the models.
-        from ... import signals
+        from ... import extensions, signals
         from . import meters, tracing
 
         meters.connect()
         signals.connect_events("opentelemetry.span", tracing.note_on_span)
-        if apps.is_installed("idempotency.outbox"):
-            tracing.connect_outbox()
+        # The relay sends a message in its producer's context, so an instrumented broker's client continues that trace.
+        extensions.register(self.name, message_headers=tracing.current_context, sending_context=tracing.sending)
         if apps.is_installed("idempotency.contrib.celery"):
             tracing.connect_celery()

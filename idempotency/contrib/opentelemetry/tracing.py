@@ -80,19 +80,6 @@ def connect_celery() -> None:
         signal.connect(link, weak=False, dispatch_uid="idempotency.opentelemetry.link")
 
 
-def connect_outbox() -> None:
-    """Let messages of the outbox carry the context from now on. Called again, it does nothing.
-
-    The relay sends a message in its producer's context, so an instrumented client of a broker continues that trace.
-    """
-    from ...outbox.publishing import header_sources
-    from ...outbox.relay import sending_contexts
-
-    if current_context not in header_sources:
-        header_sources.append(current_context)
-        sending_contexts.append(sending)
-
-
 def current_context() -> Mapping[str, str]:
     carrier: dict[str, str] = {}
     if trace.get_current_span().is_recording():

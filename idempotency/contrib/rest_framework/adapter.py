@@ -1,4 +1,4 @@
-"""The adapter for a request to a DRF view, the package's errors as DRF's exceptions, and the view of a key's status.
+"""The adapter for a request to a DRF view, the package's errors as DRF's exceptions.
 
 Authentication, permissions and throttles run before this, because DRF calls a handler after ``initial()``.
 """
@@ -6,41 +6,44 @@ Authentication, permissions and throttles run before this, because DRF calls a h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django.core.exceptions import ImproperlyConfigured, RequestDataTooBig
+from django.core.exceptions import RequestDataTooBig
 from django.db import connections, transaction
-from django.http import Http404, RawPostDataException
+from django.http import RawPostDataException
 from rest_framework import serializers
 from rest_framework.exceptions import APIException, UnsupportedMediaType
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.parsers import JSONParser, MultiPartParser
-from rest_framework.permissions import BasePermission
 from rest_framework.renderers import BrowsableAPIRenderer
-from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSetMixin
 
 from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register, served_methods
-from ...http.key_status import asked_policy, tell_status
+from ...http.late_changes import copied, late_change
 from ...http.payload import content_length, fits_in_memory, has_json_in_memory, has_parts, keep_readable, parts
-from ...http.problems import PROFILES, Profile, problem, text_of
-from ...http.protection import RoutedHandler, class_of, methods_of_class
+from ...http.problems import PROFILES, STATUS_HEADER, Profile, problem, text_of
+from ...http.protection import SAFE_METHODS, RoutedHandler, class_of, methods_of_class
 from ...identity.parsing import parse_json
-from ...operation import Operation, Policy
+from ...operation import Policy
 from ...options.values import IETF
-from ...outcome import STATUS_HEADER, UNREADABLE, Outcome, decode_body, is_json
+from ...outcome import UNREADABLE, Outcome, decode_body, is_json
 from ...store import records_database
 from .commands import as_sent, declared_fields
+from .object_checks import arguments_of_lookup, check_object, has_own_get_object, object_checks
 from .view_classes import Docstring, handlers_of_view
 
 HOOKS = frozenset(
     {"initial", "perform_authentication", "check_permissions", "check_object_permissions", "check_throttles"}
 )
+
+
+_SAFE = {method.lower() for method in SAFE_METHODS}
 
 
 @register
@@ -64,24 +67,33 @@ class RestFrameworkAdapter(Adapter):
         view_class = class_of(callback)
         if view_class is None or not issubclass(view_class, APIView):
             return None
-        return handlers_of_view(view_class, getattr(callback, "actions", None))
+        return handlers_of_view(view_class, getattr(callback, "actions", None), getattr(callback, "initkwargs", {}))
 
     @classmethod
     def hooks_of(cls, view_class: type) -> Collection[str]:
         return HOOKS if issubclass(view_class, APIView) else ()
 
     @classmethod
+    def unsafe_handlers_of_class(cls, view_class: type) -> Collection[str]:
+        if not issubclass(view_class, ViewSetMixin):
+            return ()
+        extra: Any = view_class.get_extra_actions()
+        mapped = {name for action in extra for method, name in action.mapping.items() if method not in _SAFE}
+        return {"create", "update", "partial_update", "destroy", *mapped}
+
+    @classmethod
     def doubts_about(cls, callback: Any, parameters: Collection[str]) -> list[str]:
-        view_class, arguments = class_of(callback), getattr(callback, "initkwargs", {})
-        if view_class is None or not set(parameters) - {"format"}:
+        view_class, initial = class_of(callback), getattr(callback, "initkwargs", {})
+        if view_class is None or not issubclass(view_class, APIView) or not set(parameters) - {"format"}:
             return []
-        if _finds_object(view_class, parameters, arguments.get("queryset", getattr(view_class, "queryset", None))):
+        queryset = initial.get("queryset", getattr(view_class, "queryset", None))
+        if arguments_of_lookup(view_class, parameters, queryset, initial.get("detail") is True) is not None:
             return []
-        permissions = arguments.get("permission_classes", view_class.permission_classes)
+        permissions = initial.get("permission_classes", view_class.permission_classes)
         return [
-            f"{name}.has_object_permission() is checked within the handler, so not before a replay. The package checks "
-            f"it if the view has get_object() and the URL has its lookup_url_kwarg."
-            for name in sorted(_names_of_object_permissions(permissions))
+            f"{name} is called within the handler, so not before a replay. The package calls it if the view has "
+            f"get_object() and the URL has its lookup_url_kwarg."
+            for name in sorted(object_checks(view_class, permissions))
         ]
 
     def served_methods(self, name: str) -> Collection[str]:
@@ -204,20 +216,15 @@ class RestFrameworkAdapter(Adapter):
         return response
 
     def permit_replay(self) -> None:
-        """Find the view's object, which checks the permissions on it, if there are such.
-
-        If there is no such object any more, there is nothing to check: the operation itself may have deleted it.
-        """
         view = self.view
-        if not _finds_object(view, view.kwargs, getattr(view, "queryset", None)):
+        if not (has_own_get_object(type(view)) or object_checks(type(view), map(type, view.get_permissions()))):
             return
-        if not _names_of_object_permissions(map(type, view.get_permissions())):
-            return
-        view.headers.update(self.headers)  # DRF makes the response to a refusal
-        # The project's query may lock the row, which needs a transaction.
-        with suppress(Http404), transaction.atomic(using=records_database()):
-            view.get_object()
-        del view.headers[STATUS_HEADER]
+        detail = getattr(view, "detail", None)  # known if a router made the route
+        if detail is None:
+            detail = self.http.method != "POST"  # which usually creates an object
+        arguments = arguments_of_lookup(view, view.kwargs, getattr(view, "queryset", None), detail)
+        if arguments is not None:
+            check_object(view, arguments)
 
     def replay(self, outcome: Outcome) -> Any:
         """Make a DRF ``Response`` with ``data`` if the recorded body is JSON or empty. Others have no ``data``."""
@@ -248,36 +255,6 @@ class RestFrameworkAdapter(Adapter):
             return self.view.handle_exception(error)
 
 
-def _finds_object(view: Any, parameters: Collection[str], queryset: object) -> bool:
-    """Whether ``get_object()`` of a view, or of its class, can find the object that a URL names.
-
-    :param parameters: the arguments of the URL.
-    :param queryset: the view's attribute, without which DRF's own ``get_object()`` raises an error.
-    """
-    if not hasattr(view, "get_object") or getattr(view, "view_is_async", False):
-        return False
-    from rest_framework.generics import GenericAPIView  # it imports the project's filters
-
-    view_class: Any = view if isinstance(view, type) else type(view)
-    own = view_class.get_object, getattr(view_class, "get_queryset", None)
-    if queryset is None and own == (GenericAPIView.get_object, GenericAPIView.get_queryset):
-        return False
-    return (getattr(view, "lookup_url_kwarg", None) or getattr(view, "lookup_field", None)) in parameters
-
-
-def _names_of_object_permissions(permissions: Iterable[Any]) -> set[str]:
-    """The names of those permission classes that look at objects."""
-    names: set[str] = set()
-    by_default = BasePermission.has_object_permission
-    for permission in permissions:
-        operands = [getattr(permission, name) for name in ("op1_class", "op2_class") if hasattr(permission, name)]
-        if operands:  # of an expression such as IsOwner | IsAdminUser
-            names |= _names_of_object_permissions(operands)
-        elif getattr(permission, "has_object_permission", by_default) is not by_default:
-            names.add(permission.__name__)
-    return names
-
-
 @dataclass(eq=False)
 class _Finalized:
     """Replaces a view's ``finalize_response``, so that ``dispatch()`` does not finalize the final response again."""
@@ -289,32 +266,14 @@ class _Finalized:
 
     def note_recorded(self) -> None:
         """Remember the data of the response, whose rendered form is being recorded."""
-        self.is_recorded, self.data = True, _copied(getattr(self.response, "data", None))
+        self.is_recorded, self.data = True, copied(getattr(self.response, "data", None))
 
     def __call__(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
         if response is not self.response:
             return self.finalize(request, response, *args, **kwargs)
-        if self.is_recorded and _copied(getattr(response, "data", None)) != self.data:
-            view = type(request.parser_context["view"])
-            raise ImproperlyConfigured(
-                f"The data of a response of {view.__qualname__} was changed after the response had been rendered and "
-                f"recorded, so the change would reach no client. An override that calls a protected super() method, "
-                f"and a decorator above @idempotent, come too late. Change the data in the protected handler or in a "
-                f"decorator below @idempotent, or return a new Response."
-            )
+        if self.is_recorded and copied(getattr(response, "data", None)) != self.data:
+            raise late_change("data", type(request.parser_context["view"]).__qualname__)
         return response
-
-
-_CONTAINERS = (dict, list, tuple, Mapping)
-
-
-def _copied(data: Any) -> Any:
-    """The data of a response with its dicts and lists copied, so that a later change of one of them shows."""
-    if isinstance(data, Mapping):
-        return {name: _copied(value) if isinstance(value, _CONTAINERS) else value for name, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_copied(value) if isinstance(value, _CONTAINERS) else value for value in data]
-    return data
 
 
 class IdempotencyAPIException(APIException):
@@ -332,14 +291,3 @@ class IdempotencyAPIException(APIException):
         self.wait: Final = error.retry_after  # DRF's handler turns it into Retry-After
         self.auth_header: str | None = None
         self.__cause__: BaseException | None = error
-
-
-class KeyStatusView(APIView):
-    """Answers the owner of an Idempotency-Key with the status of the key, without running anything."""
-
-    operation: str | Operation | None = None
-
-    def get(self, request: Request, **route: Any) -> Response:
-        policy = asked_policy(self.operation, route)
-        response: Response = tell_status(policy, RestFrameworkAdapter(request), Response)
-        return response

@@ -10,6 +10,7 @@ from django.core.management.base import CommandParser
 from django.db import DEFAULT_DB_ALIAS
 
 from ...operate.erasure import DEFAULT_BATCH_SIZE, ERASED, MAX_BATCH_SIZE, UNRESOLVED, erase_account, find_rows
+from ...options import validators
 from ..running import (
     EXIT_WORK_LEFT,
     ExplainedCommand,
@@ -68,7 +69,8 @@ class Command(ExplainedCommand):
         account_id, database = options["account_id"], options["database"]
         check_batch_size(options["batch_size"], MAX_BATCH_SIZE)
         check_database(DEFAULT_DB_ALIAS if database is None else database)
-        require(account_id != "", "The account must not be empty.")
+        problem = validators.name(account_id)
+        require(problem is None, f"The account {problem}, not {account_id!r}.")
         with refusals_as_errors(database or DEFAULT_DB_ALIAS):
             if options["dry_run"]:
                 left = find_rows(account_id, using=database).count()

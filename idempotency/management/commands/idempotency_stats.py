@@ -161,9 +161,13 @@ class Command(BaseCommand):
 
 
 def _table_of_numbers(numbers: dict[str, Number]) -> str:
-    rows = [(label, _format(name, numbers[name]), str(numbers[name].kind)) for name, label in LABELS.items()]
+    rows = [(label, _format(name, numbers[name]), _precision(numbers[name])) for name, label in LABELS.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return "\n".join(f"{label:{widths[0]}}  {value:>{widths[1]}}  {kind}" for label, value, kind in rows)
+
+
+def _precision(number: Number) -> str:
+    return "" if number.kind is Precision.NEVER else str(number.kind)
 
 
 def _table_of_operations(operations: dict[str, dict[str, int]]) -> str:
@@ -175,6 +179,8 @@ def _table_of_operations(operations: dict[str, dict[str, int]]) -> str:
 
 
 def _format(name: str, number: Number) -> str:
+    if number.kind is Precision.NEVER:
+        return "never"
     if number.value is None:
         return "-"
     if name == "table_bytes":

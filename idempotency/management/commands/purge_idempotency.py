@@ -44,7 +44,7 @@ class Command(BatchCommand[PurgeResult]):
     def works(self) -> Iterator[Work[PurgeResult]]:
         batches = purge_batches(batch_size=self.batch_size, include_parked=self.include_parked, using=self.using)
         yield self._work("record", batches, due(include_parked=self.include_parked, using=self.using))
-        for other in other_purges:
+        for other in other_purges():
             if (rows := other.due(self.using)).exists():
                 yield self._work(other.row, other.batches(batch_size=self.batch_size, using=self.using), rows)
 
@@ -65,6 +65,6 @@ class Command(BatchCommand[PurgeResult]):
             if past.get(status):
                 kind = counted(past[status], "record")
                 self.write(f"Would keep {kind} past retention: {status.replace('_', ' ')}.")
-        for other in other_purges:
+        for other in other_purges():
             if count := other.due(self.using).count():
                 self.write(self._describe("Would purge", count, other.row))

@@ -8,22 +8,34 @@ between the two would hold the record's lock in a session that looks busy, so no
 
 from __future__ import annotations
 
+import re
 import selectors
 from collections.abc import Callable
-from functools import partial
-from operator import attrgetter
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
 
 from django.db import Error
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.version import get_version_tuple
 
 from ..transaction_guard import TransactionWatch
 
 #: Asks about one socket by one system call. Windows has no poll().
 Selector: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
+#: The releases of psycopg whose private ``_autocommit`` is known to be what ``PostgreSQLWatch`` takes it for: from the
+#: first, before the second. With any other release, the driver sends its own BEGIN as a message.
+TESTED: Final = ("3.2", "3.4")
+
 #: The states of libpq: no transaction is open, none of its statements has failed, one has.
 TRANSACTION_IDLE, TRANSACTION_SOUND, TRANSACTION_FAILED = 0, 2, 3
+
+
+@cache
+def is_tested(version: str) -> bool:
+    """Whether a release of psycopg is one of ``TESTED``."""
+    first, end = (get_version_tuple(limit) for limit in TESTED)
+    return first <= get_version_tuple(version) < end
 
 
 def has_open_transaction(driver: Any) -> bool:
@@ -41,22 +53,65 @@ def is_silent(driver: Any) -> bool:
         return not selector.select(0)
 
 
-class BeginningWatch(TransactionWatch):
-    """A watch that sends BEGIN together with the first statement of its block.
+#: Statements that may end a transaction and begin another one at once: COMMIT AND CHAIN, or several statements in one
+#: text. ROLLBACK TO only goes back to a savepoint. END is also a part of CASE, so it counts only at the beginning of a
+#: statement.
+_ENDS = re.compile(r"\b(?:commit|abort|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b|(?:^|;)\s*end\b")
+
+
+def may_end_transaction(sql: str) -> bool:
+    # Search for the words first, because the pattern takes a hundred times as long, and every statement is checked
+    # here.
+    text = sql.lower()
+    if "commit" in text or "rollback" in text or "abort" in text or "end" in text:
+        return _ENDS.search(text) is not None
+    return False
+
+
+@dataclass(eq=False, repr=False)
+class PostgreSQLWatch(TransactionWatch):
+    """Also sends BEGIN together with the first statement of its block, and detects COMMIT AND CHAIN.
 
     Only Django's wrapper around a cursor comes here. COPY, ``stream()`` and ``callproc()`` don't, and they get the
     BEGIN of the driver, as does each statement that can't be a part of a longer message.
     """
 
-    def __init__(self, connection: BaseDatabaseWrapper, takes_several: Callable[[Any], bool]) -> None:
-        """:param takes_several: whether a message of a driver's cursor can hold several statements."""
-        is_open = attrgetter("pgconn.transaction_status")  # only TRANSACTION_IDLE is 0
-        super().__init__(connection, is_open, partial(_identity, connection))
-        self._takes_several = takes_several
+    #: Whether a message of a driver's cursor can hold several statements.
+    takes_several: Callable[[Any], bool]
 
-    def execute(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+    def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        self.look()
+        if not self._begun:
+            result = self._begin(execute, sql, params, many, context)
+        elif not may_end_transaction(str(sql)):
+            result = execute(sql, params, many, context)
+        else:
+            before = self.identity()  # only here, because that costs two round trips
+            result = execute(sql, params, many, context)
+            self.ended = self.ended or self.identity() != before
+        self.look()
+        return result
+
+    def look(self) -> None:
+        driver = self.connection.connection
+        is_open = driver is None or driver.pgconn.transaction_status != TRANSACTION_IDLE
+        self.ended = self.ended or (self._begun and not is_open)
+        self._begun = is_open
+
+    def identity(self) -> object:
+        """When the open transaction began, which identifies it. None if it has failed and can't be asked.
+
+        This asks the driver, because Django's cursor would call the watch again.
+        """
+        driver = self.connection.connection
+        if driver is None or driver.pgconn.transaction_status != TRANSACTION_SOUND:
+            return None
+        with self.connection.wrap_database_errors:
+            return driver.execute("SELECT now()").fetchone()
+
+    def _begin(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
         driver, cursor = self.connection.connection, context["cursor"].cursor
-        if self._begun or many or not self._can_follow_begin(sql, driver, cursor):
+        if many or not self._can_follow_begin(sql, driver, cursor):
             return execute(sql, params, many, context)
         try:
             # With autocommit on, the driver sends no BEGIN of its own. Its public setter refuses to switch it off again
@@ -83,7 +138,8 @@ class BeginningWatch(TransactionWatch):
             # then fail.
             isinstance(sql, str)
             and ";" not in sql.rstrip().rstrip(";")
-            and self._takes_several(cursor)
+            and self.takes_several(cursor)
+            and is_tested(self.connection.Database.__version__)
             and not driver.autocommit
             and driver.read_only is None
             and driver.deferrable is None
@@ -97,15 +153,3 @@ def _begin(driver: Any) -> str:
     if driver.isolation_level is None:
         return "BEGIN"
     return f"BEGIN ISOLATION LEVEL {driver.isolation_level.name.replace('_', ' ')}"
-
-
-def _identity(connection: Any) -> object:
-    """When the open transaction began, which identifies it. None if it has failed and can't be asked.
-
-    This asks the driver, because Django's cursor would call the watch again.
-    """
-    driver = connection.connection
-    if driver is None or driver.pgconn.transaction_status != TRANSACTION_SOUND:
-        return None
-    with connection.wrap_database_errors:
-        return driver.execute("SELECT now()").fetchone()

@@ -26,7 +26,7 @@ from ...outcome import Outcome
 from ..base import CommitError, Fence, Row
 from ..portable import Store, status_of
 from ..transaction_guard import TransactionWatch
-from .merged import BeginningWatch, has_open_transaction, is_silent
+from .merged import TRANSACTION_IDLE, PostgreSQLWatch, has_open_transaction, is_silent
 
 
 class Setting(NamedTuple):
@@ -148,6 +148,9 @@ FENCE_MISSED = "idempotency: another attempt owns this record"
 # RETURNING writes the note, because it is computed only for a row that has changed. SET is computed before the wait for
 # the row's lock, so a note in it would be there even if the row doesn't match any more. The note is the record's id. A
 # constant could be a setting of the role already. The planner computes constants, so the text that is cast is none.
+#
+# WITH completed AS (UPDATE ... RETURNING 1) SELECT 1 / count(*) FROM completed would need no note. For the same message
+# it took 1.13 times as long and 1.20 times the server's CPU, 50 microseconds of each, in 6,000 pairs on PostgreSQL.
 COMPLETE_AND_COMMIT = f"""
 {with_settings(COMPLETE, ())} RETURNING set_config('idempotency.completed', id::text, true);
 SELECT (CASE current_setting('idempotency.completed', true) WHEN %s THEN '1' ELSE '{FENCE_MISSED}' END)::integer;
@@ -176,8 +179,10 @@ SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL, 
 class RecordStore(Store):
     """Claims, the transactions around them, and what the server's errors mean."""
 
-    #: 0 if it is idle.
-    has_open_transaction: Any = property(attrgetter("connection.connection.pgconn.transaction_status"))
+    @property
+    def has_open_transaction(self) -> bool:
+        driver: Any = self.connection.connection
+        return bool(driver.pgconn.transaction_status != TRANSACTION_IDLE)
 
     def insert_claim(
         self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
@@ -258,7 +263,7 @@ class RecordStore(Store):
         self.row_of(with_settings("SELECT {settings}", tuple(settings if wait_for_disk else [*settings, NO_DISK])))
 
     def watch_transaction(self) -> TransactionWatch:
-        return BeginningWatch(self.connection, self.takes_several)
+        return PostgreSQLWatch(self.connection, self.takes_several)
 
     def takes_several(self, cursor: Any) -> bool:
         """Whether a message of the driver's cursor can hold several statements. It can't if the server binds the

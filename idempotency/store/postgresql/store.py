@@ -1,41 +1,14 @@
-"""The store of PostgreSQL: messages, counters, the purge and what checks ask. ``statements.py`` has the claims."""
+"""The store of PostgreSQL: the purge and what checks ask. ``statements.py`` has the claims."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any
 
 from ...lifecycle import Status
 from ..base import Replication, TableSize, Taken
-from .statements import NO_DISK, RecordStore
-
-if TYPE_CHECKING:
-    from ...outbox.models import OutboxMessage
-
-# If the message exists already, that is no error, because an error would break the caller's transaction. After an
-# attempt was cut off, the next one normally finds its messages.
-_INSERT_MESSAGE = """
-INSERT INTO idempotency_outbox_message (message_id, account_id, idempotency_key, topic, sender, payload, headers,
-    ordering_key, status, attempts, error, next_try_at)
-VALUES (%s, %s, %s, %s, %s, %s::json, %s::jsonb, %s, 'pending', 0, '', statement_timestamp() + %s)
-ON CONFLICT (message_id) DO NOTHING
-RETURNING id, created_at, next_try_at
-"""
-
-# The wait for a lock is bounded, because another process adds to the same rows in milliseconds. COMMIT need not wait
-# for the disk: if the server crashes, it may lose the last counts, which is acceptable for statistics. All processes
-# lock the rows in the same order, so that no two of them can deadlock.
-_ADD_COUNTS = """
-INSERT INTO idempotency_dashboard_counter AS counter (hour, operation, event, total)
-SELECT hour, operation, event, total
-FROM unnest(ARRAY[0, %s::integer]) AS hour,
-    unnest(%s::text[], %s::text[], %s::bigint[]) AS counted (operation, event, total)
-WHERE {settings}
-ORDER BY hour, operation COLLATE "C", event COLLATE "C"
-ON CONFLICT (hour, operation, event) DO UPDATE SET total = counter.total + excluded.total
-"""
+from .statements import RecordStore
 
 # Locked rows are skipped, because such a row is being claimed again or deleted by another purge. So purges that run at
 # once can't deadlock, and share the work. The SELECT walks the index on expires_at, whose condition it repeats; of a
@@ -100,21 +73,6 @@ _IDENTITY = "SELECT current_database(), to_regclass('idempotency_record')::oid, 
 
 class PostgreSQLStore(RecordStore):
     """PostgreSQL. Each change is one statement."""
-
-    def insert_message(self, message: OutboxMessage, delay: timedelta) -> bool:
-        scope = (message.message_id, message.account_id, message.idempotency_key)
-        content = (message.topic, message.sender, message.payload, json.dumps(message.headers), message.ordering_key)
-        row = self.row_of(_INSERT_MESSAGE, (*scope, *content, delay))
-        if row is None:
-            return False
-        message.pk, message.created_at, message.next_try_at = row
-        return True
-
-    def add_counts(self, counts: Mapping[tuple[str, str], int], hour: int) -> None:
-        operations, events = [operation for operation, _ in counts], [event for _, event in counts]
-        parameters: list[Any] = [hour, operations, events, list(counts.values())]
-        with self.connection.cursor() as cursor:
-            self._execute(cursor, _ADD_COUNTS, parameters, *self._bounds(), NO_DISK)
 
     def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> Taken:
         parameters = {

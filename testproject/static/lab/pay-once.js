@@ -5,7 +5,8 @@
 
 const ATTEMPTS = 12;
 const LONGEST_WAIT = 30000; // milliseconds
-const UNKNOWN = [408, 425, 429, 502, 503, 504];
+const UNKNOWN = [408, 425, 429];
+const IN_PROGRESS = ["idempotency_in_progress", "idempotency_key_in_use", "idempotency_in_flight"];
 
 const running = new Map();
 
@@ -18,7 +19,8 @@ export function kept(purpose) {
 
 /**
  * Send a payload once for a purpose, or continue what was begun for it, with the key and the body of then.
- * Resolves to the answer, {status, body}, or to null if there is none yet: call this again later, and say so.
+ * Resolves to the outcome, {status, body}, or to a refusal with a status of 400 and more that is to be corrected, for
+ * example because the session has ended. Resolves to null if nothing is known yet: call this again later, and say so.
  *
  * options.headers() returns further headers of an attempt, options.send replaces fetch.
  */
@@ -62,12 +64,13 @@ async function send(purpose, { headers = () => ({}), send: request = fetch }) {
         headers: { ...headers(), "Content-Type": "application/json", "Idempotency-Key": entry.key },
       });
       const body = await response.json().catch(() => null);
-      if (isAnswer(response.status, body)) {
-        const outcome = { status: response.status, body };
-        if (isOutcome(response.status, body)) {
-          keep(purpose, { ...entry, outcome });
-        }
-        return outcome;
+      const answer = { status: response.status, body };
+      if (isOutcome(response, body)) {
+        keep(purpose, { ...entry, outcome: answer });
+        return answer;
+      }
+      if (!isOpen(response, body)) {
+        return response.status < 400 ? null : answer;
       }
       // A proxy may send a date, which is no number, or a time for which nobody waits in front of a page.
       wait = Math.min(LONGEST_WAIT, 1000 * (Number(response.headers.get("Retry-After")) || 0));
@@ -80,18 +83,30 @@ async function send(purpose, { headers = () => ({}), send: request = fetch }) {
   return null;
 }
 
-// Whether there is no use in another attempt now.
-function isAnswer(status, body) {
-  if (status === 409) {
-    return body?.code !== "idempotency_in_progress";
+// Whether an answer is what became of the operation: the server says so. If it says nothing, only JSON with a 2xx is: a
+// login page, an error of a proxy or an answer from another URL says nothing about a payment.
+function isOutcome(response, body) {
+  const known = response.headers.get("Idempotency-Status");
+  if (known === null || known === "ignored") {
+    return response.ok && response.status !== 202 && !response.redirected && body !== null;
   }
-  return status < 500 && status !== 202 && !UNKNOWN.includes(status);
+  return known === "executed" || known === "replayed";
 }
 
-// Whether an answer is what became of the operation. A request that was refused before it ran, for example because the
-// session has ended, is sent again with the same key once that is corrected.
-function isOutcome(status, body) {
-  return status !== 401 && status !== 403 && !String(body?.code).startsWith("idempotency_");
+// Whether another attempt may learn the outcome.
+function isOpen(response, body) {
+  const { status } = response;
+  const known = response.headers.get("Idempotency-Status");
+  if (known === "in-progress") {
+    return true;
+  }
+  if (["recorded", "reused", "ignored"].includes(known)) {
+    return false; // it is settled, or another attempt would be another payment
+  }
+  if (status === 409) {
+    return IN_PROGRESS.includes(body?.code ?? body?.error?.code);
+  }
+  return status >= 500 || status === 202 || UNKNOWN.includes(status);
 }
 
 // Waits, but no longer than until the browser is online again.

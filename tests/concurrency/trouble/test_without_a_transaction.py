@@ -14,7 +14,7 @@ from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.protocol import ownership
 from idempotency.protocol.claim import Claim
-from idempotency.protocol.execution import Running, running
+from idempotency.protocol.execution import Attempt, running
 from idempotency.store import Fence, store_for
 from tests.concurrency.failures import IN_PROGRESS, UNAVAILABLE, cut_connection, fail, problem, unreachable
 from tests.concurrency.racing import Gate, held
@@ -237,5 +237,5 @@ def test_only_what_a_new_connection_may_cure_is_tried_again(
 
 
 def test_a_run_is_no_part_of_a_transaction_of_its_caller(post):
-    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), running(Running(Claim(owned(True)))):
+    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), running(Attempt(Claim(owned(True)))):
         pass

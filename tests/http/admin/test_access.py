@@ -62,6 +62,7 @@ PAGES = [
             "mark_not_executed": ["release_idempotencyrecord", "change_idempotencyrecord", "view_response_body"],
             "record_outcome": ["release_idempotencyrecord", "change_idempotencyrecord", "view_response_body"],
             "release": ["resolve_idempotencyrecord", "change_idempotencyrecord", "view_response_body"],
+            "forget": ["release_idempotencyrecord", "resolve_idempotencyrecord", "change_idempotencyrecord"],
         },
     ),
     Page(
@@ -145,6 +146,8 @@ def test_each_decision_needs_its_own_permission(client, page, action):
     pk = page.make()
     log_in(client, page.may_view, *page.decisions[action])
     assert f'value="{action}"' not in client.get(page.url()).content.decode()
+    if action == "forget":
+        IdempotencyRecord.objects.update(status=Status.COMPLETED)
     before = page.model._default_manager.values().get()
     seen = f"{pk}:{before.get('attempt', 0)}:{before['status']}"
     values = {"action": action, "_selected_action": [pk], "decided": "yes", "seen": [seen], "force": "on", **OUTCOME}

@@ -64,11 +64,19 @@ def test_it_says_how_the_table_grows_and_when_a_purge_came_to_its_end(client):
     make_records(3)
     write("claimed", 1, 10)
     for exhausted in (False, True):
-        assert rows(client.get(DASHBOARD))["last complete purge"] == ["none in the last day"]
+        assert rows(client.get(DASHBOARD))["last complete purge"] == ["never"]
         assert purge_once(batch_size=2).exhausted is exhausted
     seen = rows(client.get(DASHBOARD))
     assert seen["growth in the last day"] == ["≤ +7 (3 purged)"]
     assert seen["last complete purge"][0].startswith("in the hour from")
+
+
+@pytest.mark.parametrize(("hours_ago", "is_marked"), [(24, False), (25, True)])
+def test_a_purge_that_ended_longer_than_a_day_ago_is_marked(client, hours_ago, is_marked):
+    log_in(client, superuser=True)
+    IdempotencyCounter.objects.create(hour=this_hour() - hours_ago, event="purge_ended", total=1)
+    page = client.get(DASHBOARD).content.decode()
+    assert bool(re.search(r'<span class="[^"]*idempotency-waiting">in the hour from', page)) is is_marked
 
 
 def test_the_purge_deletes_the_counts_of_hours_that_are_long_ago(monkeypatch):

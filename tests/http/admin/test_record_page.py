@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.contrib.admin.models import LogEntry
 
-from idempotency import PARK, Operation, Reconcile, Unknown
-from idempotency.admin import decisions, records
+from idempotency import PARK, Operation, Reconcile, Unknown, extensions
+from idempotency.admin import decisions
+from idempotency.http.adapter import response_of
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.outcome import BODY_GONE, Outcome, response_of
+from idempotency.outcome import BODY_GONE, Outcome
 from tests.http.admin.pages import (
     LIST,
     OUTCOME,
@@ -39,7 +40,8 @@ EVERY_ACTION = ["mark_not_executed", "record_outcome", "release"]
 
 @pytest.fixture
 def operator(client):
-    return log_in(client, "view_idempotencyrecord", "resolve_idempotencyrecord", "release_idempotencyrecord")
+    decisions = [f"{name}_idempotencyrecord" for name in ("resolve", "release", "forget")]
+    return log_in(client, "view_idempotencyrecord", *decisions)
 
 
 def offered(page):
@@ -56,10 +58,16 @@ ABANDONED = {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2}
 @pytest.mark.parametrize(
     ("fields", "badge", "state", "told", "actions"),
     [
-        (COMPLETED, "done", "completed, 201", ", every retry gets the recorded outcome.", []),
+        (COMPLETED, "done", "completed, 201", ", every retry gets the recorded outcome.", ["forget"]),
         ({**COMPLETED, "expires": -HOUR}, "done", "completed, 201", "Its retention ended at ", []),
-        (BODY_DUE, "done", "completed, 201", "A purge deletes the response after ", []),
-        ({**COMPLETED, "response_body": BODY_GONE}, "done", "completed, 201", "The response is no longer kept.", []),
+        (BODY_DUE, "done", "completed, 201", "A purge deletes the response after ", ["forget"]),
+        (
+            {**COMPLETED, "response_body": BODY_GONE},
+            "done",
+            "completed, 201",
+            "The response is no longer kept.",
+            ["forget"],
+        ),
         ({**RECOVERABLE, "attempt": 3}, "waiting", "recoverable", "Attempt 3 is known to have had no effect.", []),
         ({**RECOVERABLE, "expires": -HOUR}, "waiting", "recoverable", "the same key now makes a new request", []),
         (LIVE, "plain", "in progress, lease running", ", attempt 2 is presumed to be running.", ["release"]),
@@ -93,7 +101,7 @@ def test_times_have_one_form_and_stand_on_the_page_once(operator, monkeypatch):
     pk = record(Status.IN_PROGRESS, lease_expires_at=due, created_at=due)
     page = text(operator.get(detail(pk)))
     assert ("2026-11-01 15:00:00 +0.000 s" in page, "Times" in page) == (True, False)
-    monkeypatch.setattr(records, "page_additions", [])  # without the dashboard there is no timeline
+    monkeypatch.setattr(extensions, "_extensions", {})  # without the dashboard there is no timeline
     page = text(operator.get(detail(pk)))
     assert "Times created at 2026-11-01 15:00:00 lease ends at 2026-11-01 15:00:00 retention" in page
     assert "completed at" not in page

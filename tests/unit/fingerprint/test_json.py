@@ -6,10 +6,11 @@ import sys
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from idempotency.exceptions import PayloadInvalidError
-from idempotency.identity.parsing import MAX_CONTAINERS, MAX_DEPTH, CanonicalJSON, parse_json
+from idempotency.identity.parsing import MAX_CONTAINERS, MAX_DEPTH, CanonicalJSON, depth_of, parse_json
 from tests.unit.fingerprint.commands import near, nested, of, scalars, typed
 
 
@@ -95,6 +96,18 @@ def test_nesting_is_bounded(opening, closing):
 def test_brackets_within_a_text_do_not_nest():
     parse_json(json.dumps(["[{" * MAX_DEPTH, '"[' * MAX_DEPTH, "\\[" * MAX_DEPTH]).encode())
     parse_json(json.dumps([[]] * 2 * MAX_DEPTH).encode())
+
+
+def depth(value):
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
+
+
+@example(["\\", [[]]], True)  # a text that ends with a backslash
+@given(nested(scalars | st.text('"\\\\[]{}u0')), st.booleans())
+def test_the_depth_of_a_text_is_that_of_its_value(value, ascii_only):
+    assert depth_of(json.dumps(value, ensure_ascii=ascii_only), 0) == depth(value)
 
 
 def test_a_text_of_very_many_containers_is_compared_by_its_bytes():

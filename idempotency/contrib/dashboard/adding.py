@@ -1,0 +1,74 @@
+"""Adds counts to the table: one statement on PostgreSQL, the ORM's on other databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from itertools import product
+from typing import Final
+
+from django.db import connections
+from django.db.models import F
+
+from ...store import retry_lost_races, store_for
+from .models import IdempotencyCounter
+
+#: The database may refuse a flush: under REPEATABLE READ because another process flushes too, under InnoDB because
+#: another process inserts a new counter. The flush is tried this often, and then the counts are kept for the next one.
+MAX_ROUNDS: Final = 5
+
+#: If the process freezes before its COMMIT, the database ends the transaction after this time and frees its rows.
+IDLE_TIMEOUT: Final = timedelta(seconds=5)
+#: Another process that adds to the same rows is done in milliseconds.
+STATEMENT_TIMEOUT: Final = timedelta(seconds=5)
+
+# All processes lock the rows in the same order, so that no two of them can deadlock.
+_ADD = """
+INSERT INTO idempotency_dashboard_counter AS counter (hour, operation, event, total)
+SELECT hour, operation, event, total
+FROM unnest(ARRAY[0, %s::integer]) AS hour,
+    unnest(%s::text[], %s::text[], %s::bigint[]) AS counted (operation, event, total)
+ORDER BY hour, operation COLLATE "C", event COLLATE "C"
+ON CONFLICT (hour, operation, event) DO UPDATE SET total = counter.total + excluded.total
+"""
+
+
+def write_counts(using: str, counts: Mapping[tuple[str, str], int], hour: int) -> None:
+    """Add to the counters of each (operation, event): to that of the hour, and to that of all hours, which is 0.
+
+    The transaction contains nothing else, and its COMMIT need not wait for the disk: if the server crashes, it may lose
+    the last counts, which is acceptable for statistics.
+
+    :raises DatabaseError: the database refuses.
+    :raises OuterTransactionError: a transaction is open.
+    """
+    add = _ADDS.get(connections[using].vendor, _add)
+
+    def transact() -> None:
+        store = store_for(using)
+        with store.own_transaction("A flush of the counters"):
+            store.bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT, wait_for_disk=False)
+            add(using, counts, hour)
+
+    retry_lost_races(MAX_ROUNDS, using, transact)
+
+
+def _add_at_once(using: str, counts: Mapping[tuple[str, str], int], hour: int) -> None:
+    operations, events = [operation for operation, _ in counts], [event for _, event in counts]
+    with connections[using].cursor() as cursor:
+        cursor.execute(_ADD, [hour, operations, events, list(counts.values())])
+
+
+def _add(using: str, counts: Mapping[tuple[str, str], int], hour: int) -> None:
+    counters = IdempotencyCounter.objects.using(using)
+    # In one order, so that no two processes can deadlock.
+    for place, ((operation, event), count) in product((0, hour), sorted(counts.items())):
+        one = {"hour": place, "operation": operation, "event": event}
+        counter = counters.filter(**one)
+        if not counter.update(total=F("total") + count):
+            # Two processes may get here at the same time. One of them creates the counter, and both add to it.
+            counters.bulk_create([IdempotencyCounter(**one)], ignore_conflicts=True)
+            counter.update(total=F("total") + count)
+
+
+_ADDS: Final[Mapping[str, Callable[[str, Mapping[tuple[str, str], int], int], None]]] = {"postgresql": _add_at_once}

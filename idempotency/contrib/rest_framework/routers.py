@@ -1,0 +1,87 @@
+"""Routers of Django REST framework that protect the unsafe actions of their viewsets, if a request brings a key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from rest_framework import routers
+
+from ...http.decorators import Protected, dotted, inherited, refuse_atomic_dispatch
+from ...http.handler import databases_with_atomic_requests, exempt, opens_its_transactions
+from ...http.layers import refuse_layers
+from ...http.protection import protection_of
+from ...http.view_classes import operation_named_after, refuse_shared_name
+from ...operation import Operation
+
+
+class _ByRouter(Protected):
+    """The attribute of a view's instance that is in front of the action of this name of its class."""
+
+    def __init__(self, operation: Operation, viewset: Any, action: str) -> None:
+        handler = getattr(viewset, action)
+        refuse_layers(operation, handler, action)
+        super().__init__(operation, inherited(None, action, handler))
+        self.__set_name__(viewset, action)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name, self._is_seen = name, True  # and the class stays as it is
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        view = getattr(self._adapter_for(args, kwargs), "view", None)
+        if view is None:
+            raise TypeError(f"{self.operation} was called without the request of Django REST framework.")
+        return super().__call__(view, *args, **kwargs)
+
+
+class IdempotentRouterMixin:
+    """Put it before the router among the bases. It adds the protected actions to the arguments of ``as_view()``, which
+    Django REST framework sets on each instance, so neither classes nor URLs change.
+
+    An action that has its operation by ``@idempotent`` or by the mixin keeps it.
+    """
+
+    def get_routes(self, viewset: Any) -> list[Any]:
+        routes = super().get_routes(viewset)  # type: ignore[misc]
+        return [
+            route._replace(initkwargs={**route.initkwargs, **_protected(viewset, route.mapping)}) for route in routes
+        ]
+
+    def get_urls(self) -> list[Any]:
+        urls: list[Any] = super().get_urls()  # type: ignore[misc]
+        for pattern in urls:
+            if any(isinstance(value, _ByRouter) for value in getattr(pattern.callback, "initkwargs", {}).values()):
+                _refuse_lost_arguments(pattern.callback)
+                if databases_with_atomic_requests() and not opens_its_transactions(pattern.callback):
+                    pattern.callback = exempt(pattern.callback)
+        return urls
+
+
+class SimpleRouter(IdempotentRouterMixin, routers.SimpleRouter):
+    pass
+
+
+class DefaultRouter(IdempotentRouterMixin, routers.DefaultRouter):
+    pass
+
+
+def _protected(viewset: Any, mapping: Mapping[str, str]) -> dict[str, _ByRouter]:
+    """The unsafe actions of a route that have no operation, by name."""
+    actions = {action for method, action in mapping.items() if method in ("post", "put", "patch", "delete")}
+    names = sorted(name for name in actions if hasattr(viewset, name) and not protection_of(getattr(viewset, name)))
+    if names:
+        refuse_shared_name(viewset)
+        refuse_atomic_dispatch(viewset)
+    return {name: _ByRouter(operation_named_after(viewset, name), viewset, name) for name in names}
+
+
+def _refuse_lost_arguments(callback: Any) -> None:
+    """:raises ImproperlyConfigured: an ``__init__()`` does not pass the protected actions on to its base."""
+    instance = callback.cls(**callback.initkwargs)
+    for name, value in callback.initkwargs.items():
+        if isinstance(value, _ByRouter) and getattr(instance, name) is not value:
+            raise ImproperlyConfigured(
+                f"{dotted(callback.cls)}.__init__() drops its keyword arguments, so the router can't protect {name}(). "
+                f"Pass them to super().__init__(), or put @idempotent on the method."
+            )

@@ -1,0 +1,152 @@
+"""``IdempotentMixin``: protects the handlers of a class, by name or all of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.views import View
+
+from ..operation import Operation, operation_for, registry
+from .adapter import handlers_of, unsafe_handlers_of_class
+from .decorators import Protected, calls_next, dotted, guard, inherited
+from .layers import refuse_layers
+from .protection import SAFE_METHODS, protection_of
+
+
+class _Every:
+    def __repr__(self) -> str:
+        return "EVERY"
+
+
+#: For ``idempotent_operations``: every handler of an unsafe method.
+EVERY: Final = _Every()
+
+
+# This is not a docstring, because API schemas and DRF's own pages would show it as the description of views without
+# one.
+#
+# The mixin protects the handlers of a class-based view, an APIView or a ViewSet that ``idempotent_operations`` names.
+# Its keys are the actions of a ViewSet or the methods of another class in lower case. Its values are names or
+# ``Operation`` objects.
+#
+# ``EVERY`` in place of the mapping is for a project's base class. It protects each handler of an unsafe method that has
+# no operation of its own, in the class and its subclasses, for the requests that bring a key. The operation is named by
+# the dotted path of the class and the handler.
+#
+# The handlers are protected on the class when it is made. So the position of the mixin among the bases does not matter,
+# nor does an override of ``initial()`` or ``dispatch()``. A subclass that overrides a handler has its own protected.
+class IdempotentMixin:
+    idempotent_operations: ClassVar[Mapping[str, str | Operation] | _Every] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        declared = cls.idempotent_operations
+        if isinstance(declared, Mapping):
+            by_every = {name for base in cls.__mro__ for name, value in vars(base).items() if type(value) is _ByEvery}
+            for name in by_every - set(declared):
+                if isinstance(handler := getattr(cls, name), _ByEvery):
+                    setattr(cls, name, handler.view)
+            for name, declaration in declared.items():
+                _protect(cls, name, declaration)
+        elif declared is EVERY:
+            for name in unsafe_handlers_of_class(cls):
+                _protect_as_named(cls, name)
+        else:
+            raise ImproperlyConfigured(
+                f"{cls.__name__}.idempotent_operations must map the names of handlers to operations or be EVERY, not "
+                f"{declared!r}."
+            )
+        guard(cls, _complete)
+
+
+class _ByMixin(Protected):
+    """A handler that the mixin protects. A subclass may give it to another operation."""
+
+
+class _ByEvery(_ByMixin):
+    """A handler that ``EVERY`` protects."""
+
+
+def operation_named_after(view_class: type, name: str) -> Operation:
+    """The operation of a handler that is named by its class, as ``EVERY`` and routers declare it."""
+    path = f"{dotted(view_class)}.{name}"
+    registry.bind(path, [path])
+    return registry.get(path) or Operation(path, required=False)
+
+
+def refuse_shared_name(view_class: type) -> None:
+    """:raises ImproperlyConfigured: the dotted path of the class leads to no class, or to another one."""
+    found: Any = sys.modules.get(view_class.__module__)
+    for part in view_class.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is not view_class:
+        raise ImproperlyConfigured(
+            f"The operations of {dotted(view_class)} are named by its dotted path, which does not lead to it, so "
+            f"another class may have the same names. Define the class in its module, or name its operations: "
+            f'idempotent_operations = {{"post": "orders.create"}}.'
+        )
+
+
+def _protect(cls: type[IdempotentMixin], name: str, declaration: str | Operation) -> None:
+    """:raises ImproperlyConfigured: the handler can't be protected, or has another operation by its decorator."""
+    operation = operation_for(declaration, {})
+    handler = getattr(cls, name, None)
+    if handler is None and issubclass(cls, View):
+        raise ImproperlyConfigured(
+            f"{cls.__name__}.idempotent_operations names {name!r}, but {cls.__name__} has no such handler."
+        )
+    declared = protection_of(handler)
+    if handler is not None and (declared is None or declared.operation.name != operation.name):
+        if declared is not None and not isinstance(handler, _ByMixin):
+            raise ImproperlyConfigured(
+                f"{cls.__name__}.idempotent_operations gives {name!r} to operation {operation.name!r}, but @idempotent "
+                f"on the method gives it to {declared.operation.name!r}. Remove one of the two."
+            )
+        _put(cls, name, handler, _ByMixin, operation)
+    _refuse_layers_of_next(cls, name)
+    if "idempotent_operations" in vars(cls) and isinstance(declaration, str):
+        registry.bind(operation.name, [f"{base.__module__}.{base.__qualname__}.{name}" for base in cls.__mro__])
+
+
+def _protect_as_named(cls: type, name: str) -> None:
+    """Protect a handler, unless it has an operation of its own."""
+    handler = getattr(cls, name)
+    if isinstance(handler, _ByEvery) or protection_of(handler) is None:
+        _put(cls, name, handler, _ByEvery, operation_named_after(cls, name))
+    _refuse_layers_of_next(cls, name)
+
+
+def _put(cls: type, name: str, handler: Any, kind: type[_ByMixin], operation: Operation) -> None:
+    if isinstance(handler, _ByMixin):
+        view = handler.view
+    elif name in vars(cls):
+        refuse_layers(operation, handler, name)
+        view = handler
+    else:
+        view = inherited(cls, name, handler)
+    protected = kind(operation, view)
+    setattr(cls, name, protected)
+    protected.__set_name__(cls, name)
+
+
+def _refuse_layers_of_next(cls: type, name: str) -> None:
+    """:raises ImproperlyConfigured: the protection stands above a decorator of an inherited handler."""
+    protection = protection_of(getattr(cls, name, None))
+    if protection is None or not calls_next(protection.view):
+        return
+    defined = (vars(base)[name] for base in cls.__mro__ if name in vars(base))
+    found = next(handler for handler in defined if not calls_next(getattr(handler, "view", handler)))
+    if protection_of(found) is None:
+        refuse_layers(protection.operation, found, name)
+
+
+def _complete(view_class: Any, view: Any) -> None:
+    """Protect the handlers that ``EVERY`` can't find before the class is routed, such as the actions of a ViewSet."""
+    if view_class.idempotent_operations is EVERY:
+        refuse_shared_name(view_class)
+        for routed in handlers_of(view):
+            if routed.name and not SAFE_METHODS.issuperset(routed.methods) and routed.operation is None:
+                _protect_as_named(view_class, routed.name)

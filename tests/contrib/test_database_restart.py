@@ -1,0 +1,97 @@
+"""PostgreSQL restarts while a consumer is at a message: it is delivered again, and takes effect once."""
+
+import pytest
+from celery.exceptions import Ignore
+from django.db import InterfaceError, OperationalError, connections
+from environ import Env
+
+from idempotency import claim
+from idempotency.contrib.dashboard.counters import counters
+from idempotency.exceptions import UnavailableError
+from idempotency.models import IdempotencyRecord
+from idempotency.protocol import faults
+from testproject.models import Receipt
+from tests.contrib.consumers import act, effect, effects, end_leases, outside, record
+from tests.contrib.deliveries import DEAD, Delivered, acting, succeed
+from tests.crash.storms import server_to_stop
+
+pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture(scope="module")
+def stoppable():
+    with server_to_stop() as server:
+        yield server
+
+
+@pytest.fixture
+def server(stoppable, transactional_db):
+    """This thread's connection is to a server that may be stopped."""
+    mine = connections["default"]
+    other = mine.copy()
+    other.settings_dict |= Env.db_url_config(stoppable.url)
+    connections["default"] = other
+    try:
+        yield stoppable
+    finally:
+        other.close()  # it may be a broken one
+        IdempotencyRecord.objects.all().delete()
+        Receipt.objects.all().delete()
+        other.close()
+        connections["default"] = mine
+        counters.reset()
+
+
+def once(happens):
+    left = [happens]
+    return lambda: left.pop()() if left else None
+
+
+def restarting(server, task=None):
+    server.restart()
+    return Receipt.objects.count()
+
+
+@pytest.mark.scenario_25
+@pytest.mark.parametrize("task", [act, outside], ids=["in a transaction", "outside"])
+@pytest.mark.parametrize("place", ["claim.before", "the task", "complete.before", "complete.committed"])
+def test_a_restart_of_the_database_makes_no_dead_letter(inbox, server, task, place):
+    acting("a", succeed)
+    if place == "the task":
+        acting("a", lambda task: restarting(server), succeed)
+    else:
+        faults.fault_point[place] = once(server.restart)
+    inbox.publish(task, "a")
+    delivered = inbox.deliver()
+    for _ in range(3):
+        if not inbox.messages():
+            break
+        assert (delivered.answer, type(delivered.result)) == ("acknowledged", Ignore)
+        end_leases()
+        delivered = inbox.deliver()
+    assert delivered == Delivered("acknowledged", "done")
+    connections["default"].close()  # as Celery does after each task
+    assert (record().status, inbox.messages(DEAD)) == ("completed", [])
+    if task is act:
+        assert effects() == {"a": 1}
+
+
+@pytest.mark.scenario_25
+def test_a_consumer_of_its_own_gets_an_error_that_means_later(server):
+    """It keeps its process and its connection, which nothing but the package looks after."""
+
+    def consume(happens):
+        with claim("tests.consumer", account_id="1", key="k") as run:
+            if not run.replayed:
+                effect("a")
+                happens()
+                run.result = effect("a")
+        return run.result
+
+    with pytest.raises((OperationalError, InterfaceError)):
+        consume(lambda: restarting(server))
+    server.restart()  # and once more while nothing happens
+    with pytest.raises(UnavailableError):
+        consume(bool)
+    assert consume(bool) == consume(bool)
+    assert effects() == {"a": 2}

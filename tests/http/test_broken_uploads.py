@@ -1,0 +1,377 @@
+"""Half a body, which a WSGI server hands over if the client's connection ends: it never counts as the whole one."""
+
+import gzip
+import zlib
+from contextlib import nullcontext, suppress
+from io import BytesIO
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.http import Http404, JsonResponse, UnreadablePostError
+from django.template import engines
+from django.template.response import TemplateResponse
+from rest_framework.parsers import BaseParser, FileUploadParser
+
+from idempotency import PARK, REEXECUTE, Reconcile, Unknown, idempotent
+from idempotency.http.key_sources import FromForm, FromJSON
+from idempotency.lifecycle import Status
+from tests.http.callers import FORM, effects, multipart, problem_code, records
+from tests.http.serving import Framework, after, policies
+from tests.http.views import plain_answer, work
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_39, pytest.mark.once]
+
+SMALL, LARGE = 2_000, 3 * 1024 * 1024  # DATA_UPLOAD_MAX_MEMORY_SIZE is between them
+
+
+def upload(size):
+    file = SimpleUploadedFile("upload.txt", b"a,b\n" * (size // 4), "text/plain")
+    return multipart({"amount": "1", "file": file})
+
+
+#: Each of them makes sense without its second half, as far as its format lets it.
+SENT = {
+    "json": {"data": b'{"a": "%s"}' % (b"1" * SMALL)},
+    "form": {"data": b"a=1&b=" + b"2" * SMALL, "content_type": FORM},
+    "text": {"data": b"a,b\n" * SMALL, "content_type": "text/csv"},
+    "multipart": upload(SMALL),
+    "large multipart": upload(LARGE),
+}
+LARGE_TEXT = {"data": b"a,b\n" * (LARGE // 4), "content_type": "text/csv"}
+
+
+class Broken(BytesIO):
+    """A stream that ends with an error, as it does after a reset connection."""
+
+    def read(self, size=-1, /):
+        data = super().read(size)
+        if not data:
+            raise ConnectionResetError
+        return data
+
+
+class Dripping(BytesIO):
+    """A stream that hands over less than it is asked for."""
+
+    def read(self, size=-1, /):
+        return super().read(700 if size is None or size < 0 else min(size, 700))
+
+    def readline(self, size=-1, /):
+        return super().readline(3 if size is None or size < 0 else min(size, 3))
+
+
+def half(sent, stream=BytesIO):
+    """The arguments of a request of which only the first half arrives."""
+    data = sent["data"]
+    return {**sent, "CONTENT_LENGTH": str(len(data)), "wsgi.input": stream(data[: len(data) // 2])}
+
+
+def digest(request):
+    return "sha-256"
+
+
+def refuses_half(alice, sent, stream=BytesIO, **options):
+    """Half of a body is refused without an effect, and its retry with the whole one runs."""
+    cut = alice.post(key="k", **half(sent, stream), **options)
+    assert problem_code(cut) == "idempotency_payload_invalid", cut.content
+    assert effects() == 0
+    assert all(status == Status.RECOVERABLE for status, _ in records())
+    whole = alice.post(key="k", **{**sent, "wsgi.input": BytesIO(sent["data"])}, **options)
+    assert (whole.status_code, whole["Idempotency-Status"]) == (201, "executed"), whole.content
+    assert effects() == 1
+
+
+#: How a handler may get at what was sent.
+READS = {
+    "body": lambda http: http.body,
+    "form": lambda http: [http.POST, http.FILES],
+    "pieces": lambda http: [*iter(lambda: http.read(1000), b"")],
+    "lines": lambda http: [*http],
+    "all of the server's stream": lambda http: http.environ["wsgi.input"].read(None),
+    "the server's stream": lambda http: http.environ["wsgi.input"].read(),
+    "pieces of the server's stream": lambda http: [*iter(lambda: http.environ["wsgi.input"].read(900), b"")],
+    "lines of the server's stream": lambda http: http.environ["wsgi.input"].readlines(),
+    "a line of the server's stream": lambda http: http.environ["wsgi.input"].readline(),
+}
+
+
+def reading(read):
+    """A handler that reads its request in one of the ``READS``, and then works."""
+
+    def handler(request):
+        read(getattr(request, "_request", request))
+        return work(request)
+
+    return handler
+
+
+@pytest.mark.parametrize("sent", SENT.values(), ids=SENT)
+@policies
+def test_half_a_body_is_refused_before_its_key_is_claimed(alice, framework, sent, policy):
+    framework.serve(work, **policy)
+    refuses_half(alice, sent)
+
+
+@pytest.mark.parametrize("name", [name for name in READS if not name.startswith("a ")])
+def test_a_handler_that_reads_half_a_body_is_rolled_back(alice, serve, name):
+    Framework("plain", serve).serve(reading(READS[name]), command=digest)
+    refuses_half(alice, SENT["form"])
+
+
+def test_a_large_body_that_the_handler_reads_itself(alice, serve):
+    Framework("plain", serve).serve(reading(READS["pieces"]), command=digest)
+    refuses_half(alice, LARGE_TEXT)
+
+
+@pytest.mark.parametrize("parser", [FileUploadParser, BaseParser])
+def test_a_parser_of_drf_that_reads_half_a_body(alice, serve, parser, settings):
+    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = LARGE  # or the parser's file is left for the garbage collector to close
+
+    class Lines(parser):
+        media_type = "text/csv"
+
+        def parse(self, stream, *args, **kwargs):
+            return [stream.read()] if parser is BaseParser else super().parse(stream, *args, **kwargs)
+
+    def handler(request):
+        assert request.data
+        return work(request)
+
+    def view(**policy):
+        return Framework("drf", serve).view(handler, idempotent(f"tests.{len(policy)}", **policy), parsers=[Lines])
+
+    serve(view(), **{"command/": view(command=digest)})
+    sent = {**LARGE_TEXT, "headers": {"Content-Disposition": "attachment; filename=a.csv"}}
+    for url in ("/", "/command/"):
+        cut = alice.post(url, key=f"k{url}", **half(sent))
+        assert problem_code(cut) == "idempotency_payload_invalid"
+        assert alice.post(url, key=f"k{url}", **sent).status_code == 201
+
+
+@pytest.mark.parametrize("how", ["ignores the error", "answers 404", "raises 404", "answers 500", "crashes"])
+def test_whatever_a_handler_makes_of_half_a_body_is_not_kept(alice, framework, how):
+    def handler(request):
+        answer = work(request)
+        try:
+            getattr(request, "_request", request).read()
+        except Exception:  # noqa: BLE001 - as a careless handler does
+            if how == "raises 404":
+                raise Http404 from None
+            if how == "crashes":
+                raise RuntimeError from None
+            return {}, {"answers 404": 404, "answers 500": 500}.get(how, 201)
+        return answer
+
+    framework.serve(handler, command=digest)
+    refuses_half(alice, SENT["text"])
+
+
+def test_a_rendering_that_reads_half_a_body(alice, serve):
+    @serve
+    @idempotent("tests.rendering", command=digest)
+    def view(request):
+        work(request)
+        template = engines["django"].from_string("{{ request.POST.b|length }}")
+        return TemplateResponse(request, template, status=201)
+
+    refuses_half(alice, SENT["form"])
+
+
+@pytest.mark.parametrize(
+    ("recovery", "status", "code"),
+    [
+        (REEXECUTE, Status.RECOVERABLE, None),
+        (PARK, Status.PARKED, "idempotency_outcome_unknown"),
+        (Reconcile(lambda record: Unknown()), Status.IN_PROGRESS, "idempotency_in_progress"),
+    ],
+    ids=["REEXECUTE", "PARK", "Reconcile"],
+)
+def test_half_a_body_without_a_transaction_ends_as_a_crash(alice, serve, recovery, status, code):
+    """The handler may have had an effect. It gets an error where the body breaks off, so that it need not have one."""
+    Framework("plain", serve).serve(reading(READS["pieces"]), command=digest, transaction=False, recovery=recovery)
+    cut = alice.post(key="k", **half(SENT["text"]))
+    assert problem_code(cut) == "idempotency_payload_invalid"
+    assert cut["Idempotency-Status"] == ("not-recorded" if code is None else "unknown")
+    assert (effects(), records()) == (0, [(status, 1)])
+    whole = alice.post(key="k", **SENT["text"])
+    assert whole.status_code == 201 if code is None else problem_code(whole) == code
+
+
+def in_memory(request):
+    request.body  # noqa: B018 - buffers it
+
+
+def parsed(request):
+    request.POST  # noqa: B018 - parses a form
+
+
+@pytest.mark.parametrize("act", [in_memory, parsed])
+@pytest.mark.parametrize("policy", [{}, {"command": digest}, {"key": FromForm("a")}], ids=["", "command", "key"])
+def test_a_middleware_that_has_read_half_a_body(alice, serve, act, policy):
+    serve(after(act, idempotent("tests.read", **policy)(plain_answer)))
+    cut = alice.post(key=None if "key" in policy else "k", **half(SENT["form"]))
+    assert problem_code(cut) == "idempotency_payload_invalid"
+    assert (effects(), records()) == (0, [])
+
+
+@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.parametrize("place", ["form", "multipart", "json"])
+def test_a_key_in_the_half_that_has_not_arrived(alice, serve, place, required):
+    sent = {
+        "form": {"data": b"a=%s&key=k" % (b"1" * SMALL), "content_type": FORM},
+        "multipart": multipart({"a": "1" * SMALL, "key": "k"}),
+        "json": {"data": b'{"a": "%s", "key": "k"}' % (b"1" * SMALL)},
+    }[place]
+    source = FromJSON("key") if place == "json" else FromForm("key")
+    serve(idempotent("tests.key", key=source, required=required)(plain_answer))
+    assert problem_code(alice.post(**half(sent))) == "idempotency_payload_invalid"
+    assert (effects(), records()) == (0, [])
+    assert alice.post(**sent).status_code == 201
+
+
+def unpack(request):
+    request._body = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(request.body)
+
+
+def unpack_stream(request):
+    unpack(request)
+    request._stream = BytesIO(request._body)
+
+
+def unpack_and_correct_the_length(request):
+    unpack_stream(request)
+    request.META["CONTENT_LENGTH"] = str(len(request._body))
+
+
+@pytest.mark.parametrize("act", [unpack, unpack_stream, unpack_and_correct_the_length])
+@pytest.mark.parametrize("size", [1, SMALL], ids=["longer compressed", "shorter compressed"])
+def test_a_middleware_that_puts_another_body_in_its_place(alice, framework, serve, act, size):
+    def handler(request):
+        work(request)
+        return {"length": len(getattr(request, "_request", request).body)}, 201
+
+    serve(after(act, framework.view(handler, idempotent("tests.unpacked"))))
+    plain = b'{"a": "%s"}' % (b"1" * size)
+    sent = {"data": gzip.compress(plain), "headers": {"Content-Encoding": "gzip"}}
+    refuses_half(alice, sent)
+    assert alice.post(key="k", **sent).json() == {"length": len(plain)}
+
+
+@pytest.mark.parametrize("length", [0, 10])
+def test_a_reset_connection_is_half_a_body(alice, framework, length):
+    framework.serve(work)
+    refuses_half(alice, SENT["text"], lambda arrived: Broken(arrived[:length]))
+
+
+def test_a_reset_connection_that_the_handler_meets(alice, framework):
+    framework.serve(lambda request: [getattr(request, "_request", request).read(), work(request)], command=digest)
+    cut = alice.post(key="k", **half(SENT["text"], Broken))
+    assert problem_code(cut) == "idempotency_payload_invalid"
+    assert effects() == 0
+
+
+@pytest.mark.parametrize("ignores_it", [False, True])
+def test_a_chunked_body_that_the_handler_reads_from_the_server(alice, framework, ignores_it):
+    """Django itself takes it for empty."""
+
+    def handler(request):
+        http = getattr(request, "_request", request)
+        with suppress(Exception) if ignores_it else nullcontext():
+            http.environ["wsgi.input"].read()
+        return work(request)
+
+    framework.serve(handler, command=digest)
+    chunked = {"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked", "content_type": "text/csv"}
+    cut = alice.post(key="k", **chunked, **{"wsgi.input": Broken(b"")})
+    assert problem_code(cut) == "idempotency_payload_invalid"
+    assert (effects(), records()) == (0, [(Status.RECOVERABLE, 1)])
+    whole = alice.post(key="k", **chunked, **{"wsgi.input": BytesIO(b"a,b")})
+    assert (whole.status_code, effects()) == (201, 1)
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_server_that_hands_over_small_pieces(alice, serve, read):
+    seen = []
+    Framework("plain", serve).serve(reading(lambda http: seen.append(read(http))), command=digest)
+    for stream in (BytesIO, Dripping):
+        first = alice.post(key=stream.__name__, **{**SENT["text"], "wsgi.input": stream(SENT["text"]["data"])})
+        assert first.status_code == 201
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(
+    "read", [lambda http: None, lambda http: http.read(10), READS["a line of the server's stream"]]
+)
+def test_a_handler_that_needs_no_more_of_the_body_is_not_refused(alice, serve, read):
+    """What it has done does not depend on the rest. To wait for the rest would hold its transaction open."""
+    Framework("plain", serve).serve(reading(read), command=digest)
+    first = alice.post(key="k", **half(SENT["text"]))
+    assert (first.status_code, effects()) == (201, 1)
+    assert alice.post(key="k", **SENT["text"])["Idempotency-Status"] == "replayed"
+
+
+class Ending(Broken):
+    """A stream that breaks off after some of the piece that it is asked for."""
+
+    def read(self, size=-1, /):
+        return super().read(min(size, 700))
+
+
+@pytest.mark.parametrize("stream", [BytesIO, Ending, Broken])
+def test_an_unprotected_request_reads_half_a_body_as_without_this_package(alice, serve, stream):
+    def read(request):
+        seen = []
+        with suppress(UnreadablePostError):
+            while data := request.read(100_000):
+                seen.append(len(data))
+        return JsonResponse({"seen": seen})
+
+    serve(idempotent("tests.optional", required=False)(read), **{"twin/": read})
+    for url in ("/", "/twin/"):
+        assert alice.post(url, **half(SENT["text"], stream)).json() == {"seen": [len(SENT["text"]["data"]) // 2]}
+
+
+def test_an_unprotected_request_gets_djangos_error_for_a_reset_connection(alice, serve):
+    @serve
+    def read(request):
+        with pytest.raises(UnreadablePostError):
+            request.read()
+        return JsonResponse({})
+
+    sent = half(SENT["text"], Broken)
+    sent["wsgi.input"].read()
+    assert alice.post(**sent).status_code == 200
+
+
+def test_code_above_the_protection_may_read_on(alice, serve):
+    protected = idempotent("tests.below", command=digest)(plain_answer)
+
+    def view(request):
+        response = protected(request)
+        response["Length"] = str(len(request.read()))
+        return response
+
+    serve(after(lambda request: None, view))
+    first = alice.post(key="k", **half(SENT["text"]))
+    assert (first.status_code, first["Length"]) == (201, str(len(SENT["text"]["data"]) // 2))
+
+
+def test_an_operation_within_an_operation_is_refused_half_a_body_too(alice, serve):
+    inner = idempotent("tests.inner", command=digest)(lambda request: JsonResponse({}))
+
+    @serve
+    @idempotent("tests.outer", command=digest, transaction=False, recovery=REEXECUTE)
+    def outer(request):
+        inner(request)
+        request.read()
+        return plain_answer(request)
+
+    assert problem_code(alice.post(key="k", **half(SENT["text"]))) == "idempotency_payload_invalid"
+    assert effects() == 0
+
+
+def test_a_retry_by_half_gets_the_replay_if_nothing_reads_it(alice, serve):
+    Framework("plain", serve).serve(reading(READS["body"]), command=digest)
+    assert alice.post(key="k", **SENT["text"]).status_code == 201
+    assert alice.post(key="k", **half(SENT["text"]))["Idempotency-Status"] == "replayed"
+    assert effects() == 1

@@ -1,0 +1,418 @@
+"""The checks of a DRF view on the object of a request: they are made before a replay, too, and leave no trace."""
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import InterfaceError, OperationalError, connection
+from django.http import Http404
+from django.shortcuts import get_object_or_404
+from django.test.utils import CaptureQueriesContext
+from rest_framework import exceptions, viewsets
+from rest_framework.decorators import action
+from rest_framework.generics import GenericAPIView
+from rest_framework.permissions import BasePermission, DjangoObjectPermissions, IsAuthenticated
+from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
+from rest_framework.views import APIView, exception_handler
+
+from idempotency import idempotent
+from idempotency.contrib.rest_framework import IdempotentMixin
+from idempotency.exceptions import InProgressError
+from testproject.models import Transfer
+from tests.http.callers import problem_code, replayed
+from tests.http.views import CrashError, LabelSerializer
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_66]
+
+
+class IsOwner(BasePermission):
+    def has_object_permission(self, request, view, obj):
+        return bool(obj.account == request.user)
+
+
+class Transfers(IdempotentMixin, viewsets.ModelViewSet):
+    queryset = Transfer.objects.all()
+    serializer_class = LabelSerializer
+    permission_classes = [IsAuthenticated & IsOwner]
+    idempotent_operations = {name: f"objects.{name}" for name in ("partial_update", "destroy", "lock", "count", "open")}
+
+    @action(detail=True, methods=["post"])
+    def lock(self, request, pk):
+        return Response({"label": self.get_object().label})
+
+    @action(detail=False, methods=["post"])
+    def count(self, request):
+        return Response({"count": Transfer.objects.count()})
+
+    @action(detail=True, methods=["post"], permission_classes=[IsAuthenticated])
+    def open(self, request, pk):
+        return Response({"label": self.get_object().label})
+
+    def get_queryset(self):
+        return Transfer.objects.select_for_update() if self.action == "lock" else super().get_queryset()
+
+
+@pytest.fixture
+def transfer(alice, settings):
+    router = SimpleRouter()
+    router.register("transfers", Transfers)
+    settings.ROOT_URLCONF = tuple(router.urls)
+    return Transfer.objects.create(account=alice.user, recipient="carol", amount=1, label="mine")
+
+
+def assert_refusal(answer, status):
+    """The check's own answer, without the outcome."""
+    assert (answer.status_code, b"mine" in answer.content, b"changed" in answer.content) == (status, False, False)
+    assert "Idempotency-Replayed" not in answer
+    assert (answer["Idempotency-Status"], answer["Idempotency-Key"]) == ("recorded", "k")
+
+
+def assert_replayed(answer, first):
+    assert (answer.status_code, answer.content) == (first.status_code, first.content)
+    assert (answer["Idempotency-Replayed"], answer["Idempotency-Status"]) == ("true", "replayed")
+
+
+def test_who_has_lost_the_object_gets_no_replay(alice, bob, transfer):
+    sent = {"method": "PATCH", "url": f"/transfers/{transfer.pk}/", "data": {"label": "changed"}, "key": "k"}
+    assert [bob.request(**sent).status_code for _ in range(2)] == [403, 403]  # it is not his
+    transfer.refresh_from_db()
+    assert transfer.label == "mine"
+    first, _ = replayed(alice, wrote=0, **sent)
+    assert first.status_code == 200
+    Transfer.objects.update(account=bob.user)
+    assert_refusal(alice.request(**sent), 403)
+    Transfer.objects.update(account=alice.user)
+    assert_replayed(alice.request(**sent), first)
+
+
+def test_an_object_that_the_operation_has_deleted_has_nothing_to_check(alice, transfer):
+    first, replay = replayed(alice, f"/transfers/{transfer.pk}/", method="DELETE", wrote=-1)
+    assert first.status_code == 204
+    assert_replayed(replay, first)
+
+
+@pytest.mark.except_sqlite
+def test_the_views_query_may_lock_the_row(alice, bob, transfer):
+    answers = [alice.post(f"/transfers/{transfer.pk}/lock/", key="k") for _ in range(2)]
+    assert answers[1]["Idempotency-Replayed"] == "true"
+    Transfer.objects.update(account=bob.user)
+    assert alice.post(f"/transfers/{transfer.pk}/lock/", key="k").status_code == 403
+
+
+@pytest.mark.parametrize("url", ["count/", "{pk}/open/"])
+def test_without_checks_of_an_object_a_replay_looks_for_none(alice, transfer, url):
+    url = f"/transfers/{url.format(pk=transfer.pk)}"
+    alice.post(url, key="k")
+    with CaptureQueriesContext(connection) as queries:
+        assert alice.post(url, key="k")["Idempotency-Replayed"] == "true"
+    assert not [query for query in queries.captured_queries if Transfer._meta.db_table in query["sql"]]
+
+
+class Base(GenericAPIView):
+    """A view whose handler finds its object and answers with its label."""
+
+    queryset = Transfer.objects.all()
+    permission_classes = [IsAuthenticated]
+
+    def handle(self, request, **route):
+        return Response({"label": self.get_object(**self.passed()).label})
+
+    def passed(self):
+        return {}
+
+
+@pytest.fixture
+def lookup(alice, serve):
+    """Serve a view with these members, make the first request for a transfer of alice, and return its retry."""
+
+    def lookup(base=Base, route="<int:pk>/", method="PATCH", **members):
+        handler = idempotent("objects.looked_up", methods=(method,))(base.handle)
+        serve(**{route: type("View", (base,), {method.lower(): handler, **members}).as_view()})
+        transfer = Transfer.objects.create(account=alice.user, recipient="carol", amount=1, label="mine")
+        url = f"/{route}".replace("<int:pk>", str(transfer.pk)).replace("<str:name>", "mine")
+        assert alice.request(method, url, key="k").content == b'{"label":"mine"}'
+        return lambda: alice.request(method, url, key="k")
+
+    return lookup
+
+
+class Hiding(BasePermission):
+    """Refuses as DRF's DjangoObjectPermissions do."""
+
+    def has_object_permission(self, request, view, obj):
+        if obj.account != request.user:
+            raise Http404
+        return True
+
+
+class Querying(BasePermission):
+    def has_object_permission(self, request, view, obj):
+        return bool(get_object_or_404(Transfer, pk=obj.pk, account=request.user))
+
+
+class UnpaidError(exceptions.APIException):
+    status_code = 402
+
+
+def check_by_402(view, request, obj):
+    if obj.account != request.user:
+        raise UnpaidError
+
+
+def get_or_403(view):
+    found = get_object_or_404(Transfer, pk=view.kwargs["pk"])
+    if found.account != view.request.user:
+        raise exceptions.PermissionDenied
+    return found
+
+
+def get_or_404(view):
+    """One answer for an object that isn't there and for one of another account."""
+    found = Transfer.objects.filter(pk=view.kwargs["pk"]).first()
+    if found is None or found.account != view.request.user:
+        raise Http404
+    return found
+
+
+def get_as_member(view):
+    """Refuses by another object that isn't there."""
+    found = get_object_or_404(Transfer, pk=view.kwargs["pk"])
+    get_object_or_404(User.objects.filter(pk=view.request.user.pk), pk=found.account_id)
+    return found
+
+
+def hide_403(view):
+    try:
+        return get_or_403(view)
+    except exceptions.PermissionDenied:
+        raise exceptions.NotFound from None
+
+
+CHECKS = {
+    "a permission's 404": ({"permission_classes": [Hiding]}, 404),
+    "a permission's query": ({"permission_classes": [Querying]}, 404),
+    "the view's own check": ({"check_object_permissions": check_by_402}, 402),
+    "its own lookup, 403": ({"get_object": get_or_403}, 403),
+    "its own lookup, 404": ({"get_object": get_or_404}, 404),
+    "another object's lookup": ({"get_object": get_as_member}, 404),
+    "a 403 behind a 404": ({"get_object": hide_403}, 404),
+    "another name in the URL": (
+        {"permission_classes": [IsOwner], "lookup_field": "label", "lookup_url_kwarg": "name"},
+        403,
+    ),
+}
+
+
+@pytest.mark.parametrize(("members", "status"), CHECKS.values(), ids=CHECKS)
+@pytest.mark.failure_90
+def test_a_refusal_is_one_whatever_its_status_and_a_lost_object_none(lookup, alice, bob, members, status):
+    send = lookup(route="mine/<str:name>/" if "lookup_url_kwarg" in members else "<int:pk>/", **members)
+    first = send()
+    assert_replayed(first, first)
+    Transfer.objects.update(account=bob.user)
+    assert_refusal(send(), status)
+    Transfer.objects.update(account=alice.user)
+    assert_replayed(send(), first)
+    Transfer.objects.all().delete()
+    assert_replayed(send(), first)
+
+
+def test_drfs_permissions_of_objects_refuse_a_replay_by_404(lookup):
+    class Permissions(DjangoObjectPermissions):
+        perms_map = {"PATCH": []}
+
+        def get_required_object_permissions(self, method, model_cls):
+            return needed
+
+    needed = []
+    send = lookup(permission_classes=[Permissions])
+    first = send()
+    assert_replayed(first, first)
+    needed.append("testproject.change_transfer")  # which Django's own backend grants for no single object
+    assert_refusal(send(), 404)
+
+
+def test_a_404_of_a_view_that_names_no_rows_is_believed(lookup, bob):
+    send = lookup(get_object=get_or_404, queryset=None)
+    first = send()
+    assert_replayed(first, first)
+    Transfer.objects.update(account=bob.user)
+    assert_refusal(send(), 404)
+
+
+def test_a_404_for_what_could_be_no_object_is_replayed(alice, serve):
+    def get_object(view):
+        if not view.kwargs["pk"].isdigit():
+            raise Http404
+        return Transfer.objects.get(pk=view.kwargs["pk"])
+
+    members = {"post": idempotent("objects.none")(Base.handle)}
+    serve(
+        **{
+            "own/<str:pk>/": type("Own", (Base,), {**members, "get_object": get_object}).as_view(),
+            "drf/<str:pk>/": type("View", (Base,), {**members, "permission_classes": [IsOwner]}).as_view(),
+        }
+    )
+    for url in ("/own/x/", "/drf/x/"):
+        first, replay = replayed(alice, url, wrote=0, key=url)
+        assert first.status_code == 404
+        assert replay["Idempotency-Status"] == "replayed"
+
+
+class Tutorial(APIView):
+    """A view whose lookup takes an argument of the URL, as in DRF's tutorial."""
+
+    permission_classes = [IsOwner]
+    handle = Base.handle
+
+    def get_object(self, pk, *, deep=False):
+        found = get_object_or_404(Transfer, pk=pk)
+        self.check_object_permissions(self.request, found)
+        return found
+
+    def passed(self):
+        return {"pk": self.kwargs["pk"]}
+
+
+def test_a_lookup_may_take_the_arguments_of_the_url(lookup, bob):
+    send = lookup(Tutorial)
+    first = send()
+    assert_replayed(first, first)
+    Transfer.objects.update(account=bob.user)
+    assert_refusal(send(), 403)
+    Transfer.objects.all().delete()
+    assert_replayed(send(), first)
+
+
+def test_a_lookup_that_needs_what_the_url_has_not_is_not_made(lookup, bob):
+    send = lookup(Tutorial, route="mine/", passed=lambda view: {"pk": Transfer.objects.get().pk})
+    first = send()
+    Transfer.objects.update(account=bob.user)
+    assert_replayed(send(), first)
+
+
+def get_only_own(view):
+    if (found := Transfer.objects.get()).account != view.request.user:
+        raise exceptions.PermissionDenied
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "members", "is_checked"),
+    [
+        ("PATCH", {}, True),
+        ("POST", {}, False),  # it may create an object, so there is none to find
+        ("POST", {"detail": True}, True),
+        ("PATCH", {"detail": False}, False),
+    ],
+)
+def test_an_object_that_no_argument_names_is_found_by_the_view(lookup, bob, method, members, is_checked):
+    send = lookup(route="mine/", method=method, get_object=get_only_own, **members)
+    first = send()
+    Transfer.objects.update(account=bob.user)
+    if is_checked:
+        assert_refusal(send(), 403)
+    else:
+        assert_replayed(send(), first)
+
+
+class Closing(viewsets.GenericViewSet):
+    """Its handler finds no object, so the view says of no rows where to find one."""
+
+    permission_classes = [IsAuthenticated & IsOwner]
+
+    @idempotent("objects.close")
+    def close(self, request, pk):
+        return Response({"closed": pk})
+
+
+def test_a_view_that_can_find_no_object_replays(alice, serve):
+    serve(**{"<int:pk>/": Closing.as_view({"post": "close"})})
+    first, _ = replayed(alice, "/1/", wrote=0)
+    assert first.status_code == 200
+
+
+class RefusedError(Exception):
+    """Known to the project's exception handler."""
+
+
+def handle_refused(error, context):
+    """As in a project that has its own errors and leaves none unhandled."""
+    if isinstance(error, RefusedError):
+        return Response(status=409)
+    return exception_handler(error, context) or Response(status=500)
+
+
+ERRORS = {
+    "several objects": (Transfer.MultipleObjectsReturned(), None),
+    "a bug": (CrashError(), None),
+    "a crash by DRF": (exceptions.APIException(), None),
+    "another claim": (InProgressError(retry_after=7), None),
+    "a lock": (OperationalError("lock not available"), "1"),
+    "a database that is gone": (InterfaceError("connection already closed"), "1"),
+}
+
+
+@pytest.mark.parametrize("handler", [exception_handler, handle_refused])
+@pytest.mark.parametrize(("error", "retry_after"), ERRORS.values(), ids=ERRORS)
+def test_a_check_that_can_not_be_made_is_a_503(lookup, settings, caplog, error, retry_after, handler):
+    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": handler}
+
+    def get_object(view):
+        if errors:
+            raise errors[0]
+        return Transfer.objects.get()
+
+    errors = []
+    send = lookup(get_object=get_object)
+    first = send()
+    errors.append(error)
+    refused = send()
+    assert_refusal(refused, 503)
+    assert (refused.json()["code"], refused.get("Retry-After")) == ("idempotency_unavailable", retry_after)
+    assert type(error).__name__ in caplog.text
+    errors.clear()
+    assert_replayed(send(), first)
+
+
+def test_a_database_error_that_stays_has_no_retry_after(lookup):
+    def get_object(view):
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT * FROM {table}")
+        return Transfer.objects.get()
+
+    table = Transfer._meta.db_table
+    send = lookup(get_object=get_object)
+    table = "no_such_table"
+    refused = send()
+    assert (problem_code(refused), "Retry-After" in refused) == ("idempotency_unavailable", False)
+
+
+def test_the_projects_own_errors_refuse_as_it_says(lookup, settings):
+    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": handle_refused}
+
+    def get_object(view):
+        if revoked:
+            raise RefusedError
+        return Transfer.objects.get()
+
+    revoked = []
+    send = lookup(get_object=get_object)
+    revoked.append(True)
+    assert_refusal(send(), 409)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.usefixtures("atomic")
+def test_what_a_check_writes_is_rolled_back(lookup, alice, refuses):
+    def check(view, request, obj):
+        User.objects.create(username=f"seen-{len(checks)}")
+        checks.append(obj)
+        if len(checks) == 2 and refuses:
+            raise exceptions.PermissionDenied
+
+    checks = []
+    send = lookup(check_object_permissions=check)
+    assert send().status_code == (403 if refuses else 200)
+    assert len(checks) == 2
+    assert not User.objects.filter(username="seen-1").exists()
+    assert User.objects.filter(username="seen-0").exists()  # by the first execution

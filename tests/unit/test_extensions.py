@@ -1,0 +1,41 @@
+"""What optional apps add, and how they register it."""
+
+from dataclasses import fields
+
+import pytest
+
+from idempotency import extensions
+from idempotency.extensions import Extension, register
+
+
+@pytest.fixture
+def _nothing_registered(monkeypatch):
+    monkeypatch.setattr(extensions, "_extensions", {})
+
+
+def added(extension):
+    return {field.name for field in fields(Extension) if getattr(extension, field.name)}
+
+
+def test_each_app_has_registered_what_it_adds():
+    registered = {app: added(extension) for app, extension in extensions._extensions.items()}
+    assert registered == {
+        "idempotency.outbox": {"purges", "find_messages"},
+        "idempotency.contrib.celery": {"import_operations"},
+        "idempotency.contrib.dashboard": {"event_counts", "after_purge", "record_page"},
+    }
+
+
+@pytest.mark.usefixtures("_nothing_registered")
+def test_an_app_that_registers_again_replaces_its_addition():
+    register("shop", purges=["first"])
+    register("other")
+    register("shop", purges=["second"])
+    assert [each.purges for each in extensions.extensions()] == [["second"], ()]
+
+
+@pytest.mark.usefixtures("_nothing_registered")
+def test_an_addition_that_does_not_exist_is_refused():
+    with pytest.raises(TypeError, match="purge"):
+        register("shop", purge=[])
+    assert list(extensions.extensions()) == []
