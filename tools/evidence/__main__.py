@@ -208,8 +208,9 @@ def methods(lines: list[Line]) -> str:
     seen = {method: [bug for bug, verdicts in found.items() if verdicts.get(method) == SEEN] for method in METHODS}
     tried = {method: sum(method in verdicts for verdicts in found.values()) for method in METHODS}
     rows.append(["**seen, of those tried**", *(f"{len(bugs)} of {tried[method]}" for method, bugs in seen.items())])
+    whole = [bug for bug, verdicts in found.items() if len(verdicts) == len(METHODS)]
     alone = {
-        method: sum(SEEN not in {found[bug].get(other) for other in METHODS if other != method} for bug in bugs)
+        method: sum(bug in whole and list(found[bug].values()).count(SEEN) == 1 for bug in bugs)
         for method, bugs in seen.items()
     }
     rows.append(["**seen by this method alone**", *map(str, alone.values())])
