@@ -101,6 +101,24 @@ def django_db_setup(django_db_setup, django_db_blocker):
             partition(int(partitions))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """No test begins with a connection of a failed one, which may have been cut off in a transaction or a query."""
+    report = yield
+    if report.failed:
+        for database in connections.all(initialized_only=True):
+            _abandon(database)
+    return report
+
+
+def _abandon(database):
+    """Close the connection and forget its blocks, without the one that a TestCase ends itself."""
+    of_the_test = bool(database.atomic_blocks and database.atomic_blocks[0]._from_testcase)
+    del database.atomic_blocks[of_the_test:], database.savepoint_ids[:]
+    database.in_atomic_block = of_the_test
+    database.close()
+
+
 @functools.cache
 def _tables(using, database):
     """The quoted names of the tables that tests write to. Migrations make them, so they stay the same for a session."""

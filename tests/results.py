@@ -1,17 +1,72 @@
-"""Figures of full runs: with ``RESULTS=FOLDER`` each adds a line to a file there, for the evidence page."""
+"""Figures of runs: with ``RESULTS=FOLDER`` each adds a line to a file there for the evidence page, also if it fails."""
 
+import hashlib
 import json
 import os
+import shlex
 import subprocess
+import sys
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "idempotency"
+CORE = ("lifecycle.py", "outcome.py", "models.py", "protocol", "store", "operate")
+#: What a kind of run judges, where that is not the core.
+JUDGED = {"fuzz": ("http", "contrib", "identity"), "guided": ("identity",), "conformance": ("",)}
+
+
+def judged(kind, folder=None):
+    """A digest of the files that a kind of run judges. A result with another one is older than them.
+
+    :param folder: of mutants.
+    """
+    places = [ROOT / folder] if folder else [PACKAGE / name for name in JUDGED.get(kind, CORE)]
+    files = sorted(file for place in places for file in ([place] if place.is_file() else place.rglob("*.py")))
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def note(what, **figures):
     """Add what a run came to. Without ``RESULTS`` nothing is kept."""
     if folder := os.environ.get("RESULTS"):
-        head = ["git", "rev-parse", "--short=12", "HEAD"]
-        commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip()
-        line = {"what": what, "date": datetime.now(UTC).date().isoformat(), "commit": commit, **figures}
+        line = {
+            "what": what,
+            "date": datetime.now(UTC).date().isoformat(),
+            "commit": _commit(),
+            "judged": judged(what.partition(":")[0], figures["kind"] if what == "mutation" else None),
+            "command": _command(),
+            **figures,
+        }
         with Path(folder, "results.jsonl").open("a", encoding="utf-8") as results:
             results.write(json.dumps(line) + "\n")
+
+
+@contextmanager
+def recording(what, **figures):
+    """Add what the block comes to, whose figures it adds. Its first violation ends it, and is one."""
+    try:
+        yield figures
+    except AssertionError as error:
+        note(what, **{"violations": 1, **figures}, failed=str(error)[:300])
+        raise
+    note(what, **{"violations": 0, **figures})
+
+
+def _commit():
+    """The checked out commit, with a + if the package or the tests have changed since."""
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
+    changes = [*git, "status", "--porcelain", "idempotency", "tests", "testproject"]
+    changed = subprocess.run(changes, capture_output=True, text=True, check=False).stdout
+    return head.stdout.strip() + "+" * bool(changed)
+
+
+def _command():
+    module = getattr(sys.modules["__main__"].__spec__, "name", "") if sys.modules["__main__"].__spec__ else ""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return None  # its process has not been given the command
+    return shlex.join(["python", "-m", module.removesuffix(".__main__"), *sys.argv[1:]])

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from itertools import product
 
@@ -17,7 +18,7 @@ from tests.crash.cells import Verdict
 from tests.crash.failover import MODES, Failover, run_failover
 from tests.crash.matrix import Matrix, run_matrix
 from tests.crash.points import DATABASES, DECLARATIONS, FAULTS, POINTS, cells
-from tests.crash.storms import run_restarts, server_to_stop
+from tests.crash.storms import Storms, run_restarts, server_to_stop
 from tests.harness.mariadb import running_mariadb
 from tests.harness.world import world
 from tests.results import note
@@ -79,6 +80,8 @@ def main() -> int:
     report = Report()
     if options.failover:
         runs = [run_failover(mode) for mode in MODES]
+        for run in runs:
+            note_storms(f"failover: {run.mode}", run.storms, as_expected=run.is_as_expected)
         report.total("Failover", f"{len(runs)} times", passed=all(run.is_as_expected for run in runs))
         say(f"\n{failovers(runs)}")
         return 1 if report.failed else 0
@@ -101,18 +104,45 @@ def main() -> int:
                 fired=sum(verdict.fired for verdict in matrix.verdicts),
                 violations=len(matrix.failures),
                 seconds=round(report.seconds),
+                **{name: ",".join(getattr(options, name) or ()) for name in NAMES},
+                **failed_by(map(str, matrix.failures)),
             )
             name = f"The matrix{', PgBouncer' if pooled else ''}, {kind}{f', {level}' if level else ''}"
             report.total(name, totals(matrix), passed=not matrix.failures)
             say(f"\n{table(matrix)}\n\n{reasons(matrix)}")
     if options.restarts:
         with server_to_stop() as server:
-            storms = run_restarts(server, options.restarts)
+            storms = run_restarts(server, options.restarts, seed=options.first_seed)
+            note_storms("stops", storms, as_expected=storms.is_safe, fired=options.restarts, seed=options.first_seed)
             report.total("Restarts", f"{options.restarts} times; {storms}", passed=storms.is_safe)
             server.stop_being_durable()
             control = run_restarts(server, 3)
+            note_storms("stops: control", control, as_expected=control.inside.lost > 0, fired=3, seed=0)
             report.total("Restarts, control without durable commits", control, passed=control.inside.lost > 0)
     return 1 if report.failed else 0
+
+
+def failed_by(problems: Iterable[str]) -> dict[str, str]:
+    """The figure of a run that failed."""
+    text = "; ".join(problems)
+    return {"failed": text[:300]} if text else {}
+
+
+def note_storms(what: str, storms: Storms, *, as_expected: bool, **figures: object) -> None:
+    note(
+        what,
+        database="postgres",
+        operations=sum(len(storm.known) for storm in storms.all),
+        rows=len(storms.inside.known),
+        lost=storms.inside.lost,
+        torn=storms.torn,
+        reconcile=len(storms.ask.known),
+        reconcile_doubled=storms.ask.doubled,
+        park=len(storms.park.known),
+        park_doubled=storms.park.doubled,
+        **figures,
+        **failed_by([] if as_expected else [str(storms)]),
+    )
 
 
 def totals(matrix: Matrix) -> str:

@@ -18,6 +18,7 @@ from tests.delivery.stage import BROKERS, stage
 from tests.delivery.tally import Count, Verdict
 from tests.harness.servers import ProgramMissingError
 from tests.harness.zygote import ImpossibleError
+from tests.results import note
 from tools.reports import markdown, say
 
 
@@ -40,6 +41,7 @@ def main() -> int:
                         verdict = Verdict(name, broker, problems=[repr(error)])
                         say(error)
                     say(verdict)
+                    note_verdict(verdict)
                     verdicts.append(verdict)
                     failed |= not verdict.passed
         except (RedisMissingError, ProgramMissingError) as error:
@@ -51,6 +53,22 @@ def main() -> int:
     passed = sum(verdict.passed for verdict in verdicts)
     say(f"{len(verdicts)} scripts, {passed} passed; {time.monotonic() - started:.0f} s")
     return 1 if failed else 0
+
+
+def note_verdict(verdict: Verdict) -> None:
+    kept, plain = verdict.kept, verdict.plain
+    note(
+        "deliveries",
+        broker=verdict.broker,
+        fault=verdict.fault,
+        messages=kept.expected,
+        deliveries=kept.deliveries,
+        fired=verdict.struck,
+        violations=kept.doubled + kept.lost + kept.ghosts,
+        sent_again=verdict.lost_by_broker,
+        control=[plain.doubled, plain.lost, plain.ghosts],
+        **({} if verdict.passed else {"failed": "; ".join(verdict.problems)[:300]}),
+    )
 
 
 def table(verdicts: Iterable[Verdict]) -> str:

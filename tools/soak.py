@@ -28,7 +28,7 @@ LIMIT = 120.0  # seconds
 GROWTH, SLACK = 1.25, 4_000_000
 
 #: Where the effects of a kind are counted, besides the provider's ledger.
-TABLES = {"transfer": ["transfer"], "payout": ["payout"], "order": ["charge", "receipt"]}
+TABLES = {"transfer": ["transfer"], "drawn": ["transfer"], "payout": ["payout"], "order": ["charge", "receipt"]}
 IN_LEDGER = {"payout", CONTROL}
 
 RESTLESS = """
@@ -159,8 +159,7 @@ def main() -> int:
             seconds = time.monotonic() - started
             say(f"{seconds:,.0f} s: {judge.checked:,} effects; {dict(load.seen)}")
             if judge.problems:
-                say("\n".join(judge.problems))
-                return 1
+                break
     return report(options.seed, seconds, load, nemesis, judge)
 
 
@@ -170,7 +169,7 @@ def report(seed: int, seconds: float, load: Load, nemesis: Nemesis, judge: Judge
         "requests": load.seen["requests"],
         "operations": sum(map(len, load.operations.values())) - controls,
         "fired": nemesis.struck.total(),
-        "violations": 0,
+        "violations": len(judge.problems),
         "seed": seed,
         "seconds": round(seconds),
         "p50": round(times[len(times) // 2] * 1000),
@@ -187,15 +186,14 @@ def report(seed: int, seconds: float, load: Load, nemesis: Nemesis, judge: Judge
     say(markdown(["act", "planned", "struck"], [(act, n, nemesis.struck[act]) for act, n in nemesis.planned.items()]))
     rows = [[name, *(f"{sizes[place]:,}" for place in (0, len(sizes) > 1, -1))] for name, sizes in judge.sizes.items()]
     say(f"\n{markdown(['at a checkpoint', 'first', 'second', 'last'], rows)}\n")
+    failed = [*judge.problems, *judge.grown()] or ([] if judge.checked else ["nothing was checked"])
     missed = [act for act in nemesis.acts if not nemesis.struck[act]]
-    if missed or not judge.control_doubled:
-        say(f"VOID: {missed} never struck; the control doubled {judge.control_doubled}")
-        return 2
-    if (grown := judge.grown()) or not judge.checked:
-        say("\n".join(grown) or "nothing was checked")
-        return 1
-    note("soak", database="postgresql", **figures)
-    return 0
+    void = bool(missed or not judge.control_doubled) and not failed
+    if void:
+        failed = [f"VOID: {missed} never struck; the control doubled {judge.control_doubled}"]
+    say("\n".join(failed))
+    note("soak", database="postgresql", **figures, **({"failed": "; ".join(failed)[:300]} if failed else {}))
+    return 2 if void else 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -174,7 +174,8 @@ def main():
         for name, result in results.items():
             say(f"  {result.verdict.value:10}  {name:24}  {result.detail[:150]}")
         cells = cells_of(results)
-        note("conformance", package=row.package, version=row.version, store=row.store, cells=cells)
+        cases = {name: result.verdict.value for name, result in results.items()}
+        note("conformance", package=row.package, version=row.version, store=row.store, cells=cells, cases=cases)
         lines.append([row.name, row.version, *cells.values()])
     say("\n" + markdown(["package", "version", *COLUMNS], lines))
 

@@ -16,7 +16,7 @@ import pytest
 import requests
 import urllib3
 from celery.exceptions import Ignore, Reject
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from kombu import Connection
@@ -32,7 +32,7 @@ from testproject.celery import app
 from tests.contrib import consumers
 from tests.contrib.deliveries import Inbox, acting
 from tests.contrib.senders import session_with
-from tests.results import note
+from tests.results import recording
 
 pytestmark = pytest.mark.once
 
@@ -129,6 +129,8 @@ def compare(client, module, count):
     became = Counter[str]()
 
     @options(count)
+    @example(script=[(201, {}, b"{}")])
+    @example(script=[(503, {"Retry-After": "soon"}, b"")])
     @given(script=answers)
     def try_one(script):
         twins = [outcome(client([each], protected=False).post, URL, data={"a": "1"}) for each in script]
@@ -145,15 +147,16 @@ def compare(client, module, count):
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_no_answer_gives_an_error_that_the_bare_client_does_not_give(name, count):
-    became = compare(*CLIENTS[name], count)
+def test_no_answer_gives_an_error_that_the_bare_client_does_not_give(name, count, seed):
+    with recording("fuzz: answers", handler=name, seed=seed) as figures:
+        became = compare(*CLIENTS[name], count)
+        figures |= {"inputs": became.total(), "answers": dict(became)}
     assert {"answered", "UnresolvedRequestError"} <= became.keys()
-    note("fuzz: answers", handler=name, inputs=became.total(), answers=dict(became), violations=0)
 
 
 def test_a_client_that_trusts_the_server_is_found(monkeypatch):
     monkeypatch.setattr(retrying, "retry_after", lambda headers: float(headers.get("Retry-After", 0)))
-    with pytest.raises(BaseException):  # noqa: B017, PT011 - hypothesis may have found several
+    with pytest.raises(AssertionError):
         compare(*CLIENTS["httpx"], None)
 
 
@@ -175,6 +178,8 @@ def consume(monkeypatch, count):
         numbers = itertools.count()
 
         @options(count, 100)
+        @example(odd={messages.ATTEMPTS_HEADER: "many"})
+        @example(odd={messages.KEY_HEADER: -1})
         @given(odd=odd_headers)
         def try_one(odd):
             acting("twin", lambda task: None)
@@ -191,10 +196,11 @@ def consume(monkeypatch, count):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_no_header_of_a_message_gives_an_error_that_a_plain_task_does_not_have(monkeypatch, count):
-    became = consume(monkeypatch, count)
+def test_no_header_of_a_message_gives_an_error_that_a_plain_task_does_not_have(monkeypatch, count, seed):
+    with recording("fuzz: messages", seed=seed) as figures:
+        became = consume(monkeypatch, count)
+        figures |= {"inputs": became.total(), "answers": dict(became)}
     assert {"dict", "Ignore"} <= became.keys()
-    note("fuzz: messages", inputs=became.total(), answers=dict(became), violations=0)
 
 
 @pytest.mark.django_db(transaction=True)

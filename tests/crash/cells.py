@@ -10,10 +10,10 @@ import zlib
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
-from idempotency.identity.scope import Scope
 from testproject.harness.effects import judge_effects
 from tests.crash.observer import observing
 from tests.crash.points import LATE_CALL, OF_A_SWEEP, OF_RECONCILING, OF_RELEASING, Cell, blocks_everybody
+from tests.harness.answers import KEPT, KINDS, facts_of, recorded_facts
 from tests.harness.zygote import ImpossibleError, wait_until
 
 #: How long fresh processes try to learn the outcome, in seconds. What takes longest is a claim whose owner is frozen
@@ -91,8 +91,14 @@ class Run:
         #: What callers were answered, in the order in which they asked.
         self.answers = []
         self._workers = []
-        # What the seed decides, and the cell: which of two ways its process is prepared, and who comes first.
-        self.coin = (zlib.crc32(" ".join(cell.kind).encode()) + cell.seed) % 2 == 0
+        # What the seed decides, and the cell: which of two ways its process is prepared, who comes first, and what each
+        # attempt answers.
+        self.draw = zlib.crc32(" ".join(cell.kind).encode()) + cell.seed
+        self.coin = self.draw % 2 == 0
+        # After a rollback nothing is locked, and on_commit is not called.
+        may_undo = cell.declaration == "inside" and cell.point != "on_commit"
+        self.kinds = list(KINDS) if may_undo and not blocks_everybody(cell, world.vendor) else KEPT
+        self.bystanders = {}
 
     # Processes
 
@@ -105,6 +111,8 @@ class Run:
                 "key": self.key,
                 "provider": self.provider.url,
                 "pooled": self.world.pooler is not None,
+                "answers": self.kinds,
+                "draw": self.draw,
                 "database": None if self.observer.path is None else str(self.observer.path),
                 **self.spec,
                 **spec,
@@ -146,7 +154,7 @@ class Run:
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
             answer = self.ask()
-            if answer["status"] < 300 or answer["code"] == "idempotency_outcome_unknown":
+            if facts_of(answer["body"]) or answer["code"] == "idempotency_outcome_unknown":
                 return
             if answer["status"] not in {409, 500, 503}:
                 raise ImpossibleError(f"an answer that makes no sense: {answer}")
@@ -167,7 +175,7 @@ class Run:
             # With or without an effect; a sweep releases what was certainly not executed.
             unpaid = self.coin or cell.point in OF_RELEASING or cell.fault == "stop-live"
             self.kill_at("handler.before" if unpaid else "downstream.answered")
-            self.observer.end_lease()
+            self.observer.end_lease(self.key)
 
     def start_victim(self):
         cell = self.cell
@@ -220,6 +228,7 @@ class Run:
 
     def request(self):
         cell = self.cell
+        self.start_bystanders()
         self.prepare()
         victim = self.start_victim()
         if cell.fault == "kill":
@@ -231,7 +240,32 @@ class Run:
         if not cell.fault.startswith("stop") and self.coin:
             self.sweep()
         self.converge()
+        self.end_bystanders()
         self.judge()
+
+    def start_bystanders(self):
+        """Two claims that nothing of this may touch: of another key, and of another operation with the same key."""
+        if self.spec.get("level") == "SERIALIZABLE":
+            return  # the server may refuse their handlers because of the cell
+        for spec in ({"key": f"{self.key}-other"}, {"operation": f"{self.operation}-other"}):
+            label = f"{self.key}-bystander-{len(self.bystanders)}"
+            bystander = self.fork(
+                arms=[["claim.committed", "gate"]], session="bystander", lease=HOUR, label=label, **spec
+            )
+            bystander.expect("reached")
+            self.bystanders[label] = bystander
+
+    def end_bystanders(self):
+        """They go on, and have their own outcome at their first attempt."""
+        for label, bystander in self.bystanders.items():
+            bystander.go()
+            event = bystander.expect("done")
+            bystander.hear()
+            facts = facts_of(event.get("body", "")) or {}
+            if facts.get("attempt") != 1:
+                self.problem(f"P6: another key's or operation's claim was touched: {event}")
+            elif examples := judge_effects(effects := self.effects(label, facts), effects).examples:
+                self.problem(f"P1, P2: of another key or operation: {examples}")
 
     def freeze(self, victim):
         """The victim sleeps beyond its lease while another one wins, and goes on."""
@@ -242,18 +276,18 @@ class Run:
         before = None
         if blocks_everybody(cell, self.world.vendor):
             for answer in (self.ask(), self.ask()):
-                if answer["status"] < 400:
+                if facts_of(answer["body"]):
                     self.problem(f"another one ran while the file was locked: {answer}")
         elif cell.fault == "stop":
             self.converge()
         else:
             rival = self.start_rival()
-            before = self.observer.record()
+            before = self.observer.record(self.key)
         victim.wake()
         victim.go()
         self.answered(victim)
         if rival is not None:
-            after = self.observer.record()
+            after = self.observer.record(self.key)
             if before != after:
                 self.problem(f"P6: a stale attempt changed its rival's live claim from {before} to {after}")
             rival.go()
@@ -264,13 +298,13 @@ class Run:
         owner = self.fork(arms=[[self.cell.point, "gate"]])
         owner.expect("reached")
         self.verdict.fired = True
-        before = self.observer.record()
+        before = self.observer.record(self.key)
         for skew in (HOUR, -HOUR):
             answer = self.ask(skew=skew)
             if answer["code"] != "idempotency_in_progress":
                 self.problem(f"a living claim was not respected by a process with a wrong clock: {answer}")
         self.answered(self.fork("sweep", skew=HOUR))
-        after = self.observer.record()
+        after = self.observer.record(self.key)
         if before != after:
             self.problem(f"P6: a living claim was changed from {before} to {after}")
         owner.go()
@@ -290,7 +324,7 @@ class Run:
             event = rival.hear()
             if event is not None and event["event"] == "reached":
                 return rival
-            if event is None or event["event"] != "done" or event["status"] < 400:
+            if event is None or event["event"] != "done" or facts_of(event["body"]):
                 raise ImpossibleError(f"no rival could be held: {event}")
             if event["code"] == "idempotency_outcome_unknown":
                 # Under SERIALIZABLE the server may refuse the rival's handler because of another cell. It is parked
@@ -305,7 +339,7 @@ class Run:
         """P7: after its lease and one sweep nothing is a claim any more."""
         self.end_lease()
         swept = self.answered(self.fork("sweep"))
-        record = self.observer.record()
+        record = self.observer.record(self.key)
         if record is not None and record["status"] == "in_progress":
             self.problem(f"P7: still a claim after its lease and a sweep, which said {swept}: {record}")
 
@@ -355,17 +389,26 @@ class Run:
     def problem(self, what):
         self.verdict.problems.append(what)
 
-    def payouts(self, key=None):
-        """What the provider has paid for the operation, by its ledger."""
-        derived = str(Scope("1", self.operation, key or self.key).derive_key("payout"))
-        return [effect for effect in self.provider.effects() if effect.key == derived]
+    def payouts(self, label=None):
+        """What the provider has paid for the operation, under whatever key, by its ledger."""
+        return [effect for effect in self.provider.effects() if effect.label == (label or self.key)]
+
+    def effects(self, label, facts):
+        """How often each of its effects has happened. What an outcome says to be undone must not be there."""
+        effects = {"payout": len(self.payouts(label))}
+        rows = len(self.observer.writes(label)) if self.cell.declaration == "inside" else None
+        if rows is not None and facts.get("kind") == "undone":
+            effects["undone row"] = 1 + rows
+        elif rows is not None:
+            effects["row"] = rows
+        return effects
 
     def judge(self):
         for _ in range(2):
             answer = self.ask()
-            if answer["status"] < 300 and not answer["replayed"]:
+            if facts_of(answer["body"]) and not answer["replayed"]:
                 self.problem(f"P5: a retry after the outcome was taken for a new request: {answer}")
-        record = self.observer.record()
+        record = self.observer.record(self.key)
         if record is None:
             self.problem("P7: the record is gone")
             return
@@ -374,26 +417,25 @@ class Run:
             self.problem(f"P7: the record never came to rest: {record}")
         if self.verdict.parked and self.cell.declaration != "park":
             self.problem("parked, although its declaration knows what to do")
-        given = [answer for answer in self.answers if answer["status"] < 300]
+        given = [answer for answer in self.answers if facts_of(answer["body"])]
         if len({(answer["status"], answer["body"]) for answer in given}) > 1:
             self.problem(f"P3, P5: callers were told different outcomes: {given}")
-        if given and self.answers[-1]["status"] >= 300:
+        if given and not facts_of(self.answers[-1]["body"]):
             self.problem(f"P5: an outcome was given, and then taken back: {self.answers}")
         self._count(record, acknowledged=bool(given))
 
     def _count(self, record, *, acknowledged):
-        verdict = self.verdict
-        effects = {"payout": len(self.payouts())}
-        if self.cell.declaration == "inside":
-            writes = self.observer.writes(self.key)
-            effects["row"] = len(writes)
-            stale = [attempt for attempt in writes if attempt != f"attempt {record['attempt']}"]
+        verdict, facts = self.verdict, {}
+        if record["status"] == "completed":
+            facts = recorded_facts(record["response_body"], record["response_reference"])
+            if facts["attempt"] != record["attempt"]:
+                self.problem(f"P6: attempt {record['attempt']} owned the record, and {facts} was recorded")
+        effects = self.effects(self.key, facts)
+        if "row" in effects:
+            stale = [each for each in self.observer.writes(self.key) if each != f"attempt {record['attempt']}"]
             verdict.stale_writes = len(stale)
             if stale:
                 self.problem(f"P6: attempt {record['attempt']} completed, and there are writes of {stale}")
-        body = record["response_body"]
-        if record["status"] == "completed" and body["attempt"] != record["attempt"]:
-            self.problem(f"P6: attempt {record['attempt']} owned the record, and {body} was recorded")
         judged = judge_effects(effects, effects, effects if acknowledged else ())
         verdict.doubled, verdict.lost = len(judged.doubled), len(judged.lost)
         if verdict.doubled:

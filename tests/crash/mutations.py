@@ -6,6 +6,7 @@ here: a mutation that changes nothing raises.
 
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 from django.db import transaction
 
@@ -13,6 +14,7 @@ from idempotency import lifecycle
 from idempotency.lifecycle import Decision, Recovery, Status
 from idempotency.operate import sweep
 from idempotency.protocol import acquisition, execution, ownership, recovery, steps
+from idempotency.protocol.claim import Claim
 from idempotency.store.postgresql import statements
 
 MUTATIONS = {}
@@ -91,3 +93,23 @@ def take_over_of_the_living(patch):
 def not_executed_is_assumed(patch):
     """Recovery assumes that what was abandoned did not happen."""
     patch.setattr(recovery, "_ask", lambda claim: recovery.NotExecuted())
+
+
+@mutation
+def key_of_the_attempt(patch):
+    """Each attempt calls the provider under a key of its own."""
+    derive = Claim.derive_key
+    patch.setattr(Claim, "derive_key", lambda claim, name: derive(claim, f"{name} {claim.attempt}"))
+
+
+@mutation
+def refusal_unfenced(patch):
+    """An outcome of 400 and more is recorded for whichever attempt owns the record."""
+    complete = ownership.complete
+
+    def complete_any(owned, outcome, **options):
+        if outcome.status >= 400 and (row := owned.store.read(owned.scope)) is not None:
+            owned = replace(owned, fence=row.fence)
+        complete(owned, outcome, **options)
+
+    patch.setattr(ownership, "complete", complete_any)

@@ -36,7 +36,8 @@ class Observer(Database):
         self.query(BOUND_WAITING[self.vendor])
 
     def record(self, key="%"):
-        names = ("id", "status", "attempt", "response_status", "response_body", "lease_expires_at")
+        names = ("id", "status", "attempt", "response_status", "response_body", "response_reference")
+        names += ("lease_expires_at",)
         rows = self.query(
             f"SELECT {', '.join(names)} FROM idempotency_record WHERE operation = %s AND idempotency_key LIKE %s",
             self.operation,

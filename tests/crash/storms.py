@@ -15,6 +15,7 @@ from testproject.embedded import embedded_postgres
 from testproject.harness.effects import judge_effects
 from testproject.harness.marks import Marks
 from testproject.provider import running_provider
+from tests.harness.answers import KEPT, recorded_facts
 from tests.harness.postgres import Server
 from tests.harness.world import Database, environment, migrate
 from tests.harness.zygote import Zygote, wait_until
@@ -42,6 +43,7 @@ class Storm:
             "operation": f"crash.storm.{declaration}",
             "provider": None if declaration == "inside" else provider.url,
             "lease": LEASE,
+            "answers": KEPT,
             "marks": str(marks.directory),
         }
         prefixes = [f"{self.name}-client-{number}" for number in range(CLIENTS[declaration])]
@@ -129,10 +131,12 @@ class Storms:
 
 
 def torn(database, prefix):
+    """How many operations have a row without its outcome, or the reverse."""
     labels = f"{prefix}-%"
     rows = dict(database.query("SELECT label, recipient FROM testproject_transfer WHERE label LIKE %s", labels))
-    completed = "SELECT idempotency_key, 'attempt ' || (response_body ->> 'attempt') FROM idempotency_record"
-    outcomes = dict(database.query(f"{completed} WHERE status = 'completed' AND idempotency_key LIKE %s", labels))
+    completed = "SELECT idempotency_key, response_body, response_reference FROM idempotency_record"
+    found = database.query(f"{completed} WHERE status = 'completed' AND idempotency_key LIKE %s", labels)
+    outcomes = {key: f"attempt {recorded_facts(*outcome)['attempt']}" for key, *outcome in found}
     return sum(rows.get(label) != outcomes.get(label) for label in rows.keys() | outcomes.keys())
 
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from tests.crash.calls import JOBS, kill_at_each_call
-from tests.results import note
+from tests.results import recording
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace: tests/servers.sh install strace")
 
@@ -17,11 +17,12 @@ STRIDE = 16
 def test_a_kill_at_any_system_call_doubles_and_loses_nothing(shared, job, count, seed):
     kills = kill_at_each_call(shared, job, stride=count or STRIDE, first=seed)
 
-    assert not kills.problems, "\n".join(kills.problems)
-    assert kills.fired > 0
-    # A run may need a call less than the one that was traced, and so never come to the last ones.
-    assert kills.calls - kills.fired <= max(1, kills.calls // 5)
-    note("calls", job=job, database=shared.vendor, kills=kills.calls, fired=kills.fired, violations=0)
+    figures = {"kills": kills.calls, "fired": kills.fired, "violations": len(kills.problems)}
+    with recording("calls", job=job, database=shared.vendor, seed=seed, **figures):
+        assert not kills.problems, "\n".join(kills.problems)
+        assert kills.fired > 0
+        # A run may need a call less than the one that was traced, and so never come to the last ones.
+        assert kills.calls - kills.fired <= max(1, kills.calls // 5)
 
 
 @pytest.mark.postgres

@@ -28,6 +28,10 @@ CAUGHT_BY = {
     "park_runs_again": ([("downstream.answered", "kill", "park"), ("downstream.sent", "kill", "park")], "P1: doubled"),
     "step_unfenced": ([("handler.wrote", "stop-live", "ask", 2)], "P1: doubled"),
     "take_over_of_the_living": ([("step.started", "skew", "ask")], "P1: doubled"),
+    # The provider deduplicates, but not what comes under two keys.
+    "key_of_the_attempt": ([("downstream.answered", "kill", "again")], "P1: doubled"),
+    # The overtaken attempts answer 402 and 502 there.
+    "refusal_unfenced": ([("handler.wrote", "stop-live", "inside"), ("render.after", "stop-live", "again")], "P6"),
     "not_executed_is_assumed": ([("downstream.answered", "kill", "ask")], "P1: doubled"),
 }
 

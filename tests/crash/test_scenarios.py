@@ -4,6 +4,7 @@ import pytest
 
 from tests.crash.cells import run_cell, running
 from tests.crash.points import DECLARATIONS, LATE_CALL, Cell
+from tests.harness.answers import facts_of
 
 #: How many abandoned claims a sweep finds in scenario 26.
 CLAIMS = 12
@@ -90,5 +91,5 @@ def test_a_recovery_that_is_killed_half_way_or_meets_another_one_settles_each_cl
         if parks:
             assert answer["code"] == "idempotency_outcome_unknown"
         else:
-            assert (answer["status"], len(run.payouts(key))) == (201, 1)
+            assert (bool(facts_of(answer["body"])), len(run.payouts(key))) == (True, 1)
     assert states(run, keys) == ({"parked"} if parks else {"completed"})

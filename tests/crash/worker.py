@@ -41,6 +41,7 @@ from testproject.harness.marks import Marks
 from testproject.models import Transfer
 from testproject.provider.client import find, pay
 from tests.crash.mutations import MUTATIONS
+from tests.harness import answers
 from tests.harness.zygote import PATIENCE
 
 AMOUNT = 100
@@ -75,7 +76,7 @@ class Worker:
         if self.spec.get("database"):  # a file of its own for each cell, on SQLite
             database["NAME"] = self.spec["database"]
         elif connections["default"].vendor == "postgresql":
-            database["OPTIONS"]["application_name"] = self.spec["operation"][:63]
+            database["OPTIONS"]["application_name"] = self.spec.get("session", self.spec["operation"])[:63]
             if level := self.spec.get("level"):
                 database["OPTIONS"]["isolation_level"] = psycopg.IsolationLevel[level]
         if skew := self.spec.get("skew"):
@@ -217,12 +218,18 @@ class Worker:
 
     # The operation
 
+    @property
+    def label(self):
+        """The client's own name of the operation, by which its effects are counted."""
+        return self.spec.get("label", self.spec["key"])
+
     def _declare(self):
         heartbeat = self.spec.get("heartbeat")
         policy = {
             "account": lambda request: request.headers["X-Account"],
             "lease": timedelta(seconds=self.lease),
             "heartbeat": None if heartbeat is None else timedelta(seconds=heartbeat),
+            **answers.DECLARED,
         }
         policy |= {
             "inside": {},
@@ -239,7 +246,7 @@ class Worker:
 
     def _handle(self, request):
         claim = require_claim()
-        label = self.spec["key"]
+        label = self.label
         # Before the step: a call that a frozen process makes late is refused by the provider when its lease is over.
         valid_until = time.time() + self.lease
         with transaction.atomic():
@@ -264,7 +271,9 @@ class Worker:
             payout = claim.step("payout", call)
         if self.spec.get("fail"):
             raise BrokenError
-        return JsonResponse({"attempt": claim.attempt, "payout": payout}, status=201)
+        return answers.answer(
+            claim, answers.draw(self.spec["answers"], self.spec["draw"] + claim.attempt), payout=payout
+        )
 
     def _call(self, key, label, valid_until):
         with closing(HTTPConnection(urlsplit(self.spec["provider"]).netloc, timeout=PATIENCE)) as provider:
@@ -295,7 +304,7 @@ class Worker:
         post = async_to_sync(client.post) if is_async else client.post
         answer = post(
             "/operate/",
-            {"label": self.spec["key"]},
+            {"label": self.label},
             content_type="application/json",
             headers={"Host": "localhost", "Idempotency-Key": self.spec["key"], "X-Account": "1"},
         )
@@ -311,7 +320,7 @@ class Worker:
         """One operation after the other, each retried until its outcome is known. When told to stop, each once more."""
         marks, asked = Marks(self.spec["marks"]), 0
         while not self.channel.has_something():
-            kind = "known" if self._ask_until_known(asked)["status"] < 300 else "parked"
+            kind = "parked" if self._ask_until_known(asked)["code"] else "known"
             marks.note(f"{kind}.{self.declaration}", self.spec["key"])
             asked += 1
         self.channel.wait()
@@ -323,11 +332,12 @@ class Worker:
         return {}
 
     def _ask_until_known(self, number):
-        """One operation's outcome, or the answer that it is not known."""
+        """One operation's outcome, of which each draws another kind, or the answer that it is not known."""
         self.spec["key"] = f"{self.spec['prefix']}-{number}"
+        self.spec["draw"] = number
         while True:
             answer = self.request()
-            if answer["status"] < 300 or answer["code"] == "idempotency_outcome_unknown":
+            if answers.facts_of(answer["body"]) or answer["code"] == "idempotency_outcome_unknown":
                 return answer
             time.sleep(0.01)  # a client's pause before its retry; nothing is ordered by it
             close_old_connections()  # what a server does between requests, and Django's test client does not

@@ -13,6 +13,7 @@ from idempotency.exceptions import LeaseLostError
 from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
+from idempotency.outcome import Outcome, encode_body
 from idempotency.protocol import ownership
 from idempotency.protocol.renewal import renew
 from idempotency.store import store_for
@@ -34,9 +35,30 @@ OTHERS = {
 }
 
 
-def complete(owned):
+#: What an attempt may end with. Each is fenced alike.
+OUTCOMES = {
+    "201": OUTCOME,
+    "402": Outcome(402, (), "{}"),
+    "422, no JSON": Outcome(422, (("Content-Type", "text/plain"),), encode_body(b"no", "text/plain")),
+    "503": Outcome(503, (), "{}"),
+    "a reference": Outcome(201, (), reference="1"),
+    "a reference to a refusal": Outcome(409, (), "{}", reference="1", body_ttl=HOUR),
+}
+
+
+def complete(owned, outcome=OUTCOME):
     try:
-        ownership.record(owned, OUTCOME)
+        ownership.record(owned, outcome)
+    except LeaseLostError:
+        return False
+    return True
+
+
+def complete_inside(owned, outcome):
+    """In the transaction of the attempt, whose COMMIT it sends along."""
+    try:
+        with transaction.atomic(durable=True):
+            ownership.complete(owned, outcome, commit=True)
     except LeaseLostError:
         return False
     return True
@@ -44,7 +66,8 @@ def complete(owned):
 
 #: By the owner of a claim.
 CHANGES = {
-    "complete": complete,
+    **{f"complete, {name}": partial(complete, outcome=outcome) for name, outcome in OUTCOMES.items()},
+    **{f"complete inside, {name}": partial(complete_inside, outcome=outcome) for name, outcome in OUTCOMES.items()},
     "release": ownership.release,
     "park": ownership.park,
     "renew": renew,

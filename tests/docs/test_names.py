@@ -34,6 +34,7 @@ from idempotency.protocol.recovery import LONGEST_BACKOFF
 from idempotency.testing.checks import CHECKS
 from testproject.provider.faults import FAULTS
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks, code, each_page, section, table, text_of
+from tests.results import judged
 from tools.evidence import __main__ as evidence
 
 pytestmark = pytest.mark.once
@@ -319,12 +320,32 @@ def test_the_page_is_as_the_results_have_it():
     assert evidence.page(text) == text
 
 
-@pytest.mark.parametrize("planted", [{"orders": 0}, {"violations": 1}, {"fired": 0}])
-def test_a_void_run_is_refused(planted):
-    line, _, _ = evidence.RESULTS.read_text(encoding="utf-8").partition("\n")
-    void = json.loads(line) | {"what": "walks", "orders": 1} | planted
-    with pytest.raises(ValueError, match="void"):
-        list(evidence.results(json.dumps(void)))
+RUN = {"what": "walks", "commit": "0123456789ab", "date": "2026-01-01", "database": "sqlite", "orders": 1}
+
+
+@pytest.mark.parametrize(
+    ("planted", "problem"),
+    [
+        *(({"orders": 0}, "void"), ({"violations": 1}, "void"), ({"fired": 0}, "void")),
+        ({"failed": "P1: doubled"}, "what became"),
+    ],
+)
+def test_a_void_or_unexplained_run_is_refused(planted, problem):
+    assert evidence.lines_of(json.dumps(RUN))
+    with pytest.raises(ValueError, match=problem):
+        evidence.lines_of(json.dumps(RUN | planted))
+
+
+def test_a_failed_run_and_a_run_of_older_code_are_shown():
+    now = {"judged": judged("walks"), "violations": 0}
+    failed = now | {"violations": 1, "failed": "P1: doubled", "became": "It is corrected."}
+    lines = evidence.lines_of("\n".join(json.dumps(RUN | more) for more in ({}, now, failed)))
+    table = [[cell.strip() for cell in row.split("|")[4:-2]] for row in evidence.runs(lines).splitlines()[2:]]
+    assert table == [
+        ["1 orders", "–", "1", "`0123456`", "2026-01-01"],
+        ["1 orders", "–", "–", "`0123456`, **older**", "2026-01-01"],
+    ]
+    assert re.search(r"\| P1: doubled \| +It is corrected\. \|", evidence.failures(lines))
 
 
 # The pages about tests and the audit: their tests pass, and their tables are complete

@@ -9,6 +9,7 @@ what only tests need:
   itself, so each strike hits the intended moment and happens as often as planned. ``keeper`` restarts the dead.
 - ``proxy``: one proxy for PostgreSQL, RabbitMQ and Redis, that cuts connections and swallows a broker's confirm.
 - ``rabbitmq``, ``mariadb``, ``pgbouncer``: servers of one's own; ``postgres`` kills and promotes one.
+- ``answers``: what handlers answer, which is drawn, and what judges read of it again.
 - ``world``: a database, two providers and a zygote, which all cells or scripts of a run share. What a test asserts is
   read through connections that know nothing of the package.
 

@@ -34,7 +34,7 @@ from tests.concurrency.failures import just_before
 from tests.http.callers import FORM, effects
 from tests.http.serving import Framework
 from tests.http.views import work
-from tests.results import note
+from tests.results import recording
 
 ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
 
@@ -164,14 +164,15 @@ def serve_by_ninja(settings):
 @pytest.mark.failure_40
 @pytest.mark.failure_42
 @pytest.mark.parametrize("handler", [plain_handler, body_handler, drf_handler, ninja_handler])
-def test_no_input_gives_a_server_error_that_the_twin_does_not_give(alice, serve, settings, handler, count):
+def test_no_input_gives_a_server_error_that_the_twin_does_not_give(alice, serve, settings, handler, count, seed):
     if handler is ninja_handler:
         serve_by_ninja(settings)
     else:
         Framework("drf" if handler is drf_handler else "plain", serve).serve_twins(handler)
-    answered = compare_twins(alice, count)
+    with recording("fuzz", handler=handler.__name__, seed=seed) as figures:
+        answered = compare_twins(alice, count)
+        figures |= {"inputs": answered.total() // 2, "answers": dict(answered)}
     assert {201, 400} <= answered.keys()  # requests came through to the handler, and to the key's check
-    note("fuzz", handler=handler.__name__, inputs=answered.total() // 2, answers=dict(answered), violations=0)
 
 
 def counted(act, *arguments, **sent):
@@ -229,6 +230,8 @@ def try_settings(alice, count):
     became = Counter()
 
     @hypothesis_settings(fuzz, max_examples=count or 300)
+    @example(value={})
+    @example(value={"LEASE": 1})
     @given(value=entries | odd_values)
     def compare(value):
         with override_settings(IDEMPOTENCY=value):
@@ -249,11 +252,12 @@ def try_settings(alice, count):
     return became
 
 
-def test_any_settings_are_refused_or_work(alice, serve, count):
+def test_any_settings_are_refused_or_work(alice, serve, count, seed):
     Framework("plain", serve).serve_twins(body_handler)
-    became = try_settings(alice, count)
+    with recording("fuzz: settings", seed=seed) as figures:
+        became = try_settings(alice, count)
+        figures |= {"inputs": became.total(), "answers": dict(became)}
     assert {"works", "refused"} <= became.keys()
-    note("fuzz: settings", inputs=became.total(), answers=dict(became), violations=0)
 
 
 def compare_twins(alice, count):

@@ -14,7 +14,7 @@ import pytest
 
 from idempotency.lifecycle import Decision, Recovery, Status, decide
 from tests.model.moves import MOVES
-from tests.results import note
+from tests.results import recording
 
 pytestmark = [
     pytest.mark.once,
@@ -109,14 +109,15 @@ def check(folder, *options, without=""):
 
 @pytest.mark.parametrize("options", [TRANSACTION, PARK, RETENTION, (*PARK, "-DCRASHES=0", "-DRETENTION")], ids=" ".join)
 def test_no_history_breaks_a_promise(options, tmp_path):
-    states, broken, made = check(tmp_path, *options, "-DMOVES")
-    assert broken == ""
-    assert states > 20_000
-    assert made <= MOVES.keys()
-    if "-DRETENTION" in options:  # where each move that the operation allows is made
-        missing = MOVES.keys() - made
-        assert missing == {move for move in MOVES if NEVER[recovery_of(options)] & {move, *move}}
-    note("model", options=" ".join(options), states=states, moves=len(made))
+    with recording("model", options=" ".join(options)) as figures:
+        states, broken, made = check(tmp_path, *options, "-DMOVES")
+        figures |= {"states": states, "moves": len(made)}
+        assert broken == ""
+        assert states > 20_000
+        assert made <= MOVES.keys()
+        if "-DRETENTION" in options:  # where each move that the operation allows is made
+            missing = MOVES.keys() - made
+            assert missing == {move for move in MOVES if NEVER[recovery_of(options)] & {move, *move}}
 
 
 @pytest.mark.parametrize("guard", BROKEN)

@@ -1,16 +1,12 @@
-"""What the actors of a schedule do, and the one judge of what they leave.
-
-The judge sees the record after each step, so it knows the whole history. It knows nothing of the statements.
-"""
+"""What the actors of a schedule do. ``judge`` has what must hold after it."""
 
 import json
-from collections import Counter
-from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection
-from django.http import HttpResponse, JsonResponse
+from django.http import HttpResponse
 from django.test import RequestFactory
 
 from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, current_claim, idempotent
@@ -19,11 +15,11 @@ from idempotency.operate.erasure import erase_account
 from idempotency.operate.purge import purge_once
 from idempotency.operate.resolutions import ResolutionRefusedError, release
 from idempotency.operate.sweep import recover_once
-from idempotency.outbox.models import MessageStatus, OutboxMessage
+from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
-from testproject.harness.effects import judge_effects
 from testproject.models import Transfer
-from tests.model.moves import Seen, is_legal
+from tests.harness import answers
+from tests.orders.judge import Judge
 from tests.orders.scheduler import HERE
 from tests.outbox import make_messages
 from tests.records import HOUR, from_now
@@ -33,6 +29,8 @@ SENDER = f"{__name__}.deliver"
 
 #: What happened outside of the database: keys of calls, or ids of messages. The provider pays for each call.
 outside = []
+#: By what the attempts of a schedule draw their answers.
+drawing = SimpleNamespace(number=0)
 
 
 def act_outside(key):
@@ -47,21 +45,20 @@ def deliver(message):
 
 def find_out(record):
     key = str(record.derive_key("call"))
-    return Completed(answer_of(key, record.attempt)) if key in outside else NotExecuted()
-
-
-def answer_of(effect, attempt):
-    return JsonResponse({"effect": str(effect), "attempt": attempt}, status=201)
+    return Completed(answers.answer(record, "created", effect=key)) if key in outside else NotExecuted()
 
 
 def handle(request):
     claim = current_claim()
     assert claim is not None
-    if connection.in_atomic_block:
-        return answer_of(Transfer.objects.create(account_id=1, amount=1, label="effect").pk, claim.attempt)
-    key = str(claim.derive_key("call"))
-    act_outside(key)
-    return answer_of(key, claim.attempt)
+    inside = connection.in_atomic_block
+    if inside:
+        effect = str(Transfer.objects.create(account_id=1, amount=1, label="effect").pk)
+    else:
+        effect = str(claim.derive_key("call"))
+        act_outside(effect)
+    kind = answers.draw(list(answers.KINDS) if inside else answers.KEPT, drawing.number + claim.attempt)
+    return answers.answer(claim, kind, effect=effect)
 
 
 DECLARED = {
@@ -71,7 +68,9 @@ DECLARED = {
     "park": {"transaction": False, "recovery": PARK},
 }
 VIEWS = {
-    name: idempotent(Operation(f"tests.orders.{name}", account=lambda request: ACCOUNT, **options))(handle)
+    name: idempotent(Operation(f"tests.orders.{name}", account=lambda request: ACCOUNT, **answers.DECLARED, **options))(
+        handle
+    )
     for name, options in DECLARED.items()
 }
 
@@ -166,21 +165,19 @@ WALKERS = (
 )
 
 
-@dataclass
-class Schedule:
-    """What was played, and what the judge has against it."""
+class Schedule(Judge):
+    """What was played.
 
-    declaration: str
-    acts: list
-    order: str = ""
-    problems: list[str] = field(default_factory=list)
-    history: list[Seen | None] = field(default_factory=list)
-    #: The outcomes that were ever recorded, by the record and its attempt.
-    outcomes: dict[tuple[int, int], str] = field(default_factory=dict)
-    answers: list[HttpResponse] = field(default_factory=list)
+    :param draw: what the attempts' answers are drawn by.
+    """
+
+    def __init__(self, declaration, acts, draw=0):
+        super().__init__(declaration, len(acts), erase in acts)
+        self.acts, self.draw, self.order = acts, draw, ""
 
     def play(self, scheduler, choose, prepare=lambda _: None):
         empty()
+        drawing.number = self.draw
         prepare(self.declaration)
         self.look()
         calls = [partial(act, self.declaration) for act in self.acts]
@@ -193,34 +190,11 @@ class Schedule:
             if isinstance(actor.result, HttpResponse):
                 self.answers.append(actor.result)
         if relay in self.acts:
-            self._judge_messages()
+            self.judge_messages(outside)
         else:
             self._settle()
-            self._judge_record()
+            self.judge_record(outside)
         return self
-
-    def look(self):
-        """After each step."""
-        rows = list(
-            IdempotencyRecord.objects.annotate(over=from_now(-HOUR / 2)).values_list(
-                "pk", "attempt", "status", "request_hash", "expires_at", "over", "response_body", "lease_expires_at"
-            )
-        )
-        if not rows:
-            self.history.append(None)
-            return
-        if len(rows) > 1:
-            self.problems.append(f"two records of one scope: {rows}")
-        pk, attempt, status, request_hash, expires, over, body, lease = rows[0]
-        self.history.append(Seen(pk, attempt, status, request_hash, expires <= over))
-        if (lease is not None) is not (status == "in_progress") or (body is not None) is not (status == "completed"):
-            self.problems.append(f"P7: no legal state: {rows[0]}")
-        if status == "completed":
-            told = self.outcomes.setdefault((pk, attempt), str(body))
-            if json.loads(told)["attempt"] != attempt:
-                self.problems.append(f"P6: attempt {attempt} owns the record, and {told} was recorded")
-            if told != body:
-                self.problems.append(f"P5: an outcome has changed from {told} to {body}")
 
     def _settle(self):
         """Retry after the lease until the outcome is known."""
@@ -233,35 +207,9 @@ class Schedule:
                 return
         self.problems.append(f"P7: nobody learns the outcome: {self.answers[-1].content!r}")
 
-    def _judge_record(self):
-        for before, after in zip(self.history, self.history[1:], strict=False):
-            if not is_legal(before, after, len(self.acts), forgetting=erase in self.acts):
-                self.problems.append(f"P6: {before} became {after}")
-        known = {json.loads(body)["effect"] for body in self.outcomes.values()}
-        for answer in self.answers:
-            if answer.status_code not in {201, 409, 422, 503}:
-                self.problems.append(f"an answer that makes no sense: {answer.status_code} {answer.content!r}")
-            if answer.status_code == 201 and json.loads(answer.content)["effect"] not in known:
-                self.problems.append(f"P2: {answer.content!r} was told and never recorded")
-        effects = Counter([str(pk) for pk in Transfer.objects.values_list("pk", flat=True)] or outside)
-        judged = judge_effects(effects, known)
-        if self.declaration == "inside" and judged.examples:
-            self.problems.append(f"P1, P2: the effects are not those of the outcomes: {judged.examples}")
-        count = len(effects) if self.declaration == "again" else judged.count  # its provider knows its keys
-        is_forgotten = erase in self.acts or any(seen is not None and seen.retention_over for seen in self.history)
-        if count != 1 and not is_forgotten:
-            self.problems.append(f"P1: {count} effects")
-
-    def _judge_messages(self):
-        published = [str(pk) for pk in OutboxMessage.objects.values_list("message_id", flat=True)]
-        if examples := judge_effects(Counter(outside), published).examples:
-            self.problems.append(f"the messages that were sent are not those that were published: {examples}")
-        if OutboxMessage.objects.exclude(status=MessageStatus.SENT).exists():
-            self.problems.append("a message that was sent is not marked")
-
     def __str__(self):
         names = [act.__name__ for act in self.acts]
-        return f"{self.declaration} {names}, order {self.order}: {'; '.join(self.problems) or 'ok'}"
+        return f"{self.declaration} {names}, draw {self.draw}, order {self.order}: {'; '.join(self.problems) or 'ok'}"
 
 
 def empty():
@@ -281,8 +229,8 @@ def abandoned(declaration):
     """Leave a claim whose process died after its call."""
     request(declaration)
     IdempotencyRecord.objects.update(
-        status="in_progress", response_status=None, response_headers=None, response_body=None, completed_at=None,
-        lease_expires_at=from_now(-HOUR),
+        status="in_progress", response_status=None, response_headers=None, response_body=None, response_reference=None,
+        completed_at=None, lease_expires_at=from_now(-HOUR),
     )  # fmt: skip
     Transfer.objects.all().delete()
 

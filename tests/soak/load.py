@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 
 from testproject.harness.processes import wait_until
+from tests.harness.answers import facts_of
 
 CLIENTS = 16
 TOKEN = "0123456789abcdef0123456789abcdef01234567"
@@ -24,10 +25,11 @@ NEW, RETRY, RECENT = 0.1, 0.2, 200
 #: After how many requests a client connects anew, in the mean: the next worker may be another one.
 KEPT = 20
 
-CONTROL = "control"
+CONTROL, DRAWN = "control", "drawn"
 #: The address of each kind of operation, and how many of ten operations are of this kind.
 KINDS = {
-    "transfer": ("/transfers/", 5),
+    "transfer": ("/transfers/", 3),
+    DRAWN: ("/drawn/", 2),
     "payout": ("/payouts/", 2),
     "order": ("/orders/", 1),
     CONTROL: ("/control/", 2),
@@ -38,7 +40,7 @@ KINDS = {
 class Operation:
     kind: str
     label: str
-    answer: bytes | None = None
+    answer: tuple[int, bytes] | None = None
 
 
 class Load:
@@ -128,14 +130,17 @@ class Load:
             self.times.append(time.monotonic() - begun)
             self.seen["replays"] += "Idempotency-Replayed" in answer.headers
             self.seen["ambiguous"] += b"did not confirm the commit" in body
-            if status == 201:
-                if operation.answer not in (None, body) and operation.kind != CONTROL:
-                    self.problems.append(f"P3: {operation.label} was answered {operation.answer!r} and {body!r}")
-                operation.answer = body
+            is_outcome = facts_of(body) is not None if operation.kind == DRAWN else status == 201
+            if is_outcome:
+                if operation.answer not in (None, (status, body)) and operation.kind != CONTROL:
+                    self.problems.append(
+                        f"P3: {operation.label} was answered {operation.answer!r} and {status} {body!r}"
+                    )
+                operation.answer = status, body
             elif status == 409 and b"idempotency_in_progress" in body:
                 self.seen["conflicts"] += 1
             elif status >= 500:
                 self.seen["errors"] += 1
             else:
                 self.problems.append(f"an answer that makes no sense: {operation.label} {status} {body[:300]!r}")
-        return status == 201
+        return is_outcome

@@ -1,6 +1,7 @@
 """The sample API, and the control: it looks whether the effect is there, and then has it, without a claim."""
 
 from uuid import uuid4
+from zlib import crc32
 
 from django.conf import settings
 from django.http import JsonResponse
@@ -8,11 +9,13 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
+from idempotency import Operation, idempotent, require_claim
 from testproject.authentication import caller, token_required
 from testproject.forms import json_of
 from testproject.models import Transfer
 from testproject.provider.client import pay
 from testproject.urls import urlpatterns as sample
+from tests.harness import answers
 
 
 @csrf_exempt
@@ -26,4 +29,16 @@ def pay_unless_paid(request):
     return JsonResponse({"label": label}, status=201)
 
 
-urlpatterns = [*sample, path("control/", pay_unless_paid)]
+@csrf_exempt
+@require_POST
+@token_required
+@idempotent(Operation("soak.drawn", **answers.DECLARED))
+def answer_as_drawn(request):
+    """A row, and one of all kinds of answers, which the label draws."""
+    label = json_of(request)["label"]
+    Transfer.objects.create(account=caller(request), label=label, amount=1, recipient="drawn")
+    kind = answers.draw(answers.KEPT, crc32(label.encode()))
+    return answers.answer(require_claim(), kind, label=label)
+
+
+urlpatterns = [*sample, path("control/", pay_unless_paid), path("drawn/", answer_as_drawn)]

@@ -1,8 +1,10 @@
 """``python -m tools.evidence``: write the tables of docs/explanation/evidence.md that are made of results.
 
 The results are lines of ``tools/evidence/results.jsonl``. Each run of a test or tool of the method adds its own with
-``RESULTS=tools/evidence``. The latest line of a run counts, and each one of a run that draws other cases every time. A
-run of no cases, or with a violation, is refused.
+``RESULTS=tools/evidence``, also if it fails. The latest line of a run counts, and each one of a run that draws other
+cases every time. A line whose ``judged`` is not the digest of the files as they are is older than them.
+
+A run of no cases is refused. So is one that has ``failed`` and doesn't say what ``became`` of that, which people add.
 ``--check`` writes nothing, and exits with 1 if the page is not as the results have it.
 """
 
@@ -12,22 +14,32 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import django
 
+from tests.results import judged
 from tools.reports import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/explanation/evidence.md"
 RESULTS = Path(__file__).with_name("results.jsonl")
 
+Line = dict[str, Any]
+
 #: For each kind of run: the promise, the fault, the figures of its cases, and the command.
 RUNS: dict[str, tuple[str, str, str, str]] = {
+    "matrix": (
+        "one effect for a key, and the same answer for all; a late attempt changes nothing",
+        "[each fault at each place](#the-crash-matrix)",
+        "cells",
+        "python -m tools.crashes --all --seeds 2",
+    ),
     "orders": (
-        "one effect for a key; a late attempt changes nothing",
+        "the same",
         "orders of two actors' steps",
         "orders",
         "python -m pytest tests/orders -k two --count 0",
@@ -47,14 +59,31 @@ RUNS: dict[str, tuple[str, str, str, str]] = {
     ),
     "model": (
         "every key ends completed, recoverable or parked",
-        "all histories of a model",
+        "all histories of a model whose clients send one request each and retry none",
         "states",
         "python -m pytest tests/model",
     ),
-    "matrix": ("one effect for a key", "each fault at each place", "cells", "python -m tools.crashes --all --seeds 2"),
+    "stops": (
+        "an acknowledged outcome is kept",
+        "immediate stops of PostgreSQL under load",
+        "operations",
+        "python -m tools.crashes --restarts 50",
+    ),
+    "failover": (
+        "the same over a failover, with a synchronous standby",
+        "the primary killed behind a broken network, [a standby promoted](#failover)",
+        "operations",
+        "python -m tools.crashes --failover",
+    ),
+    "deliveries": (
+        "one effect for a message",
+        "[15 faults](#deliveries) of workers, relays and brokers",
+        "messages",
+        "python -m tools.deliveries --messages 2000",
+    ),
     "soak": (
         "one effect for an operation, none lost, under load",
-        "kills, stops and freezes of all servers",
+        "[kills, stops and freezes](#soak) of all servers",
         "requests",
         "python -m tools.soak --requests 1000000",
     ),
@@ -72,93 +101,233 @@ RUNS: dict[str, tuple[str, str, str, str]] = {
     ),
 }
 #: The kinds of runs that try other cases each time, so that all of them count.
-DRAWN = {"walks", "fuzz"}
+DRAWN = {"walks", "fuzz", "soak"}
+#: Those that are to go wrong, or are shown elsewhere, and count for no promise.
+CONTROLS = {"stops: control", "failover: asynchronous", "failover: local"}
 #: What tells two runs of another kind apart.
 APART = (
-    *("what", "database", "level", "job", "declaration", "before", "options", "handler"),
-    *("kind", "pgbouncer", "seeds", "package", "store"),
+    *("what", "database", "level", "job", "declaration", "before", "options", "handler", "point", "fault", "broker"),
+    *("kind", "pgbouncer", "seeds", "package", "store", "bug", "method"),
 )
+#: The figures of failures of a promise, of which a run has those that it measures.
+MEASURED = ("violations", "lost", "torn", "reconcile_doubled", "park_doubled")
 
 
-def latest(text: str, kind: str) -> list[dict[str, Any]]:
-    lines = [line for line in map(json.loads, text.splitlines()) if line["what"].partition(":")[0] == kind]
+def kind_of(line: Line) -> str:
+    return str(line["what"]).partition(":")[0]
+
+
+@cache
+def digest(kind: str, folder: str | None) -> str:
+    return judged(kind, folder)
+
+
+def is_older(line: Line) -> bool:
+    """Whether what the run has judged has changed since, as far as is known."""
+    kind = kind_of(line)
+    return bool(line.get("judged") != digest(kind, line["kind"] if kind == "mutation" else None))
+
+
+def lines_of(text: str) -> list[Line]:
+    """:raises ValueError: a run is void, or it failed and nothing says what became of that."""
+    lines: list[Line] = [json.loads(line) for line in text.splitlines()]
+    for line in lines:
+        if line.get("failed"):
+            if not line.get("became"):
+                raise ValueError(f"what became of this failure? {line}")
+            continue
+        figure = RUNS[kind_of(line)][2] if kind_of(line) in RUNS else "what"
+        if not line.get(figure) or line.get("fired", 1) == 0 or line.get("violations"):
+            raise ValueError(f"a void run: {line}")
+    return lines
+
+
+def latest(lines: Iterable[Line], kind: str) -> list[Line]:
+    """The runs of a kind that count."""
+    found = [line for line in lines if kind_of(line) == kind and not line.get("failed")]
     if kind in DRAWN:
-        return lines
-    return list({tuple(str(line.get(name)) for name in APART): line for line in lines}.values())
+        return found
+    return list({tuple(str(line.get(name)) for name in APART): line for line in found}.values())
 
 
-def results(text: str) -> Iterator[list[dict[str, Any]]]:
-    """The latest runs of each kind, in the order of ``RUNS``.
-
-    :raises ValueError: a run is void.
-    """
-    for kind, (*_, figure, _) in RUNS.items():
-        lines = latest(text, kind)
-        for line in lines:
-            if not line[figure] or line.get("violations", 0) or line.get("fired", 1) == 0:
-                raise ValueError(f"a void run: {line}")
-        yield lines
-
-
-def runs() -> str:
+def runs(lines: list[Line]) -> str:
     rows = []
-    text = RESULTS.read_text(encoding="utf-8")
-    for (promise, fault, figure, command), lines in zip(RUNS.values(), results(text), strict=True):
-        if lines:
-            fired = sum(line.get("fired", line[figure]) for line in lines)
-            databases = ", ".join(sorted({line["database"] for line in lines if "database" in line})) or "none"
-            dates = max(line["date"] for line in lines)
-            cases = f"{sum(line[figure] for line in lines):,} {figure}"
-            rows.append([promise, fault, databases, cases, f"{fired:,}", "0", f"`{command}`", dates])
-    return markdown(["promise", "fault", "database", "cases", "fired", "violations", "in full", "run on"], rows)
+    for kind, (promise, fault, figure, command) in RUNS.items():
+        counted = [line for line in latest(lines, kind) if line["what"] not in CONTROLS]
+        for older in (False, True):
+            if group := [line for line in counted if is_older(line) is older]:
+                cases = f"{sum(line[figure] for line in group):,} {figure}"
+                failed = [line for line in lines if line.get("failed") and kind_of(line) == kind]
+                found = [
+                    _sum(group, "fired"),
+                    _violations([*group, *(each for each in failed if is_older(each) is older)]),
+                ]
+                rows.append([promise, fault, _databases(group), cases, *found, *_origin(group), f"`{command}`"])
+    heads = ["promise", "fault", "database", "cases", "fired", "violations", "commits", "run on", "in full"]
+    return markdown(heads, rows)
 
 
-def conformance() -> str:
-    """Ours comes first, and has nothing but a yes.
+def _sum(lines: list[Line], figure: str) -> str:
+    """The sum of what each of the runs has measured."""
+    return f"{sum(line[figure] for line in lines):,}" if all(figure in line for line in lines) else "–"
 
-    :raises ValueError: it has something else.
-    """
-    lines = latest(RESULTS.read_text(encoding="utf-8"), "conformance")
+
+def _violations(lines: list[Line]) -> str:
+    found = [[line[name] for name in MEASURED if name in line] for line in lines]
+    return str(sum(map(sum, found))) if all(found) else "–"
+
+
+def _databases(lines: list[Line]) -> str:
+    names = {
+        "postgresql" if line["database"] == "postgres" else line["database"] for line in lines if "database" in line
+    }
+    return ", ".join(sorted(names | {line["broker"] for line in lines if "broker" in line})) or "none"
+
+
+def _origin(lines: list[Line]) -> list[str]:
+    """The commits, marked where the code has changed since, and the last date."""
+    commits = sorted({f"`{line['commit'][:7]}`" for line in lines})
+    named = ", ".join(commits) if len(commits) < 4 else f"{len(commits)} commits"
+    return [f"{named}, **older**" if is_older(lines[0]) else named, max(line["date"] for line in lines)]
+
+
+def failures(lines: list[Line]) -> str:
+    failed = [line for line in lines if line.get("failed")]
+    rows = [[line["date"], line["what"], f"`{line['commit'][:7]}`", line["failed"], line["became"]] for line in failed]
+    return markdown(["date", "run", "commit", "what failed", "what became of it"], rows) if rows else "None so far."
+
+
+def methods(lines: list[Line]) -> str:
+    """Which method has seen which planted bug, and how many each has seen, alone and in all."""
+    from tools.methods import METHODS, SEEN
+
+    found: dict[str, dict[str, str]] = {}
+    for line in latest(lines, "method"):
+        found.setdefault(line["bug"], {})[line["method"]] = line["verdict"]
+    rows = [[bug, *(verdicts.get(method, "") for method in METHODS)] for bug, verdicts in sorted(found.items())]
+    seen = {method: [bug for bug, verdicts in found.items() if verdicts.get(method) == SEEN] for method in METHODS}
+    tried = {method: sum(method in verdicts for verdicts in found.values()) for method in METHODS}
+    rows.append(["**seen, of those tried**", *(f"{len(bugs)} of {tried[method]}" for method, bugs in seen.items())])
+    whole = [bug for bug, verdicts in found.items() if len(verdicts) == len(METHODS)]
+    alone = {
+        method: sum(bug in whole and list(found[bug].values()).count(SEEN) == 1 for bug in bugs)
+        for method, bugs in seen.items()
+    }
+    rows.append(["**seen by this method alone**", *map(str, alone.values())])
+    return markdown(["bug", *METHODS], rows)
+
+
+def failovers(lines: list[Line]) -> str:
+    rows = []
+    for line in latest(lines, "failover"):
+        calls = [f"{line[name]}, {line[f'{name}_doubled']}" for name in ("reconcile", "park")]
+        rows.append(
+            [line["what"].partition(": ")[2], line["rows"], line["lost"], line["torn"], *calls, *_origin([line])]
+        )
+    heads = ["setting", "acknowledged rows", "lost", "torn", "Reconcile: calls, doubled", "PARK: calls, doubled"]
+    return markdown([*heads, "commit", "run on"], rows)
+
+
+def deliveries(lines: list[Line]) -> str:
+    rows = []
+    for line in latest(lines, "deliveries"):
+        counts = [line["messages"], line["deliveries"], line["violations"], line["sent_again"]]
+        rows.append([line["fault"], line["broker"], line["fired"], *counts, *line["control"], *_origin([line])])
+    heads = ["fault", "broker", "struck", "messages", "deliveries", "violations", "sent again"]
+    control = ["control: doubled", "lost", "rolled back"]
+    return markdown([*heads, *control, "commit", "run on"], rows)
+
+
+def soaks(lines: list[Line]) -> str:
+    names = ("requests", "operations", "fired", "take_overs", "ambiguous", "sent_again", "p50", "p99")
+    rows = []
+    for line in latest(lines, "soak"):
+        control = f"{line['doubled']:,} of {line['controls']:,}"
+        rows.append([line["seed"], *(f"{line[name]:,}" for name in names), control, *_origin([line])])
+    return markdown(["seed", *names, "control: doubled", "commit", "run on"], rows)
+
+
+def controls(lines: list[Line]) -> str:
+    rows = []
+    for line in lines:
+        if line["what"] == "stops: control":
+            calls, doubled = line["reconcile"] + line["park"], line["reconcile_doubled"] + line["park_doubled"]
+            lost = f"{line['lost']} of {line['rows']} rows lost, {doubled} of {calls} calls doubled"
+            rows.append(["stops, with `synchronous_commit = off`", lost, *_origin([line])])
+    rows += [
+        ["soak, without a claim", f"{line['doubled']:,} of {line['controls']:,} doubled", *_origin([line])]
+        for line in latest(lines, "soak")
+    ]
+    return markdown(["control", "what came of it", "commit", "run on"], rows)
+
+
+def conformance(lines: list[Line]) -> str:
+    """Ours comes first, with what all cases came to, whatever it is."""
+    found = latest(lines, "conformance")
     # Ours, then those that are durable, then those in memory.
-    lines.sort(key=lambda line: (line["version"] != "this checkout", line["store"] == "memory", line["package"]))
-    ours = lines[0]
-    if ours["version"] != "this checkout" or set(ours["cells"].values()) != {"yes"}:
-        raise ValueError(f"a finding of our own: {ours}")
+    found.sort(key=lambda line: (line["version"] != "this checkout", line["store"] == "memory", line["package"]))
+    ours = found[0]
     rows = [
         [f"{line['package']} ({line['store']})", line["version"], *line["cells"].values(), line["date"]]
-        for line in lines
+        for line in found
     ]
-    return markdown(["package (records in)", "version", *ours["cells"], "run on"], rows)
+    made = markdown(["package (records in)", "version", *ours["cells"], "run on"], rows)
+    commits = ", ".join(_origin([ours]))
+    if "cases" not in ours:
+        return f"{made}\n\nThe row of this package is of {commits}, and has these columns only."
+    cases: dict[str, list[str]] = {}
+    for name, verdict in ours["cases"].items():
+        cases.setdefault(verdict, []).append(name)
+    said = "; ".join(
+        f"{verdict}: {', '.join(f'`{name}`' for name in names)}" for verdict, names in sorted(cases.items())
+    )
+    return f"{made}\n\nAll {len(ours['cases'])} cases of this package, {commits}: {said}."
 
 
-def mutants() -> str:
+def mutants(lines: list[Line]) -> str:
     """What was tried, and how many of them no test has seen.
 
     :raises ValueError: a run is void.
     """
     rows = []
-    for line in latest(RESULTS.read_text(encoding="utf-8"), "mutation"):
+    for line in latest(lines, "mutation"):
         if not line["killed"]:
             raise ValueError(f"a void run: {line}")
         tried = f"{line['mutants']:,} of {line['of']:,}"
         score = f"{100 * line['killed'] / (line['mutants'] - line['explained']):.1f} %"
         counts = [line[name] for name in ("killed", "explained", "survived")]
         rows.append(
-            [f"`{line['kind']}`", line["database"], tried, *counts, score, f"`{line['command']}`", line["date"]]
+            [f"`{line['kind']}`", line["database"], tried, *counts, score, *_origin([line]), f"`{line['command']}`"]
         )
-    heads = ["folder", "database", "mutants", "killed", "explained", "survived", "score", "command", "run on"]
+    heads = ["folder", "database", "mutants", "killed", "explained", "survived", "score", "commit", "run on", "command"]
     return markdown(heads, rows)
 
 
-def redundant() -> str:
+def redundant(lines: list[Line]) -> str:
     from tests.model.test_model import REDUNDANT
 
     return ", ".join(f"`{guard}`" for guard in REDUNDANT)
 
 
+#: By the name of its place in the page.
+BLOCKS = {
+    "runs": runs,
+    "failed": failures,
+    "mutants": mutants,
+    "methods": methods,
+    "redundant": redundant,
+    "conformance": conformance,
+    "controls": controls,
+    "deliveries": deliveries,
+    "soaks": soaks,
+    "failovers": failovers,
+}
+
+
 def page(text: str) -> str:
-    for name, make in {"runs": runs, "mutants": mutants, "redundant": redundant, "conformance": conformance}.items():
-        block = f"<!-- {name} -->\n{make()}\n<!-- end -->"
+    lines = lines_of(RESULTS.read_text(encoding="utf-8"))
+    for name, make in BLOCKS.items():
+        block = f"<!-- {name} -->\n{make(lines)}\n<!-- end -->"
         text, count = re.subn(rf"<!-- {name} -->.*?<!-- end -->", lambda _, made=block: made, text, flags=re.DOTALL)
         if count != 1:
             raise ValueError(f"the page has {count} places for {name}")
