@@ -71,14 +71,15 @@ LOOK_AGAIN_AFTER = 1
 class Exchange:
     """A request, its operation, and its unprotected handler.
 
-    The key and the payload are kept in attributes and in objects whose ``repr`` hides them, and never in local
-    variables, because a crash report shows the local variables of every frame above the handler.
+    The key, the account and the payload are kept in attributes and in objects whose ``repr`` hides them, and never in
+    local variables, because a crash report shows the local variables of every frame above the handler.
     """
 
     policy: Policy
     adapter: Adapter
     handler: Handler
     key: str = ""
+    account: str | None = None
     request: ClaimRequest = field(init=False)
 
     def respond(self) -> Any:
@@ -123,14 +124,14 @@ class Exchange:
         self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
         self.adapter.headers[RETENTION_HEADER] = str(int(policy.ttl.total_seconds()))
         setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
-        account = policy.account(self.adapter.request)
-        if account is None and not policy.required:
+        self.account = policy.account(self.adapter.request)
+        if self.account is None and not policy.required:
             return None
         self.handler.refuse_open_transactions(policy.operation)
         path = http.path_info if self.adapter.profile.is_scoped_by_path else None
         scope = scope_of(
             policy.operation.name,
-            account,
+            self.account,
             self.key if path is None else key_on_path(self.key, path),
         )
         self.request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))

@@ -74,11 +74,11 @@ def protects_function(operation: Operation, method: str, served: Collection[str]
     """Whether a request to a function is protected. The function may serve any method, so ``methods`` decides.
 
     :param served: the methods that the function serves, if they are known. If ``METHODS`` leaves out all of them, the
-        function is protected like a handler.
+        function is protected like a handler. The framework answers other methods with 405, so they claim nothing.
     """
     if served and operation.declared["methods"] is None and not set(served) & set(operation.policy.methods):
         return protects_handler(operation, method, served)
-    return method in operation.policy.methods
+    return method in operation.policy.methods and (not served or method in served)
 
 
 def protection_of(handler: object) -> Protection | None:

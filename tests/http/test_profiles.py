@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from django.db import transaction
 from django.http import HttpResponse
+from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
@@ -249,8 +250,13 @@ def test_a_refusal_above_the_handler_has_not_looked_up_the_key(alice, serve, sta
 @pytest.mark.usefixtures("middleware")
 def test_a_wrong_method_or_url_says_nothing_and_claims_nothing(alice, serve):
     function = require_POST(idempotent("tests.function")(plain_answer))
-    serve(function, **{"mixed/": Mixed.as_view(), "drf/": drf_view(idempotent("tests.drf")(drf_answer))})
-    wrong = [("PATCH", "/"), *((method, url) for method in ("PUT", "BREW") for url in ("/", "/mixed/", "/drf/"))]
+    only_post = type("OnlyPost", (View,), {"post": lambda self, request: plain_answer(request)})
+    around = idempotent("tests.around")(only_post.as_view())
+    serve(
+        function,
+        **{"mixed/": Mixed.as_view(), "drf/": drf_view(idempotent("tests.drf")(drf_answer)), "around/": around},
+    )
+    wrong = [("PATCH", "/"), ("PATCH", "/around/"), *((method, url) for method in ("PUT", "BREW") for url in ("/", "/mixed/", "/drf/"))]
     answers = [alice.request(method, url, key="k") for method, url in [*wrong, ("POST", "/nowhere/")]]
     assert [answer.status_code for answer in answers] == [405] * len(wrong) + [404]
     assert not any(HEADER in answer for answer in answers)
