@@ -96,7 +96,7 @@ def run_page(monkeypatch, provider, waits):
                 ):
                     assert checks.check_settings(None) == []
             defined.update({key: value for key, value in vars(module).items() if not key.startswith("__")})
-        clients.extend(value for value in defined.values() if isinstance(value, httpx.Client))
+            clients.extend(value for value in vars(module).values() if isinstance(value, httpx.Client))
         return defined
 
     monkeypatch.setenv("RECORD_KEYS", urlsafe_b64encode(bytes(32)).decode())
