@@ -129,7 +129,8 @@ def has_known_secret(request_hash: str) -> bool:
     if version in _WITHOUT_SECRET_ID:
         return True
     secret_id = keyed.partition(":")[0]
-    return any(_key_of(secret)[1] == secret_id for secret in settings().fingerprint_secrets)
+    known = settings().fingerprint_secrets
+    return any(_key_of(secret)[1] == secret_id for secret in known)
 
 
 def _keyed(version: str, digest: bytes, secret: str | bytes) -> str:
