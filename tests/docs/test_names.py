@@ -294,6 +294,11 @@ def test_a_search_finds_each_setting_code_and_command_by_its_name():
     assert {name for name in named if f"`{name}`" not in reference and f"`{name.upper()}`" not in reference} == set()
 
 
+@pytest.mark.parametrize("words", ["Kubernetes", "CronJob", "blue/green", "SECRET_KEY", "GDPR", "multi-region"])
+def test_a_search_finds_what_an_operator_types(words):
+    assert [name for name in PAGES if name.startswith("how-to/") and words.lower() in text_of(name).lower()]
+
+
 # The diagrams of the explanation are those that their sources describe
 
 

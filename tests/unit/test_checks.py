@@ -103,7 +103,7 @@ def test_an_unknown_name_is_answered_with_the_one_that_was_meant(name):
     assert all(name in hint for name in SETTINGS) if name == "QQQQ" else hint == "Did you mean 'MAX_BODY'?"
 
 
-def test_an_entry_that_would_switch_the_protection_off_is_answered_with_the_page():
+def test_a_switch_that_does_not_exist_is_answered_with_its_page():
     for name in ("ENABLED", "DISABLE"):
         with override_settings(IDEMPOTENCY={name: False}):
             assert "how-to/introduce" in messages()["idempotency.E002"].hint
