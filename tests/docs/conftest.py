@@ -28,7 +28,7 @@ from tests.operations import free_names
 from tests.outbox import SENDER, broker
 
 #: Packages whose examples are run only where they are installed.
-OPTIONAL = {"adrf", "channels", "corsheaders", "django_tenants", "drf_idempotency", "graphql"}
+OPTIONAL = {"adrf", "corsheaders", "django_tenants", "drf_idempotency", "graphql"}
 OPTIONAL |= {"ninja", "strawberry"}
 
 
