@@ -28,6 +28,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.operate.statistics import stats
 from idempotency.operate.sweep import recover_once
 from idempotency.outbox.models import OutboxMessage
+from idempotency.testing import Request, assert_idempotent
 from testproject.models import Charge, Export, Notification, Transfer
 from tests.contrib.servers import answer, cut
 from tests.docs.conftest import post, twice
@@ -60,6 +61,22 @@ def test_the_plain_view_takes_effect_once(name, run_page):
     first, retry = twice(run_page(name)["create_transfer"], {"recipient": "carol", "amount": 5})
     assert (first.status_code, retry.status_code, retry.content) == (201, 201, first.content)
     assert Transfer.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("name", ["README.md", "index.md"])
+def test_the_first_example_is_safe_to_retry(name, run_page, settings):
+    settings.ROOT_URLCONF = (path("transfers/", run_page(name)["create_transfer"]),)
+    clients = Client(), Client()
+    for client in clients:
+        client.force_login(UserFactory())
+    assert_idempotent(
+        clients[0],
+        Request("POST", "/transfers/", {"recipient": "carol", "amount": 5}, content_type="application/json"),
+        effects=Transfer.objects.all(),
+        other_client=clients[1],
+        revoke=clients[0].logout,
+    )
 
 
 @pytest.mark.parametrize("name", ["README.md", "how-to/protect-a-view.md", "reference/payloads.md"])
