@@ -31,6 +31,9 @@ TRANSIENT_STATUSES = frozenset({408, 425, 429})
 INVALID_STATUSES = frozenset({400, 422})
 SETTING = "IDEMPOTENCY"
 
+#: Entries that don't exist, and that an operator tries in an emergency.
+_SWITCHES = frozenset({"ENABLED", "ENABLE", "DISABLED", "DISABLE", "ACTIVE"})
+
 #: How far the clocks of clients, of this server and of the database may differ, where a key's own time is compared.
 CLOCK_SKEW = timedelta(minutes=5)
 
@@ -153,6 +156,11 @@ def _mistake_in_entry(name: Any, value: Any) -> Error | None:
     if option is None:
         near = get_close_matches(str(name).upper(), SETTINGS, n=1, cutoff=0.5)
         hint = f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(sorted(SETTINGS))}."
+        if name in _SWITCHES:
+            hint = (
+                "No entry switches the protection off. The page 'Introduce it, switch it off' of the documentation "
+                "(how-to/introduce) shows how requests go on without protection."
+            )
         return Error(f"IDEMPOTENCY has no entry {name!r}.", hint=hint, id="idempotency.E002")
     problem = option.problem_of_setting(value)
     if problem is None:

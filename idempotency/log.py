@@ -67,7 +67,9 @@ def _receiver(event: str) -> Callable[..., None]:
         account_id, key = arguments.pop("account_id", None), arguments.pop("idempotency_key", None)
         members: dict[str, Any] = {}
         if isinstance(sender, Operation):
-            members |= {"operation": sender.name, "trace": Scope(account_id, sender.name, key).trace}
+            members["operation"] = sender.name
+            if key is not None:
+                members["trace"] = Scope(account_id, sender.name, key).trace
         members |= {name: str(value) if isinstance(value, UUID) else value for name, value in arguments.items()}
         text = ", ".join(f"{name} {value!r}" for name, value in members.items())
         extra = {f"idempotency_{name}": value for name, value in {"event": event, **members}.items()}

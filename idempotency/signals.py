@@ -2,9 +2,9 @@
 
 Every signal is sent after the event, outside of the package's transactions, with ``send_robust``: if a receiver raises
 an error, Django logs it and nothing else changes. The sender is the ``Operation``, or the model of what was purged or
-relayed, or None if a person settled a record of an operation that this process doesn't know. All signals but ``purged``
-and ``relayed`` carry ``account_id``, ``idempotency_key`` (str) and ``attempt`` (int), which is 0 if the attempt isn't
-known. The reference says when each is sent, and with which other arguments.
+relayed, or None if a person settled a record of an operation that this process doesn't know. All signals but
+``purged``, ``relayed`` and ``unprotected`` carry ``account_id``, ``idempotency_key`` (str) and ``attempt`` (int), which
+is 0 if the attempt isn't known. The reference says when each is sent, and with which other arguments.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ conflicted: Signal = Signal(use_caching=True)
 key_reused: Signal = Signal(use_caching=True)
 released: Signal = Signal(use_caching=True)
 unrecorded: Signal = Signal(use_caching=True)
+unprotected: Signal = Signal(use_caching=True)
 parked: Signal = Signal(use_caching=True)
 lease_lost: Signal = Signal(use_caching=True)
 recovered: Signal = Signal()  # without caching, because its sender may be None

@@ -45,6 +45,7 @@ class Count:
 
 
 COUNTS: Final = (
+    Count("idempotency_unprotected_requests", "Requests without a key, which ran unprotected", signals.unprotected),
     Count("idempotency_purged_records", "Records that were deleted past their retention", signals.purged),
     Count("idempotency_relayed_messages", "Messages of the outbox that a broker has confirmed", signals.relayed),
     Count("idempotency_dead_messages", "Messages of the outbox that were tried too often", signals.message_dead),

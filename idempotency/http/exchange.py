@@ -17,6 +17,7 @@ from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from .. import signals
 from ..conf import settings
 from ..exceptions import (
     BodyGoneError,
@@ -101,6 +102,7 @@ class Exchange:
             response = self._refuse(error)
         else:
             if not self.key:
+                signals.unprotected.send_robust(sender=self.policy.operation)
                 return self.handler.pass_through()
             if response is None:
                 return self._ignored()

@@ -1,7 +1,7 @@
 """The fingerprint tells whether a retry has the same payload as the request that claimed its key.
 
-A payload is written as a canonical text. A record keeps a keyed digest of that text, and the version of the algorithm
-that wrote it. This module imports neither DRF nor models.
+A payload is written as a canonical text. A record keeps a keyed digest of that text, the version of the algorithm that
+wrote it, and an id of the secret that keyed it. This module imports neither DRF nor models.
 
 Two payloads have the same canonical text only if they are the same value:
 
@@ -37,7 +37,10 @@ from ..conf import settings
 from ..exceptions import PayloadInvalidError
 from .parsing import CSRF_FIELD, MAX_DEPTH, NOT_FINITE, TOO_DEEP, CanonicalJSON, decimal_text, sorted_pairs, whole
 
-CURRENT_VERSION: Final = "v2"
+CURRENT_VERSION: Final = "v3"
+
+#: Their fingerprints don't name the secret that keyed them.
+_WITHOUT_SECRET_ID: Final = frozenset({"v1", "v2"})
 
 #: Makes these keys differ from others that are derived from the same secret.
 _PURPOSE: Final = "idempotency.fingerprint"
@@ -46,7 +49,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class _Text(list[str]):
-    """A canonical text of ``v2`` while it is written, in parts."""
+    """A canonical text of ``v2`` and ``v3`` while it is written, in parts."""
 
     write = list.append
     #: Whether numbers of different types may be equal.
@@ -77,7 +80,8 @@ class Payload:
 
     @cached_property
     def request_hash(self) -> str:
-        """The fingerprint to record: the version of the algorithm, a colon, and 64 hexadecimal digits.
+        """The fingerprint to record: the version of the algorithm, the id of the secret (8 hexadecimal digits) and the
+        digest (64), with colons between.
 
         :raises PayloadInvalidError: the payload contains a number that is not finite, or is nested too deeply.
         :raises TypeError: the command contains an object whose type has no canonical form.
@@ -118,16 +122,34 @@ def is_known(request_hash: str) -> bool:
     return request_hash.partition(":")[0] in _ALGORITHMS
 
 
+def has_known_secret(request_hash: str) -> bool:
+    """Whether this process has the secret with which a recorded fingerprint was made. True for a fingerprint of a
+    version that doesn't name its secret."""
+    version, _, keyed = request_hash.partition(":")
+    if version in _WITHOUT_SECRET_ID:
+        return True
+    secret_id = keyed.partition(":")[0]
+    known = settings().fingerprint_secrets
+    return any(_key_of(secret)[1] == secret_id for secret in known)
+
+
 def _keyed(version: str, digest: bytes, secret: str | bytes) -> str:
     # If the digest were not keyed, a reader of the table could find a short secret in the payload, such as a PIN
     # or a card number, by trying all of them.
-    return f"{version}:{hmac.digest(_key_of(secret), digest, 'sha256').hex()}"
+    key, secret_id = _key_of(secret)
+    keyed = hmac.digest(key, digest, "sha256").hex()
+    return f"{version}:{keyed}" if version in _WITHOUT_SECRET_ID else f"{version}:{secret_id}:{keyed}"
 
 
 @lru_cache(maxsize=16)
-def _key_of(secret: str | bytes) -> bytes:
-    """The key that Django's ``salted_hmac`` would derive from the secret."""
-    return hashlib.sha256(_PURPOSE.encode() + force_bytes(secret)).digest()
+def _key_of(secret: str | bytes) -> tuple[bytes, str]:
+    """The key that Django's ``salted_hmac`` would derive from the secret, and the secret's id.
+
+    The id distinguishes a record of an unknown secret from one of another payload. It reveals no more about the secret
+    than the digests beside it.
+    """
+    key = hashlib.sha256(_PURPOSE.encode() + force_bytes(secret)).digest()
+    return key, hmac.digest(key, b"id", "sha256")[:4].hex()
 
 
 if TYPE_CHECKING:  # Django's class takes no type argument when the code runs
@@ -145,7 +167,8 @@ class DigestedUpload(_UploadedFile):
 
 
 # Never change a released algorithm, because records were made with it. Add a new one and make it CURRENT_VERSION.
-_ALGORITHMS: Mapping[str, type[_Text]] = {"v1": _TextOfV1, "v2": _Text}
+# v2 and v3 have the same canonical text; v3 adds the id of the secret.
+_ALGORITHMS: Mapping[str, type[_Text]] = {"v1": _TextOfV1, "v2": _Text, "v3": _Text}
 
 
 def _write_value(value: object, out: _Text, depth: int) -> None:

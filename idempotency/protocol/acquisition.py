@@ -5,6 +5,7 @@ Each change of a record is one statement and a compare-and-set. Only this module
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from ..exceptions import (
     KeyReusedError,
     OutcomeUnknownError,
     RequestError,
+    UnavailableError,
 )
 from ..identity import fingerprint
 from ..identity.fingerprint import Payload
@@ -29,7 +31,7 @@ from ..identity.keys import is_derived, time_of
 from ..identity.scope import Scope
 from ..lifecycle import Decision, Recovery, Status, decide
 from ..models import IdempotencyRecord
-from ..operation import Policy
+from ..operation import Operation, Policy
 from ..options.values import Wait
 from ..outcome import Outcome
 from ..store import Fence, Row, Store, newer_record, store_for
@@ -37,6 +39,8 @@ from . import steps
 from .faults import fault_point
 from .ownership import Ownership, store_errors, unavailable
 from .recovery import reconcile
+
+logger = logging.getLogger("idempotency")
 
 #: A claim starts again if the record changed meanwhile: it was purged after the insert found it, another attempt took
 #: it over, or the database refused with a serialization failure (REPEATABLE READ) or a deadlock (InnoDB). Each round
@@ -225,6 +229,8 @@ def _follow(decision: Decision, request: ClaimRequest, row: Row) -> Ownership | 
             if not fingerprint.is_known(row.fence.request_hash):
                 # It is not known whether the payload is the same. "Use a new key" would make the client pay twice.
                 raise newer_record(f"a fingerprint of version {version!r}")
+            if not fingerprint.has_known_secret(row.fence.request_hash):
+                raise _unknown_secret(policy.operation)
             signals.send(signals.key_reused, policy.operation, request.scope, attempt)
             raise KeyReusedError
         case Decision.TAKE_OVER:
@@ -242,6 +248,21 @@ def _follow(decision: Decision, request: ClaimRequest, row: Row) -> Ownership | 
             # By now it is parked, by this caller or another one, or its owner has settled it. The next round reads it.
             return None
     raise OutcomeUnknownError  # Decision.REPORT_PARKED
+
+
+def _unknown_secret(operation: Operation) -> UnavailableError:
+    """The error for a payload that can't be compared, for the same reason as one of an unknown version. A retry may
+    meet a process that has the secret."""
+    logger.error(
+        "Operation %r: a record's fingerprint was made with a secret that is not in the settings. Nothing was run, and "
+        "the client is asked to retry. Put the secret into SECRET_KEY_FALLBACKS or FINGERPRINT_KEYS.",
+        operation.name,
+    )
+    return UnavailableError(
+        "The request can't be compared with the one that first used this Idempotency-Key. Retry with the same "
+        "Idempotency-Key.",
+        retry_after=1,
+    )
 
 
 def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:

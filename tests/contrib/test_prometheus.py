@@ -48,6 +48,7 @@ def test_a_scrape_says_what_has_happened_here_and_what_the_tables_hold(registry)
     happen(signals.claimed, operation, 2)
     happen(signals.replayed, operation)
     signals.purged.send(None, count=3)
+    signals.unprotected.send(operation)
     make_records(2, Status.PARKED, operation="payouts.create", account_id="private-account")
     make_records(1, Status.IN_PROGRESS, lease=-5 * MINUTE, attempt=4, idempotency_key="private-key")
     make_messages(1, due=-MINUTE)
@@ -60,6 +61,7 @@ def test_a_scrape_says_what_has_happened_here_and_what_the_tables_hold(registry)
     assert {name: value for name, value in seen.items() if "seconds" not in name and "bytes" not in name} == {
         'idempotency_events_total{event="claimed",operation="tests.scraped"}': 2,
         'idempotency_events_total{event="replayed",operation="tests.scraped"}': 1,
+        "idempotency_unprotected_requests_total": 1,
         "idempotency_purged_records_total": 3,
         "idempotency_relayed_messages_total": 0,
         "idempotency_dead_messages_total": 0,

@@ -42,6 +42,7 @@ def test_each_event_is_one_line_without_account_and_key(lines, operation):
     signals.send(signals.recovered, operation, SCOPE, 2, status="parked")
     signals.send(signals.recovered, None, SCOPE, 2, status="completed")
     signals.purged.send(OutboxMessage, count=3)
+    signals.unprotected.send(operation)
     signals.message_dead.send(OutboxMessage, **DEAD)
     empty = {"operation": "", "trace": "", "attempt": ""}  # as the filter has it
     assert [extra(line) for line in lines.records] == [
@@ -49,6 +50,7 @@ def test_each_event_is_one_line_without_account_and_key(lines, operation):
         {"event": "recovered", "status": "parked", **OF},
         {**empty, "event": "recovered", "attempt": 2, "status": "completed"},
         {**empty, "event": "purged", "count": 3},
+        {**empty, "event": "unprotected", "operation": "tests.log"},
         {**empty, "event": "message_dead", "attempt": 16, "message_id": str(UUID(int=1)), "topic": "a"},
     ]
     assert lines.records[0].getMessage() == f"claimed: operation 'tests.log', trace '{SCOPE.trace}', attempt 2"

@@ -28,7 +28,7 @@ from tests.operations import free_names
 from tests.outbox import SENDER, broker
 
 #: Packages whose examples are run only where they are installed.
-OPTIONAL = {"adrf", "channels", "corsheaders", "django_tenants", "drf_idempotency", "graphql"}
+OPTIONAL = {"adrf", "corsheaders", "django_tenants", "drf_idempotency", "graphql"}
 OPTIONAL |= {"ninja", "strawberry"}
 
 
@@ -96,7 +96,7 @@ def run_page(monkeypatch, provider, waits):
                 ):
                     assert checks.check_settings(None) == []
             defined.update({key: value for key, value in vars(module).items() if not key.startswith("__")})
-        clients.extend(value for value in defined.values() if isinstance(value, httpx.Client))
+            clients.extend(value for value in vars(module).values() if isinstance(value, httpx.Client))
         return defined
 
     monkeypatch.setenv("RECORD_KEYS", urlsafe_b64encode(bytes(32)).decode())

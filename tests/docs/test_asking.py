@@ -21,7 +21,7 @@ from tests.records import from_now
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
-PAGE = "how-to/ask-a-provider.md"
+PAGE = "how-to/choose-recovery.md"
 PROBES = ["find_by_key", "find_by_reference", "find_or_wait"]
 
 

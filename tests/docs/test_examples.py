@@ -28,6 +28,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.operate.statistics import stats
 from idempotency.operate.sweep import recover_once
 from idempotency.outbox.models import OutboxMessage
+from idempotency.testing import Request, assert_idempotent
 from testproject.models import Charge, Export, Notification, Transfer
 from tests.contrib.servers import answer, cut
 from tests.docs.conftest import post, twice
@@ -55,11 +56,27 @@ def test_the_job_is_started_once_and_its_duplicates_attach(run_page):
     assert (ended.status_code, ended["Idempotency-Replayed"], json.loads(ended.content)["charges"]) == (200, "true", 3)
 
 
-@pytest.mark.parametrize("name", ["README.md", "how-to/protect-a-view.md"])
+@pytest.mark.parametrize("name", ["README.md", "index.md", "how-to/protect-a-view.md"])
 def test_the_plain_view_takes_effect_once(name, run_page):
     first, retry = twice(run_page(name)["create_transfer"], {"recipient": "carol", "amount": 5})
     assert (first.status_code, retry.status_code, retry.content) == (201, 201, first.content)
     assert Transfer.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("name", ["README.md", "index.md"])
+def test_the_first_example_is_safe_to_retry(name, run_page, settings):
+    settings.ROOT_URLCONF = (path("transfers/", run_page(name)["create_transfer"]),)
+    clients = Client(), Client()
+    for client in clients:
+        client.force_login(UserFactory())
+    assert_idempotent(
+        clients[0],
+        Request("POST", "/transfers/", {"recipient": "carol", "amount": 5}, content_type="application/json"),
+        effects=Transfer.objects.all(),
+        other_client=clients[1],
+        revoke=clients[0].logout,
+    )
 
 
 @pytest.mark.parametrize("name", ["README.md", "how-to/protect-a-view.md", "reference/payloads.md"])
@@ -103,7 +120,7 @@ def test_the_block_outside_of_http_keeps_its_result(run_page):
 
 
 def test_the_streamed_report_is_rebuilt(run_page):
-    first, retry = twice(run_page("how-to/stream-a-response.md")["create_report"], {})
+    first, retry = twice(run_page("how-to/protect-a-view.md")["create_report"], {})
     assert b"".join(first) == b"".join(retry) == b"a,b\n1,2\n"
     assert IdempotencyRecord.objects.get().response_reference == "7"
 
@@ -204,7 +221,7 @@ def test_every_refusal_becomes_one_that_is_delivered_again(run_page):
 
 
 def test_the_order_goes_on_behind_its_finished_step(run_page, provider, monkeypatch):
-    view, user = run_page("how-to/use-steps.md")["place_order"], UserFactory()
+    view, user = run_page("how-to/call-a-provider.md")["place_order"], UserFactory()
     with monkeypatch.context() as patched:
         patched.setattr("shop.provider.ship", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -270,7 +287,8 @@ def test_the_envelope_replaces_the_problem(run_page):
 
 
 def test_the_clients_send_one_key_until_they_know(run_page, server, waits):
-    page = run_page("how-to/write-a-client.md")
+    run_page("how-to/write-a-client.md")
+    page = vars(sys.modules["shop_api"])
     page["shop"].base_url = page["shop_async"].base_url = server.url
     server.script = [cut, answer(503), answer(201)]
     assert page["charge"](5).status_code == 201
@@ -288,7 +306,7 @@ def test_the_clients_send_one_key_until_they_know(run_page, server, waits):
 
 def test_the_order_is_resumed_with_the_key_that_was_saved(run_page, server):
     page = run_page("how-to/write-a-client.md")
-    page["shop"].base_url = server.url
+    sys.modules["shop_api"].shop.base_url = server.url
     saved = []
 
     def save(*, update_fields):
@@ -304,7 +322,8 @@ def test_the_order_is_resumed_with_the_key_that_was_saved(run_page, server):
 
 
 def test_the_card_is_charged_under_one_key_by_every_attempt(run_page, server):
-    page = run_page("how-to/call-a-provider.md")
+    run_page("how-to/call-a-provider.md")
+    page = vars(sys.modules["shop.cards"])
     page["provider"].base_url = server.url
     user = UserFactory()
     server.script = [cut] * page["policy"].attempts + [cut]
@@ -404,11 +423,11 @@ def test_the_tool_of_an_agent_takes_effect_once(run_page, by):
 def test_a_task_of_djangos_takes_effect_once(run_page, settings, deliveries):
     tasks = "django.tasks" if django.VERSION >= (6,) else "django_tasks"  # the package for older versions
     settings.TASKS = {"default": {"BACKEND": f"{tasks}.backends.immediate.ImmediateBackend"}}
-    page = run_page("how-to/use-django-tasks.md")
-    assert post(page["place_order"], {}).status_code == 201
+    run_page("how-to/publish-a-message.md")
+    assert post(sys.modules["shop.task_orders"].place_order, {}).status_code == 201
     message = OutboxMessage.objects.get()
     assert message.sender == "shop.task_sender.send"
     for _ in range(deliveries):
-        page["send"](message)
+        sys.modules["shop.task_sender"].send(message)
     assert json.loads(message.payload) == {"charge_id": Charge.objects.get().pk}
     assert Notification.objects.count() == 1

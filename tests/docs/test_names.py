@@ -63,7 +63,7 @@ def test_every_number_of_the_statistics_is_listed():
 
 def test_the_table_of_attempts_and_times_is_right():
     """An abandoned first attempt is reconciled as attempt 2, and each Unknown waits for two to the power of it."""
-    rows = [row for row in table(section("how-to/ask-a-provider.md", "The contract")) if len(row) == 2]
+    rows = [row for row in table(section("how-to/choose-recovery.md", "The contract")) if len(row) == 2]
     units = {"minutes": 60, "hour": 3600, "day": 86_400}
     for attempts, written in rows:
         number, unit = written.split()
@@ -294,6 +294,11 @@ def test_a_search_finds_each_setting_code_and_command_by_its_name():
     assert {name for name in named if f"`{name}`" not in reference and f"`{name.upper()}`" not in reference} == set()
 
 
+@pytest.mark.parametrize("words", ["Kubernetes", "CronJob", "blue/green", "SECRET_KEY", "GDPR", "multi-region"])
+def test_a_search_finds_what_an_operator_types(words):
+    assert [name for name in PAGES if name.startswith("how-to/") and words.lower() in text_of(name).lower()]
+
+
 # The diagrams of the explanation are those that their sources describe
 
 
@@ -373,5 +378,5 @@ def test_every_check_and_every_helper_is_listed():
 
 
 def test_every_verdict_of_the_audit_is_explained():
-    rows = table(text_of("how-to/audit-a-project.md"))
+    rows = table(section(TESTING, "Audit a project"))
     assert [code(row[0]) for row in rows] == [str(verdict) for verdict in Verdict]

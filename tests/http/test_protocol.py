@@ -6,11 +6,12 @@ import pytest
 from django.core.management import call_command
 from django.utils import timezone
 
-from idempotency import idempotent
+from idempotency import idempotent, signals
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
 from tests.http.callers import assert_refused, effects, records, replayed
 from tests.http.views import plain_answer
+from tests.operations import receiving
 from tests.records import HOUR, expire, from_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -77,8 +78,10 @@ def test_no_scope_collides_with_another_by_concatenation(alice, serve):
 @pytest.mark.scenario_9
 def test_without_an_optional_key_nothing_is_kept(alice, framework):
     framework.serve(required=False)
-    for _ in range(2):
-        answer = alice.post()
+    with receiving(signals.unprotected) as received:
+        answers = [alice.post() for _ in range(2)]
+    assert [sent["sender"].policy.required for sent in received] == [False, False]
+    for answer in answers:
         assert (answer.status_code, answer.json()["operation"]) == (201, None)
         assert not {"Idempotency-Key", "Idempotency-Status"} & answer.headers.keys()
     assert (effects(), records()) == (2, [])

@@ -234,3 +234,19 @@ def test_newer_records_ask_for_a_retry(alice, framework, newer, caplog):
     assert "Finish the deploy" in caplog.text
     IdempotencyRecord.objects.update(**found)
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
+
+
+@pytest.mark.failure_98
+def test_a_record_made_with_an_unknown_secret_asks_for_a_retry(alice, framework, settings, caplog):
+    """A 422 would advise a new key, under which the operation would run twice."""
+    framework.serve()
+    settings.IDEMPOTENCY = {"FINGERPRINT_KEYS": ["blue"]}
+    alice.post(data={"amount": 1}, key="k")
+    settings.IDEMPOTENCY = {"FINGERPRINT_KEYS": ["green"]}
+    for amount in (1, 2):
+        refused = assert_refused(alice, "idempotency_unavailable", data={"amount": amount}, key="k")
+        assert refused["Retry-After"] == "1"
+    assert "Put the secret into SECRET_KEY_FALLBACKS or FINGERPRINT_KEYS" in caplog.text
+    settings.IDEMPOTENCY = {"FINGERPRINT_KEYS": ["green", "blue"]}
+    assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
+    assert alice.post(data={"amount": 1}, key="k")["Idempotency-Replayed"] == "true"

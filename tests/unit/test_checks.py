@@ -103,6 +103,12 @@ def test_an_unknown_name_is_answered_with_the_one_that_was_meant(name):
     assert all(name in hint for name in SETTINGS) if name == "QQQQ" else hint == "Did you mean 'MAX_BODY'?"
 
 
+def test_a_switch_that_does_not_exist_is_answered_with_its_page():
+    for name in ("ENABLED", "DISABLE"):
+        with override_settings(IDEMPOTENCY={name: False}):
+            assert "how-to/introduce" in messages()["idempotency.E002"].hint
+
+
 @pytest.mark.failure_70
 @pytest.mark.parametrize("value", ["hunter2", [], ["hunter2", ""], [7, "hunter2"], ["hunter2\ud800"], {"hunter2"}])
 def test_a_secret_is_not_shown_when_it_is_wrong(value):

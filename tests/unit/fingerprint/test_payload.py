@@ -87,7 +87,10 @@ def test_each_version_is_what_it_was_when_it_was_released():
         query="b=2&a=1",
     )
     assert payload.matches("v1:9a2a31fcb5480fee608000ba285c6af546c38fcda97704c60e2c95ea863744bc")
-    assert payload.request_hash == "v2:f4d61298f22cc37ba825fd85e3001f83d552086d883aa9e9a7d6917cd3e0672d"
+    of_v2 = "f4d61298f22cc37ba825fd85e3001f83d552086d883aa9e9a7d6917cd3e0672d"
+    assert payload.matches(f"v2:{of_v2}")
+    version, secret_id, digest = payload.request_hash.split(":")
+    assert (version, len(secret_id), digest) == ("v3", 8, of_v2)
 
 
 @pytest.mark.failure_45
@@ -135,7 +138,20 @@ def test_a_record_from_before_a_rotation_is_recognised(rotated):
 
 
 @pytest.mark.parametrize(
-    "request_hash", ["", ":", "v1", "v1:", "v0:00", "v999:00", "00", "v1:" + "0" * 64, "v2:" + "0" * 64]
+    "request_hash",
+    ["", ":", "v1", "v1:", "v0:00", "v999:00", "00", "v1:" + "0" * 64, "v2:" + "0" * 64, "v3:" + "0" * 64],
 )
 def test_a_fingerprint_of_an_unknown_version_matches_nothing(request_hash):
     assert not Payload({"a": 1}).matches(request_hash)
+
+
+def test_a_fingerprint_names_its_secret_and_v1_and_v2_do_not():
+    with override_settings(SECRET_KEY="old"):
+        recorded = dataclasses.replace(KEYED).request_hash
+        assert fingerprint.has_known_secret(recorded)
+    with override_settings(SECRET_KEY="new"):
+        assert not fingerprint.has_known_secret(recorded)
+        assert fingerprint.has_known_secret("v1:" + "0" * 64)
+        assert fingerprint.has_known_secret("v2:" + "0" * 64)
+    with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=["old"]):
+        assert fingerprint.has_known_secret(recorded)
