@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .public import lazy
+from .public import Getter, lazy
 
 if TYPE_CHECKING:
     from .conf import (
@@ -82,7 +82,7 @@ __all__ = [
     "require_claim",
 ]
 
-__getattr__ = lazy(
+__getattr__: Getter = lazy(
     __name__,
     dict.fromkeys(__all__, "options.values")
     | {name: "conf" for name in __all__ if name.startswith("is_recordable")}

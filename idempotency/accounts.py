@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .public import lazy
+from .public import Getter, lazy
 
 if TYPE_CHECKING:
     from .conf import authenticated_user
@@ -32,6 +32,6 @@ __all__ = [
 ]
 
 # The default is found without HTTP, because a worker of a queue needs none.
-__getattr__ = lazy(
+__getattr__: Getter = lazy(
     __name__, dict.fromkeys(__all__, "http.accounts") | {"authenticated_user": "conf"}, package="idempotency"
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 PUBLIC: Final = (
     "idempotency",
@@ -29,6 +29,10 @@ PUBLIC: Final = (
 )
 
 
+#: The type of a module's ``__getattr__``.
+Getter: TypeAlias = Callable[[str], Any]
+
+
 def adopt(module: str, values: Iterable[object]) -> None:
     """Make ``module`` the ``__module__`` of each class and function in ``values``."""
     for value in values:
@@ -36,7 +40,7 @@ def adopt(module: str, values: Iterable[object]) -> None:
             value.__module__ = module
 
 
-def lazy(module: str, homes: Mapping[str, str], package: str = "") -> Callable[[str], Any]:
+def lazy(module: str, homes: Mapping[str, str], package: str = "") -> Getter:
     """Return a ``__getattr__`` for ``module`` that imports each name at first use.
 
     The package of an app needs this, because Django imports it before it can load models.

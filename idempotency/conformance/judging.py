@@ -65,14 +65,14 @@ class Trial:
         self.target = target
         self.profile = profile
         #: Whether two operations are known to have different answers, so that an equal one is that of another.
-        self.results_differ = False
-        self.leaks = Leaks()
+        self.results_differ: bool = False
+        self.leaks: Leaks = Leaks()
         #: The operations of the current case, and how many effects there were before it.
         self.operations: list[Operation] = []
         self._before: int | None = None
         #: How many effects there were before the first case, and how many were seen in the cases.
         self.began_with: int | None = None
-        self.seen_effects = 0
+        self.seen_effects: int = 0
         #: The first operation of all.
         self.oldest: Operation | None = None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..public import lazy
+from ..public import Getter, lazy
 
 if TYPE_CHECKING:
     from .models import MessageStatus, OutboxMessage
@@ -33,7 +33,7 @@ __all__ = [
     "requeue",
 ]
 
-__getattr__ = lazy(
+__getattr__: Getter = lazy(
     __name__,
     {
         **dict.fromkeys(("CELERY", "publish"), "publishing"),

@@ -256,7 +256,11 @@ def test_a_wrong_method_or_url_says_nothing_and_claims_nothing(alice, serve):
         function,
         **{"mixed/": Mixed.as_view(), "drf/": drf_view(idempotent("tests.drf")(drf_answer)), "around/": around},
     )
-    wrong = [("PATCH", "/"), ("PATCH", "/around/"), *((method, url) for method in ("PUT", "BREW") for url in ("/", "/mixed/", "/drf/"))]
+    wrong = [
+        ("PATCH", "/"),
+        ("PATCH", "/around/"),
+        *((method, url) for method in ("PUT", "BREW") for url in ("/", "/mixed/", "/drf/")),
+    ]
     answers = [alice.request(method, url, key="k") for method, url in [*wrong, ("POST", "/nowhere/")]]
     assert [answer.status_code for answer in answers] == [405] * len(wrong) + [404]
     assert not any(HEADER in answer for answer in answers)

@@ -6,11 +6,11 @@ have no events.
 
 from typing import TYPE_CHECKING
 
-from ...public import lazy
+from ...public import Getter, lazy
 
 if TYPE_CHECKING:
     from .counting import Counters, counters
 
 __all__ = ["Counters", "counters"]
 
-__getattr__ = lazy(__name__, {"Counters": "counting", "counters": "counting"})
+__getattr__: Getter = lazy(__name__, {"Counters": "counting", "counters": "counting"})

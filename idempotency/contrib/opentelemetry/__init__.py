@@ -12,7 +12,7 @@ with needing("opentelemetry"):
     import opentelemetry.metrics
     import opentelemetry.trace  # noqa: F401
 
-from ...public import lazy
+from ...public import Getter, lazy
 
 if TYPE_CHECKING:
     from .meters import observe_stats
@@ -20,4 +20,4 @@ if TYPE_CHECKING:
 
 __all__ = ["link_to_producer", "observe_stats"]
 
-__getattr__ = lazy(__name__, {"link_to_producer": "tracing", "observe_stats": "meters"})
+__getattr__: Getter = lazy(__name__, {"link_to_producer": "tracing", "observe_stats": "meters"})

@@ -10,7 +10,7 @@ from .. import needing
 with needing("prometheus"):
     import prometheus_client  # noqa: F401
 
-from ...public import lazy
+from ...public import Getter, lazy
 
 if TYPE_CHECKING:
     from .exporter import StatsCollector, connect
@@ -18,4 +18,4 @@ if TYPE_CHECKING:
 
 __all__ = ["StatsCollector", "connect", "metrics"]
 
-__getattr__ = lazy(__name__, {"StatsCollector": "exporter", "connect": "exporter", "metrics": "views"})
+__getattr__: Getter = lazy(__name__, {"StatsCollector": "exporter", "connect": "exporter", "metrics": "views"})

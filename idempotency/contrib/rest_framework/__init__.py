@@ -13,7 +13,7 @@ with needing("drf"):
     import rest_framework  # noqa: F401
 
 from ...http.view_classes import EVERY, IdempotentMixin
-from ...public import adopt, lazy
+from ...public import Getter, adopt, lazy
 from .adapter import IdempotencyAPIException
 from .key_status import KeyStatusView
 
@@ -25,4 +25,4 @@ __all__ = ["EVERY", "IdempotencyAPIException", "IdempotentAPIClient", "Idempoten
 adopt("idempotency", [IdempotentMixin])
 adopt(__name__, [IdempotencyAPIException, KeyStatusView])
 
-__getattr__ = lazy(__name__, {"IdempotentAPIClient": "testing"})
+__getattr__: Getter = lazy(__name__, {"IdempotentAPIClient": "testing"})

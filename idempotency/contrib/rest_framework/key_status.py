@@ -17,21 +17,23 @@ from .adapter import RestFrameworkAdapter
 class KeyStatusSerializer(serializers.Serializer[Any]):
     """The members of an answer about one operation. No choices, which would rename the choices of a project's own."""
 
-    status = serializers.CharField(help_text="in_progress, completed, recoverable, parked or unknown")
-    response_status = serializers.IntegerField(allow_null=True)
-    created_at = serializers.DateTimeField(allow_null=True)
-    completed_at = serializers.DateTimeField(allow_null=True)
-    expires_at = serializers.DateTimeField(allow_null=True)
+    status: serializers.CharField = serializers.CharField(
+        help_text="in_progress, completed, recoverable, parked or unknown"
+    )
+    response_status: serializers.IntegerField = serializers.IntegerField(allow_null=True)
+    created_at: serializers.DateTimeField = serializers.DateTimeField(allow_null=True)
+    completed_at: serializers.DateTimeField = serializers.DateTimeField(allow_null=True)
+    expires_at: serializers.DateTimeField = serializers.DateTimeField(allow_null=True)
 
 
 class ListedKeySerializer(KeyStatusSerializer):
-    operation = serializers.CharField()
+    operation: serializers.CharField = serializers.CharField()
 
 
 class KeyStatusListSerializer(serializers.Serializer[Any]):
     """The members of an answer about all operations."""
 
-    keys = ListedKeySerializer(many=True)
+    keys: ListedKeySerializer = ListedKeySerializer(many=True)
 
 
 class KeyStatusView(APIView):
