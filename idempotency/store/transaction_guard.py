@@ -88,11 +88,10 @@ class SQLiteWatch(TransactionWatch):
     _is_undone: bool = field(default=False, init=False)
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self.connection.execute_wrappers.remove(self)
         # If the block ends with its error, nothing was committed. Otherwise it went on, and each statement by itself.
-        ended = self.ended
-        super().__exit__(kind, error, traceback)
-        if error is not None and self._is_undone:
-            self.ended = ended
+        if error is None or not self._is_undone:
+            self.look()
 
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
         self.look()

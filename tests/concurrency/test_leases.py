@@ -6,13 +6,13 @@ from unittest.mock import Mock
 import pytest
 from django.db import connection
 
-from idempotency import claim, require_claim
+from idempotency import PARK, claim, require_claim
 from idempotency.exceptions import LeaseLostError, UnavailableError
 from idempotency.models import IdempotencyRecord
 from idempotency.store import store_for
 from tests.concurrency.racing import PATIENCE, Gate, elsewhere, held
 from tests.concurrency.traces import effects, end_lease, is_replay, record
-from tests.concurrency.urls import handler
+from tests.concurrency.urls import BRIEF, handler
 from tests.providers import eventually
 
 
@@ -156,7 +156,8 @@ def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(po
 
 @pytest.mark.django_db
 def test_in_a_test_case_a_lease_is_renewed_on_the_tests_own_connection():
-    with claim("race.heartbeat", account_id="1", key="k") as run:
+    policy = {"transaction": False, "recovery": PARK, "lease": BRIEF, "heartbeat": 10 * BRIEF}
+    with claim("tests.beating_block", account_id="1", key="k", **policy) as run:
         assert eventually(lambda: not heartbeats())  # no other connection sees the record
         require_claim().renew()
         IdempotencyRecord.objects.update(attempt=2)
