@@ -36,7 +36,7 @@ class BodyStream:
         self._missing = length
         self._requests = 0  # an operation may call another one
         #: Whether the connection has ended before the whole body had arrived.
-        self.is_cut = False
+        self.is_cut: bool = False
 
     def __enter__(self) -> None:
         if self.is_cut:

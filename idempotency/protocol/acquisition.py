@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from dataclasses import dataclass, replace
+from typing import Final
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, router
 from django.dispatch import Signal
@@ -40,7 +41,7 @@ from .faults import fault_point
 from .ownership import Ownership, store_errors, unavailable
 from .recovery import reconcile
 
-logger = logging.getLogger("idempotency")
+logger: Final = logging.getLogger("idempotency")
 
 #: A claim starts again if the record changed meanwhile: it was purged after the insert found it, another attempt took
 #: it over, or the database refused with a serialization failure (REPEATABLE READ) or a deadlock (InnoDB). Each round

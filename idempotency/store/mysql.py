@@ -42,7 +42,8 @@ class MySQLWatch(TransactionWatch):
 
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
         # Before, because a statement on the schema commits before it may fail.
-        self.ended = self.ended or bool(_ENDS.search(str(sql)))
+        if _ENDS.search(str(sql)):
+            self.note_end()
         return execute(sql, params, many, context)
 
 

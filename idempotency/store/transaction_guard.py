@@ -80,6 +80,9 @@ class TransactionWatch:
     def look(self) -> None:
         """Note whether the transaction is still open. A driver opens it at the block's first statement."""
 
+    def note_end(self) -> None:
+        self.ended = True
+
 
 @dataclass(eq=False, repr=False)
 class SQLiteWatch(TransactionWatch):
@@ -111,5 +114,6 @@ class SQLiteWatch(TransactionWatch):
             is_open = driver is None or driver.in_transaction
         except self.connection.Database.Error:
             is_open = True
-        self.ended = self.ended or (self._begun and not is_open)
+        if self._begun and not is_open:
+            self.note_end()
         self._begun = is_open

@@ -88,14 +88,16 @@ class PostgreSQLWatch(TransactionWatch):
         else:
             before = self.identity()  # only here, because that costs two round trips
             result = execute(sql, params, many, context)
-            self.ended = self.ended or self.identity() != before
+            if self.identity() != before:
+                self.note_end()
         self.look()
         return result
 
     def look(self) -> None:
         driver = self.connection.connection
         is_open = driver is None or driver.pgconn.transaction_status != TRANSACTION_IDLE
-        self.ended = self.ended or (self._begun and not is_open)
+        if self._begun and not is_open:
+            self.note_end()
         self._begun = is_open
 
     def identity(self) -> object:
