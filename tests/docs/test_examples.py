@@ -231,7 +231,7 @@ def test_the_order_goes_on_behind_its_finished_step(run_page, provider, monkeypa
 
 
 def test_the_examples_derive_what_they_say(run_page):
-    keys_of_this_operation = run_page("explanation/derived-keys.md")["keys_of_this_operation"]
+    keys_of_this_operation = run_page("explanation/crashes.md")["keys_of_this_operation"]
     with idempotency.claim("docs.derive", account_id="1", key="k") as run:
         keys = keys_of_this_operation()
         run.result = None
