@@ -54,7 +54,7 @@ def test_every_signal_is_listed_with_its_arguments():
 
 
 def test_every_number_of_the_statistics_is_listed():
-    page = "reference/statistics.md"
+    page = "reference/metrics.md"
     listed = [name for row in table(section(page, "The numbers")) for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(listed) == sorted(field.name for field in fields(Stats))
     kinds = [code(row[0]) for row in table(section(page, "How far a number can be trusted"))]
