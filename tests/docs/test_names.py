@@ -159,14 +159,14 @@ def test_the_problems_shown_are_those_that_are_sent():
         assert body == problem(error, PROFILES["ietf"])
 
 
-def test_each_problem_has_its_place_on_the_page_that_its_type_leads_to(settings):
+def test_each_problem_has_its_heading_on_the_page_of_its_type(settings):
     page = "https://docs.example.com/problems.html"
     settings.IDEMPOTENCY = {"PROBLEM_DOCS": page}
     problems = [error() for error in errors() if "title" in vars(error) and error is not exceptions.IdempotencyError]
     types = [problem(error, PROFILES["ietf"])["type"].partition("#") for error in problems]
     assert {before for before, _, _ in types} == {page}
     assert sorted(place for _, _, place in types) == sorted(
-        re.findall(r"^## (\S+)$", text_of("reference/problems.md"), re.MULTILINE)
+        re.findall(r"^### ([a-z-]+)$", text_of("reference/wire.md"), re.MULTILINE)
     )
 
 
