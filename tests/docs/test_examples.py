@@ -240,12 +240,6 @@ def test_the_examples_derive_what_they_say(run_page):
     assert keys == {"charge": record.derive_key("provider.charge"), "payout": record.derive_text("bank.payout", 30)}
 
 
-def test_the_newsletter_is_written_once(run_page):
-    answers = twice(run_page("explanation/crashes.md")["send_newsletter"], {})
-    assert [answer.status_code for answer in answers] == [201, 201]
-    assert Notification.objects.count() == 2
-
-
 def test_a_parked_record_is_resolved_by_what_was_found_out(run_page):
     resolve = run_page("how-to/resolve-parked-records.md")["resolve"]
     idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
