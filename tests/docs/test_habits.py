@@ -95,7 +95,6 @@ REFUSED = {
 }
 #: Pages that still have such phrases. A page leaves the list when it is rewritten, and none is added.
 NOT_REWRITTEN = {
-    "README.md",
     "explanation/evidence.md",
     "how-to/ask-a-provider.md",
     "how-to/ask-about-a-key.md",
