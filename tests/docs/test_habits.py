@@ -83,7 +83,6 @@ REFUSED = {
     r"\b(says?|said|tells?|told) (what|which|why|how|whether|so)\b": "reports, explains, decides, states",
     r"(?<!there\s)\b(is|are) no (?!longer\b|more\b|later\b)\w+": "is not, or the positive word",
     r"\bof (its|their|your|his|her|our) own\b": "its, your, separate",
-    r"\bof (yours|theirs|ours)\b": "your, their",
     r"\b(that|those) of\b": "repeat the noun",
     r"\bsuch as by\b": "for example",
     r"\banew\b": "again",
@@ -96,37 +95,13 @@ REFUSED = {
 #: Pages that still have such phrases. A page leaves the list when it is rewritten, and none is added.
 NOT_REWRITTEN = {
     "explanation/evidence.md",
-    "how-to/ask-a-provider.md",
-    "how-to/ask-about-a-key.md",
-    "how-to/audit-a-project.md",
-    "how-to/call-a-provider.md",
-    "how-to/choose-recovery.md",
-    "how-to/consume-a-message.md",
-    "how-to/deploy-and-upgrade.md",
-    "how-to/describe-the-api.md",
-    "how-to/judge-a-server.md",
-    "how-to/keep-claims-through-a-failover.md",
-    "how-to/large-installations.md",
-    "how-to/monitor.md",
-    "how-to/protect-a-form.md",
-    "how-to/protect-a-view.md",
-    "how-to/protect-a-webhook.md",
-    "how-to/protect-recorded-data.md",
-    "how-to/publish-a-message.md",
-    "how-to/resolve-parked-records.md",
-    "how-to/schedule-upkeep.md",
-    "how-to/start-a-job.md",
-    "how-to/test-protected-views.md",
-    "how-to/troubleshoot.md",
-    "how-to/use-another-framework.md",
-    "how-to/use-tenants.md",
-    "how-to/write-a-client.md",
     "reference/api.md",
 }
 
 
 def refused_phrases(text):
-    """The phrases that are refused, with their lines. A phrase may be broken across two lines."""
+    """The phrases that are refused, with their lines. A phrase may be broken across two lines. Code is not read."""
+    text = re.sub(r"`[^`\n]+`", lambda code: "x" * len(code[0]), text)
     for pattern, instead in REFUSED.items():
         for found in re.finditer(pattern.replace(" ", r"\s+"), text, re.IGNORECASE):
             line = text.count("\n", 0, found.start()) + 1
@@ -145,7 +120,7 @@ def test_a_page_has_no_refused_phrase(name):
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("One.\nNothing is\nasked for.", 2), ("A record of its own.", 1), ("It is no answer.", 1), ("Claimed anew.", 1)],
+    [("One.\nNothing is\nasked for.", 2), ("A record of its own.", 1), ("It is no answer.", 1), ("`anew`\nanew", 2)],
 )
 def test_a_refused_phrase_is_found_on_its_line(text, line):
     assert [found for found, _ in refused_phrases(text)] == [line]
