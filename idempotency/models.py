@@ -190,7 +190,7 @@ class IdempotencyRecord(models.Model):
         indexes: ClassVar[list[models.Index]] = [
             # Recovery, the statistics and the admin look for a handful of rows among millions of completed ones. With
             # any B-tree that finds them, the completing update can't be heap-only. With a BRIN index it can, but once
-            # purged pages are used again the BRIN index matches every page; docs/explanation/costs.md has the
+            # purged pages are used again the BRIN index matches every page; CONTRIBUTING.md has the
             # figures. The condition is an OR of equalities and not an IN, so that SQLite recognises each of the three
             # states. Only a claim in progress has a lease.
             PartialIndex(

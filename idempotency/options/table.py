@@ -217,7 +217,7 @@ class ProjectOptions:
     )
     problem_docs: str | None = option(
         validators.url,
-        hint='For example "https://docs.example.com/idempotency/problems.html".',
+        hint='For example "https://docs.example.com/idempotency/reference/wire.html".',
     )
     fingerprint_keys: Sequence[str | bytes] | None = option(
         validators.secrets,

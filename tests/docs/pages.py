@@ -8,8 +8,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-#: Each page by its name: its path below ``docs/``, or ``README.md``.
-PAGES = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md"))} | {"README.md": README}
+#: Each page by its name: its path below ``docs/``, ``README.md``, or the sample project's own.
+PAGES = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md"))}
+PAGES |= {"README.md": README, "testproject/README.md": ROOT / "testproject/README.md"}
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

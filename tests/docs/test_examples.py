@@ -231,19 +231,13 @@ def test_the_order_goes_on_behind_its_finished_step(run_page, provider, monkeypa
 
 
 def test_the_examples_derive_what_they_say(run_page):
-    keys_of_this_operation = run_page("explanation/derived-keys.md")["keys_of_this_operation"]
+    keys_of_this_operation = run_page("explanation/crashes.md")["keys_of_this_operation"]
     with idempotency.claim("docs.derive", account_id="1", key="k") as run:
         keys = keys_of_this_operation()
         run.result = None
     assert (keys["charge"].version, len(keys["payout"])) == (8, 30)
     record = IdempotencyRecord.objects.get()
     assert keys == {"charge": record.derive_key("provider.charge"), "payout": record.derive_text("bank.payout", 30)}
-
-
-def test_the_newsletter_is_written_once(run_page):
-    answers = twice(run_page("explanation/crashes.md")["send_newsletter"], {})
-    assert [answer.status_code for answer in answers] == [201, 201]
-    assert Notification.objects.count() == 2
 
 
 def test_a_parked_record_is_resolved_by_what_was_found_out(run_page):

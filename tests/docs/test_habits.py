@@ -4,10 +4,11 @@ import re
 import subprocess
 import tomllib
 
+import pytest
 import yaml
 
 import idempotency
-from tests.docs.pages import ROOT, text_of
+from tests.docs.pages import PAGES, ROOT, each_page, text_of
 from tests.plugin import marks
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -74,6 +75,59 @@ def test_only_the_limits_speak_of_the_future():
     }
     assert len(texts) > 200
     assert said == set()
+
+
+#: Phrases that a native technical writer would not use, as regular expressions, and what to write instead.
+REFUSED = {
+    r"\b(is|are|was|were|be|been|being|isn't|aren't) (never )?(told|asked|seen)\b": "returned, queried, detected",
+    r"\b(says?|said|tells?|told) (what|which|why|how|whether|so)\b": "reports, explains, decides, states",
+    r"(?<!there\s)\b(is|are) no (?!longer\b|more\b|later\b)\w+": "is not, or the positive word",
+    r"\bof (its|their|your|his|her|our) own\b": "its, your, separate",
+    r"\b(that|those) of\b": "repeat the noun",
+    r"\bsuch as by\b": "for example",
+    r"\banew\b": "again",
+    r"\bwhat (it|they|he|this|that) (is|was|are|were)\b": "the noun",
+    r"\bin (the )?place of\b": "instead of",
+    r"\bfor lack of\b": "because there is no",
+    r"\b(nobody|somebody|no one|whatever)\b": "the client, the operator, the process",
+    r"\bgo(es|ing)? on \w+ing\b": "continue, keep",
+}
+#: Pages that still have such phrases. A page leaves the list when it is rewritten, and none is added.
+NOT_REWRITTEN = {
+    "explanation/evidence.md",
+    "reference/api.md",
+}
+
+
+def refused_phrases(text):
+    """The phrases that are refused, with their lines. A phrase may be broken across two lines. Code is not read."""
+    text = re.sub(r"`[^`\n]+`", lambda code: "x" * len(code[0]), text)
+    for pattern, instead in REFUSED.items():
+        for found in re.finditer(pattern.replace(" ", r"\s+"), text, re.IGNORECASE):
+            line = text.count("\n", 0, found.start()) + 1
+            yield line, f"{' '.join(found[0].split())!r}: {instead}"
+
+
+@each_page()
+def test_a_page_has_no_refused_phrase(name):
+    path = PAGES[name].relative_to(ROOT)
+    refused = [f"{path}:{line}: {phrase}" for line, phrase in sorted(refused_phrases(text_of(name)))]
+    if name in NOT_REWRITTEN:
+        assert refused != [], "the page is clean: remove it from the list"
+    else:
+        assert refused == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("One.\nNothing is\nasked for.", 2), ("A record of its own.", 1), ("It is no answer.", 1), ("`anew`\nanew", 2)],
+)
+def test_a_refused_phrase_is_found_on_its_line(text, line):
+    assert [found for found, _ in refused_phrases(text)] == [line]
+
+
+def test_the_negations_that_the_language_needs_are_not_refused():
+    assert [*refused_phrases("There is no key. It is no longer kept, and is no later than today.")] == []
 
 
 def test_the_configurations_are_read():
