@@ -261,7 +261,8 @@ LEAKS = [
 ]
 
 
-@pytest.mark.parametrize(("result", "refusal", "shown"), LEAKS)
+# Numbered, because a time in an id is another one in each process of pytest-xdist.
+@pytest.mark.parametrize(("result", "refusal", "shown"), LEAKS, ids=[str(number) for number in range(len(LEAKS))])
 def test_what_a_refusal_shows_of_a_result(result, refusal, shown):
     leaks = Leaks()
     for _ in range(2):
