@@ -137,6 +137,11 @@ def show_key(key: str) -> str | SafeString:
     return format_html('<span title="{}">{}…{}</span>', key, key[:12], key[-8:])
 
 
+def show_code(text: str) -> SafeString:
+    """A whole key or trace. One click selects all of it, for a copy."""
+    return format_html('<code class="idempotency-code">{}</code>', text)
+
+
 def show_time(moment: datetime) -> str:
     """A time in the form in which logs have it: "2026-11-23 14:26:30"."""
     return date_format(moment if is_naive(moment) else localtime(moment), "Y-m-d H:i:s")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.contrib.admin.models import LogEntry
 
-from idempotency import PARK, Operation, Reconcile, Unknown, extensions
+from idempotency import PARK, Operation, Reconcile, Unknown
 from idempotency.admin import decisions
 from idempotency.http.adapter import response_of
 from idempotency.lifecycle import Status
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.once]
 parks = Operation("tests.admin.parks", transaction=False, recovery=PARK)
 asks = Operation("tests.admin.asks", transaction=False, recovery=Reconcile(lambda record: Unknown()))
 
-EVERY_ACTION = ["mark_not_executed", "record_outcome", "release"]
+EVERY_ACTION = ["record_outcome", "mark_not_executed", "release"]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def operator(client):
 
 
 def offered(page):
-    return re.findall(r'<button type="submit" class="button" name="action" value="(\w+)">', page.content.decode())
+    return re.findall(r'<button type="submit" [^>]* name="action" value="(\w+)">', page.content.decode())
 
 
 COMPLETED = {"status": Status.COMPLETED}
@@ -91,20 +91,15 @@ def test_a_long_key_is_shortened_in_the_list_and_whole_where_it_is_copied(operat
     key = "2026-10-05-order-of-a-customer-8e03978e"
     pk = record(idempotency_key=key)
     assert "2026-10-05-o…8e03978e parked" in text(operator.get(LIST))
-    assert f"Key {key} " in text(operator.get(detail(pk)))
+    assert f"Key: {key} " in text(operator.get(detail(pk)))
     assert key in text(ask(operator, "release", pk))
     assert [shown.idempotency_key for shown in listed(operator, q="2026-10-05-o…8e03978e")] == [key]
 
 
-def test_times_have_one_form_and_stand_on_the_page_once(operator, monkeypatch):
+def test_times_have_one_form(operator):
     due = datetime(2026, 11, 1, 15, tzinfo=UTC)
     pk = record(Status.IN_PROGRESS, lease_expires_at=due, created_at=due)
-    page = text(operator.get(detail(pk)))
-    assert ("2026-11-01 15:00:00 +0.000 s" in page, "Times" in page) == (True, False)
-    monkeypatch.setattr(extensions, "_extensions", {})  # without the dashboard there is no timeline
-    page = text(operator.get(detail(pk)))
-    assert "Times created at 2026-11-01 15:00:00 lease ends at 2026-11-01 15:00:00 retention" in page
-    assert "completed at" not in page
+    assert "2026-11-01 15:00:00 +0.000 s" in text(operator.get(detail(pk)))
 
 
 @pytest.mark.parametrize(
