@@ -55,6 +55,7 @@ from .display import (
     show_with_detail,
     time_left,
 )
+from .sections import join_sections
 from .timeline import names_of_steps, timeline_of
 
 #: The filter takes this many operations from those that are counted.
@@ -154,11 +155,15 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     hidden_columns: ClassVar[tuple[str, ...]] = ("response_headers", "response_body", "response_reference", "error")
     allowed_lookups: ClassVar[frozenset[str]] = frozenset({"account_id", "idempotency_key", "operation", "state"})
 
+    def __init__(self, model: type[IdempotencyRecord], admin_site: admin.AdminSite) -> None:
+        super().__init__(model, admin_site)
+        join_sections(admin_site)
+
     def database(self) -> str:
         return records_database()
 
     def decision_columns(self, request: HttpRequest) -> tuple[str, ...]:
-        return ("operation", "account_id", "idempotency_key", "state", "attempt", "age", "lease")
+        return ("whole_key", "operation", "account_id", "state", "attempt", "age", "lease")
 
     def page_columns(self, request: HttpRequest) -> tuple[str, ...]:
         may_read = request.user.has_perm("idempotency.view_response_body")

@@ -1,5 +1,6 @@
 """The history of a record: an entry for each attempt that did not simply complete, and none for one that did."""
 
+import re
 from unittest.mock import Mock
 
 import pytest
@@ -100,7 +101,7 @@ def test_a_first_execution_and_a_replay_write_no_history():
         run()
         run()
     assert IdempotencyRecord.objects.get().history is None
-    writes = [query["sql"] for query in captured if query["sql"].strip().startswith(("INSERT", "UPDATE"))]
+    writes = [query["sql"] for query in captured if re.search("INSERT|UPDATE", query["sql"])]
     assert writes
     assert not [sql for sql in writes if 'history" =' in sql or "history =" in sql]
 

@@ -118,9 +118,10 @@ def _events() -> dict[str, Any]:
             by_operation.setdefault(operation, Counter()).update(counted)
     busiest = sorted(by_operation.items(), key=lambda item: (-item[1].total(), item[0]))
     ended = counters.read_last_purge(records_database())
+    began = counters.read_first_hour(records_database()) or now
     return {
-        "hour_since": _start_of(now - LAST_HOURS + 1),
-        "day_since": _start_of(first),
+        "hour_since": _start_of(max(now - LAST_HOURS + 1, began)),
+        "day_since": _start_of(max(first, began)),
         "events": [(label, _shown(last_hour[event], last_day[event])) for event, label in EVENTS.items()],
         "event_labels": list(EVENTS.values()),
         "operations": [
@@ -128,8 +129,8 @@ def _events() -> dict[str, Any]:
             for operation, seen in busiest[:MAX_OPERATIONS]
             if any(seen[event] for event in EVENTS)
         ],
-        # At most so much, because the retry of a released claim counts as an execution and adds no record.
-        "growth": f"≤ {last_day['claimed'] - last_day[PURGED]:+,}",
+        # The retry of a released claim counts as an execution and adds no record, and a killed process loses counts.
+        "growth": f"≈ {last_day['claimed'] - last_day[PURGED]:+,}",
         "purged": f"{last_day[PURGED]:,}",
         "purge_ended": None if ended is None else _start_of(ended),
         "purge_is_overdue": ended is None or ended < first,
