@@ -251,12 +251,12 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             first = traces.find_first(pools, trace)
         except traces.SearchEndedError as error:
             searched, reached = error.args
-            if request.method == "GET" and reached is not None:
+            if request.method == "GET":  # a form that is sent asks for the list again
                 text = _(
                     "Only the newest %(count)d records were searched for this trace, back to %(time)s. Choose the "
                     'operation that the log names, or search for "account trace".'
                 )
-                values = {"count": searched, "time": show_time(reached)}
+                values = {"count": searched, "time": show_time(reached) if reached else NONE}
                 self.message_user(request, text % values, messages.WARNING)
         else:
             found += [] if first is None else [first]

@@ -45,7 +45,7 @@ def find_first(pools: Iterable[QuerySet[Any]], trace: str) -> Any:
             page = records if oldest is None else records.filter(pk__lt=oldest)
             rows = _read(page, end, searched, reached)
             for pk, account_id, operation, key, _ in rows:
-                if Scope(account_id, operation, key).trace == trace:
+                if not key.startswith(trace) and Scope(account_id, operation, key).trace == trace:
                     return pk
             if not rows:
                 break

@@ -125,7 +125,10 @@ def _events() -> dict[str, Any]:
         "events": [(label, _shown(last_hour[event], last_day[event])) for event, label in EVENTS.items()],
         "event_labels": list(EVENTS.values()),
         "operations": [
-            (operation or gettext("(unknown where it was settled)"), _shown(*(seen[event] for event in EVENTS)))
+            (
+                operation or gettext("(unknown where it was settled)"),
+                list(zip(EVENTS.values(), _shown(*(seen[event] for event in EVENTS)), strict=True)),
+            )
             for operation, seen in busiest[:MAX_OPERATIONS]
             if any(seen[event] for event in EVENTS)
         ],

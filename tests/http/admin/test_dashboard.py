@@ -30,7 +30,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 def rows(page):
     found = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', page.content.decode(), re.DOTALL)
     return {
-        told(head): [told(cell) for cell in re.findall(r"<td>(.*?)</td>", cells, re.DOTALL)] for head, cells in found
+        told(head): [told(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", cells, re.DOTALL)]
+        for head, cells in found
     }
 
 
