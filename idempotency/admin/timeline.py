@@ -115,7 +115,7 @@ def _describe(entry: dict[str, Any], error: str | None) -> str:
         "started_over": gettext("Attempt %(attempt)s began as a new request, because the retention was over."),
     }
     # A newer release may have written another event.
-    text = texts.get(entry["event"], entry["event"])
+    text: str = texts.get(entry["event"], entry["event"])
     why = _cut(error) if error else entry.get("why", gettext("its response is not recorded, or it gave its claim up."))
     return text % {"attempt": entry.get("attempt", ""), "why": why}
 

@@ -165,5 +165,5 @@ def _reconcile(using: str, operation: Operation, row: IdempotencyRecord, result:
     except InProgressError:
         result.postponed += 1
     except IdempotencyError:
-        logger.exception("Operation %r: the answer of its reconciler could not be recorded", operation.name)
+        logger.exception("The answer of the reconciler of %s could not be recorded", claim.scope)
         result.postponed += 1
