@@ -1,6 +1,7 @@
 """What a handler may return, in any framework, what becomes of an answer that is not sent, and a replay's type."""
 
 import json
+import re
 from unittest.mock import Mock
 
 import pytest
