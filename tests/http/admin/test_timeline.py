@@ -9,6 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from idempotency import REEXECUTE, Operation, claim, current_claim
 from idempotency.admin import timeline
@@ -172,3 +173,14 @@ def test_no_large_table_is_read_without_an_index(client):
     read = [plan for plan in plans if "idempotency_dashboard_counter" not in plan]
     assert len([plan for plan in read if "idempotency_outbox_message" in plan]) >= 2
     assert [plan for plan in read if "Seq Scan on idempotency_" in plan] == []
+
+
+@pytest.mark.parametrize("text", ["2026-11-26T15:00:00.5+00:00", "2026-11-26 15:00:00.5"])
+@pytest.mark.parametrize("zone", [UTC, None], ids=["aware", "naive"])
+def test_an_entry_of_the_history_has_the_form_of_the_other_times(text, zone):
+    """PostgreSQL writes the zone into JSON, other databases don't; and USE_TZ may be off."""
+    moment = datetime(2026, 11, 26, 15, 0, 0, 500_000, tzinfo=zone)
+    record = IdempotencyRecord(created_at=moment)
+    record._state.db = "default"
+    with timezone.override(UTC):
+        assert timeline._time_of({"at": text}, record) == moment
