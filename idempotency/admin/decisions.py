@@ -299,6 +299,11 @@ class DecisionPage:
 
     def _ask(self, rows: list[Any], form: ReasonForm, left_out: Sequence[tuple[Any, Any]] = ()) -> HttpResponse:
         columns = self.shown.decision_columns(self.request)
+        headings = self.shown.headings(columns)
+
+        def cells(row: Any) -> list[tuple[str, Any]]:
+            return [(heading, self.shown.cell(row, name)) for heading, name in zip(headings, columns, strict=True)]
+
         context = {
             **self.shown.admin_site.each_context(self.request),
             "opts": self.opts,
@@ -306,9 +311,9 @@ class DecisionPage:
             "checkbox_name": ACTION_CHECKBOX_NAME,
             "title": self.action.title,
             "action": self.action,
-            "headings": self.shown.headings(columns),
-            "rows": [[self.shown.cell(row, name) for name in columns] for row in rows],
-            "left_out": [([self.shown.cell(row, name) for name in columns], why) for row, why in left_out],
+            "headings": headings,
+            "rows": [cells(row) for row in rows],
+            "left_out": [(cells(row), why) for row, why in left_out],
             "seen": [Seen(row.pk, getattr(row, self.shown.attempt_column), row.status) for row in rows],
             "form": form,
             "came_from": "page" if self._came_from_page else "",
