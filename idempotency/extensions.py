@@ -28,8 +28,9 @@ class Extension:
     message_headers: Callable[[], Mapping[str, str]] | None = None
     #: Called with a message of the outbox. Returns the context in which its sender runs.
     sending_context: Callable[[Any], AbstractContextManager[object]] | None = None
-    #: Called with a record, the request and the admin of records. Adds to the context of the record's page.
-    record_page: Callable[[Any, Any, Any], dict[str, Any]] | None = None
+    #: Called with a record, the request, the admin of records and a list of notes, which it may add to. Returns the
+    #: ``admin.timeline.Event`` of its tables.
+    record_events: Callable[[Any, Any, Any, list[str]], Iterator[Any]] | None = None
     #: Imports modules with declarations of operations. See ``Registry.load``.
     import_operations: Callable[[], object] | None = None
 

@@ -161,6 +161,8 @@ class IdempotencyRecord(models.Model):
     response_reference: UnicodeTextField = UnicodeTextField(_("response reference"), null=True, blank=True)
     #: Why the latest failed attempt failed. It may be of an earlier attempt than the one that completed the record.
     error: UnicodeTextField = UnicodeTextField(_("last error"), null=True, blank=True)
+    #: How attempts began and ended, if it was not one attempt that completed: see ``store/history.py``.
+    history: models.JSONField[Any, Any] = models.JSONField(_("history"), null=True, blank=True)
     lease_expires_at: models.DateTimeField[datetime | Combinable | None, datetime | None] = models.DateTimeField(
         _("lease ends at"), null=True, blank=True
     )

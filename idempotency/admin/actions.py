@@ -32,6 +32,11 @@ class ReleaseForm(ReasonForm):
         ),
     )
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if not any(row.status == Status.IN_PROGRESS and has_live_lease(row) for row in self.rows):
+            del self.fields["force"]  # there is no live claim
+
 
 class OutcomeForm(ReasonForm):
     status: forms.IntegerField = forms.IntegerField(label=_("Status"), min_value=200, max_value=599, initial=201)
@@ -70,9 +75,13 @@ class OutcomeForm(ReasonForm):
         return {"response_or_result": response, "reason": data["reason"]}
 
 
+def has_live_lease(record: IdempotencyRecord) -> bool:
+    return time_left(record, record.lease_expires_at) > timedelta(0)
+
+
 def _unreleasable(record: IdempotencyRecord) -> Any:
     """A live claim may be released by force, and only if the operation is safe to run again."""
-    if record.status != Status.IN_PROGRESS or time_left(record, record.lease_expires_at) <= timedelta(0):
+    if record.status != Status.IN_PROGRESS or not has_live_lease(record):
         return None
     operation = registry.get(record.operation)
     if operation is not None and operation.recovery is Recovery.REEXECUTE:
@@ -91,6 +100,7 @@ MARK_NOT_EXECUTED = Action(
     form=ReasonForm,
     decide=resolutions.mark_not_executed,
     statuses=_PARKED,
+    is_dangerous=True,
 )
 RECORD_OUTCOME = Action(
     name="record_outcome",
@@ -120,6 +130,7 @@ RELEASE = Action(
     decide=resolutions.release,
     statuses=frozenset({Status.PARKED.value, Status.IN_PROGRESS.value}),
     problem_of=_unreleasable,
+    is_dangerous=True,
 )
 FORGET = Action(
     name="forget",
@@ -138,4 +149,5 @@ FORGET = Action(
         if time_left(record, record.expires_at) <= timedelta(0)
         else None
     ),
+    is_dangerous=True,
 )

@@ -17,28 +17,36 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import label_for_field, model_ngettext
 from django.contrib.admin.widgets import AdminTextInputWidget
 from django.core.exceptions import BadRequest, ImproperlyConfigured
-from django.db.models import BigIntegerField, QuerySet
+from django.db.models import BigIntegerField, Model, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
+from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import IdempotencyError
-from .display import NONE, ReadOnlyAdmin, format_duration, show_text, show_time, show_with_detail, time_left, url_of
+from .display import NONE, ReadOnlyAdmin, format_duration, show_text, show_with_detail, time_left, url_of
 
 #: A person can check this many rows on one page. For more rows, call the functions behind the actions from a script.
 MAX_DECIDED = 100
 
 
 class ReasonForm(forms.Form):
+    """:param rows: the rows that the decision is about."""
+
     reason: forms.CharField = forms.CharField(
         label=_("Reason"),
         max_length=500,
         help_text=_("How you know. The reason is kept in the history and in the log."),
         widget=AdminTextInputWidget,
     )
+
+    def __init__(self, *args: Any, rows: Sequence[Any], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.rows = rows
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of the decision, besides ``by``."""
@@ -65,6 +73,8 @@ class Action:
     problem_of: Callable[[Any], Any] = lambda row: None
     #: Whether the action takes one row at a time, because the person enters a fact about one row.
     single: bool = False
+    #: Whether an operation can take effect twice if the person is wrong. Then its button is red.
+    is_dangerous: bool = False
 
     def obstacle(self, row: Any) -> Any:
         """Why this can't be decided about a row, which is annotated with ``database_time``; None if it can."""
@@ -79,17 +89,17 @@ class Action:
 
 
 class DecisionAdmin(ReadOnlyAdmin):
-    """An admin whose rows can't be edited. People make decisions about them instead."""
+    """An admin whose rows can't be edited. People make decisions about them instead.
 
-    change_form_template: ClassVar[str] = "idempotency/row.html"
-    # The page shows ``page_columns`` in place of a form.
-    fieldsets: ClassVar[Any] = ((None, {"fields": ()}),)
+    The page of a row consists of read-only fields, because a theme of the admin may replace the template of the page,
+    and shows the fields.
+    """
 
     decisions: ClassVar[tuple[Action, ...]]
-    #: The columns with the times of a row.
-    time_columns: ClassVar[tuple[str, ...]]
     #: The field that counts the attempts.
     attempt_column: ClassVar[str]
+    #: The fields at the top of a row's page.
+    page_fields: ClassVar[tuple[str, ...]] = ("subject", "situation")
     #: The columns that only some people may see. They may be long, so they are loaded only where they are shown.
     hidden_columns: ClassVar[tuple[str, ...]]
     #: What a URL may filter on. By default it is any column. With response_body__startswith or payload__contains, a
@@ -109,9 +119,9 @@ class DecisionAdmin(ReadOnlyAdmin):
     def page_columns(self, request: HttpRequest) -> tuple[str, ...]:
         """The columns of a row's page, as far as the person may see them. Those without a value are left out."""
 
-    def explain(self, row: Any) -> list[Any]:
-        """The meaning of the row's state and the next step: paragraphs, unless the template has them."""
-        return []
+    @abstractmethod
+    def explain(self, row: Any) -> SafeString:
+        """The meaning of the row's state and the next step, as paragraphs of HTML."""
 
     @abstractmethod
     def state(self, row: Any) -> Any:
@@ -138,11 +148,6 @@ class DecisionAdmin(ReadOnlyAdmin):
         """State, attempt and lease in one column, because a screen has room for few columns."""
         return show_with_detail(self.state(row), *self.details(row))
 
-    @admin.display(description=_("times"))
-    def times(self, row: Any) -> Any:
-        dated = ((label_for_field(name, self.opts.model), getattr(row, name)) for name in self.time_columns)
-        return show_text("\n".join(f"{label} {show_time(moment)}" for label, moment in dated if moment is not None))
-
     def cell(self, row: Any, name: str) -> Any:
         return getattr(self, name)(row) if hasattr(self, name) else getattr(row, name)
 
@@ -153,8 +158,28 @@ class DecisionAdmin(ReadOnlyAdmin):
         permitted = self.get_actions(request)
         return [action for action in self.decisions if action.name in permitted and action.obstacle(row) is None]
 
-    def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        return {}
+    @admin.display(description=_("state"))
+    def situation(self, row: Any) -> SafeString:
+        """The state, its meaning and the decisions that are offered. The page's form sends a decision to the list."""
+        context = {
+            "state": self.state_with_details(row),
+            "explanation": self.explain(row),
+            "offered": self.offered(row.request, row),
+            "pk": row.pk,
+            "list_url": url_of(self, "changelist"),
+            "checkbox_name": ACTION_CHECKBOX_NAME,
+        }
+        return render_to_string("idempotency/situation.html", context)
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        row = super().get_object(request, object_id, from_field)
+        if row is not None:
+            row.request = request  # some fields of the page depend on the person's permissions
+        return row
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        facts = [name for name in self.page_columns(request) if self.cell(obj, name) not in (None, "", NONE)]
+        return [(None, {"fields": [*self.page_fields, *facts]})]
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
         return lookup in self.allowed_lookups
@@ -169,28 +194,6 @@ class DecisionAdmin(ReadOnlyAdmin):
         for pk in request.POST.getlist(ACTION_CHECKBOX_NAME):
             parse_number(pk)  # Django would pass any text on to the database
         return super().response_action(request, queryset, *args, **kwargs)
-
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: dict[str, Any],
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Any = None,
-    ) -> HttpResponse:
-        columns = self.page_columns(request)
-        rows = [(heading, self.cell(obj, name)) for heading, name in zip(self.headings(columns), columns, strict=True)]
-        context |= {
-            "subject": self.subject(obj),
-            "state": self.state_with_details(obj),
-            "rows": [(heading, value) for heading, value in rows if value not in (None, "", NONE)],
-            "explanation": self.explain(obj),
-            "offered": self.offered(request, obj),
-            "checkbox_name": ACTION_CHECKBOX_NAME,
-            **self.page_context(request, obj),
-        }
-        return super().render_change_form(request, context, add, change, form_url, obj)
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,12 @@ class Seen:
         if status not in statuses:
             raise BadRequest("The form names a state that this action does not take.")
         return cls(parse_number(pk), parse_number(attempt), status)
+
+
+def admin_of(site: admin.AdminSite, model: type[Model]) -> DecisionAdmin | None:
+    """The package's admin of a model, unless this site has none or the project has replaced it by another one."""
+    model_admin: Any = site.get_model_admin(model) if site.is_registered(model) else None
+    return model_admin if isinstance(model_admin, DecisionAdmin) else None
 
 
 def parse_number(text: str) -> int:
@@ -238,7 +247,7 @@ class DecisionPage:
         # row that another person resolved meanwhile may be missing from it, and the page has to name it.
         seen = [Seen.parse(token, self.action.statuses) for token in self.request.POST.getlist("seen")][:MAX_DECIDED]
         rows = self._find(seen)
-        form = self.action.form(self.request.POST)
+        form = self.action.form(self.request.POST, rows=list(rows.values()))
         if not form.is_valid():
             return self._ask(list(rows.values()), form)
         decided = sum(self._decide(state, rows.get(state.pk), form) for state in seen)
@@ -261,7 +270,8 @@ class DecisionPage:
             text = gettext("%(action)s: nothing that you selected can be decided. %(reasons)s")
             self._say(text % said, messages.ERROR)
             return None
-        return self._ask([row for row, obstacle in obstacles if obstacle is None], self.action.form(), left_out)
+        free = [row for row, obstacle in obstacles if obstacle is None]
+        return self._ask(free, self.action.form(rows=free), left_out)
 
     def _find(self, seen: list[Seen]) -> dict[int, Any]:
         """Read the rows as they are now, but set attempt and status to what the person saw."""
@@ -289,6 +299,11 @@ class DecisionPage:
 
     def _ask(self, rows: list[Any], form: ReasonForm, left_out: Sequence[tuple[Any, Any]] = ()) -> HttpResponse:
         columns = self.shown.decision_columns(self.request)
+        headings = self.shown.headings(columns)
+
+        def cells(row: Any) -> list[tuple[str, Any]]:
+            return [(heading, self.shown.cell(row, name)) for heading, name in zip(headings, columns, strict=True)]
+
         context = {
             **self.shown.admin_site.each_context(self.request),
             "opts": self.opts,
@@ -296,9 +311,9 @@ class DecisionPage:
             "checkbox_name": ACTION_CHECKBOX_NAME,
             "title": self.action.title,
             "action": self.action,
-            "headings": self.shown.headings(columns),
-            "rows": [[self.shown.cell(row, name) for name in columns] for row in rows],
-            "left_out": [([self.shown.cell(row, name) for name in columns], why) for row, why in left_out],
+            "headings": headings,
+            "rows": [cells(row) for row in rows],
+            "left_out": [(cells(row), why) for row, why in left_out],
             "seen": [Seen(row.pk, getattr(row, self.shown.attempt_column), row.status) for row in rows],
             "form": form,
             "came_from": "page" if self._came_from_page else "",

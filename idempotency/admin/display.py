@@ -130,11 +130,15 @@ def show_with_detail(shown: Any, *details: Any) -> SafeString:
     return format_html('{} <span class="idempotency-detail">{}</span>', shown, below) if below else shown
 
 
-def show_key(key: str) -> str | SafeString:
+def show_key(key: str) -> SafeString:
     """Show a key in a list, a long one shortened. The row's page has the whole key."""
-    if len(key) <= MAX_KEY:
-        return key
-    return format_html('<span title="{}">{}…{}</span>', key, key[:12], key[-8:])
+    shown = key if len(key) <= MAX_KEY else f"{key[:12]}…{key[-8:]}"
+    return format_html('<span class="idempotency-key" title="{}">{}</span>', key, shown)
+
+
+def show_code(text: str) -> SafeString:
+    """A whole key or trace. One click selects all of it, for a copy."""
+    return format_html('<code class="idempotency-code">{}</code>', text)
 
 
 def show_time(moment: datetime) -> str:

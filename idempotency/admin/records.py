@@ -26,11 +26,12 @@ from django.contrib.auth import get_permission_codename, get_user_model
 from django.db import OperationalError
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.template.loader import render_to_string
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import authenticated_user, settings
-from ..extensions import extensions
 from ..identity.scope import MAX_ACCOUNT_LENGTH
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
@@ -38,7 +39,8 @@ from ..operate import statistics
 from ..operation import registry
 from ..outcome import BODY_GONE, UNREADABLE, decrypt_body
 from ..store import records_database, statement_timeout
-from .actions import FORGET, MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE
+from . import traces
+from .actions import FORGET, MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, has_live_lease
 from .decisions import Action, DecisionAdmin
 from .display import (
     NONE,
@@ -46,11 +48,15 @@ from .display import (
     StateFilter,
     format_time_left,
     show_badge,
+    show_code,
     show_key,
     show_text,
+    show_time,
     show_with_detail,
     time_left,
 )
+from .sections import join_sections
+from .timeline import names_of_steps, timeline_of
 
 #: The filter takes this many operations from those that are counted.
 MAX_OPERATIONS = 500
@@ -128,55 +134,76 @@ class BoundedList(IndexedList):
 
 @admin.register(IdempotencyRecord)
 class IdempotencyRecordAdmin(DecisionAdmin):
-    change_form_template = "idempotency/record.html"
     list_display: tuple[str, ...] = ("key", "state_with_details", "subject", "age", "retention")
     list_filter: ClassVar[tuple[type[admin.SimpleListFilter], ...]] = (RecordStateFilter, OperationFilter)
     # Shows the search box; get_search_results() does the search.
     search_fields: ClassVar[tuple[str, ...]] = ("idempotency_key", "account_id")
     search_help_text: ClassVar[Any] = _(
-        'An account, "account key", or a key or its beginning, exactly as recorded, in upper and lower case. A user\'s '
-        "name finds the user's account, if accounts are users. A key alone is not found in a very large table."
+        'An account, "account key", "account trace", a trace, or a key or its beginning, exactly as recorded, in upper '
+        "and lower case. A user's name finds the user's account, if accounts are users. Without the account, a key or "
+        "trace may not be found in a very large table."
     )
     ordering: ClassVar[tuple[str, ...]] = ("-id",)
     sortable_by: ClassVar[tuple[str, ...]] = ("retention",)
-    decisions: ClassVar[tuple[Action, ...]] = (MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, FORGET)
+    decisions: ClassVar[tuple[Action, ...]] = (RECORD_OUTCOME, MARK_NOT_EXECUTED, RELEASE, FORGET)
     actions: tuple[Callable[..., HttpResponse | None], ...] = tuple(action.as_admin_action() for action in decisions)
+    page_fields: ClassVar[tuple[str, ...]] = (
+        *("whole_key", "trace", "subject", "situation"),
+        *("timeline", "derived_keys"),
+    )
     attempt_column = "attempt"
     hidden_columns: ClassVar[tuple[str, ...]] = ("response_headers", "response_body", "response_reference", "error")
     allowed_lookups: ClassVar[frozenset[str]] = frozenset({"account_id", "idempotency_key", "operation", "state"})
-    time_columns: ClassVar[tuple[str, ...]] = (
-        "created_at",
-        "completed_at",
-        "lease_expires_at",
-        "expires_at",
-        "body_expires_at",
-    )
+
+    def __init__(self, model: type[IdempotencyRecord], admin_site: admin.AdminSite) -> None:
+        super().__init__(model, admin_site)
+        join_sections(admin_site)
 
     def database(self) -> str:
         return records_database()
 
     def decision_columns(self, request: HttpRequest) -> tuple[str, ...]:
-        return ("operation", "account_id", "idempotency_key", "state", "attempt", "age", "lease")
+        return ("whole_key", "operation", "account_id", "state", "attempt", "age", "lease")
 
     def page_columns(self, request: HttpRequest) -> tuple[str, ...]:
-        times = () if any(each.record_page for each in extensions()) else ("times",)  # the timeline has them
         may_read = request.user.has_perm("idempotency.view_response_body")
         response = ("headers", "reference", "body", "last_error") if may_read else ()
-        return ("idempotency_key", "request_hash", "age", "retention", *times, *response)
+        return ("request_hash", "age", "retention", *response)
 
-    def page_context(self, request: HttpRequest, row: IdempotencyRecord) -> dict[str, Any]:
+    def explain(self, row: IdempotencyRecord) -> SafeString:
         operation = registry.get(row.operation)
-        context: dict[str, Any] = {
+        context = {
+            "original": row,
             "statuses": list(Status),
             "recovery": "" if operation is None else operation.recovery.name,
-            "is_live": time_left(row, row.lease_expires_at) > timedelta(0),
+            "is_live": has_live_lease(row),
             "is_over": row.status != Status.IN_PROGRESS and time_left(row, row.expires_at) <= timedelta(0),
             "body_gone": BODY_GONE,
         }
-        for each in extensions():
-            if each.record_page:
-                context |= each.record_page(row, request, self)
-        return context
+        return render_to_string("idempotency/explanation.html", context)
+
+    @admin.display(description=_("key"))
+    def whole_key(self, record: IdempotencyRecord) -> str:
+        return show_code(record.idempotency_key)
+
+    @admin.display(description=_("trace"))
+    def trace(self, record: IdempotencyRecord) -> str:
+        return show_code(record.scope.trace)
+
+    @admin.display(description=_("timeline"))
+    def timeline(self, record: IdempotencyRecord) -> str:
+        request: Any = record.request  # type: ignore[attr-defined]
+        return render_to_string("idempotency/timeline.html", timeline_of(record, request, self))
+
+    @admin.display(description=_("derived keys"))
+    def derived_keys(self, record: IdempotencyRecord) -> str:
+        """The keys of the calls that have the names of steps, and of the one that the page's address names."""
+        request: Any = record.request  # type: ignore[attr-defined]
+        names = dict.fromkeys([*names_of_steps(record), *filter(None, request.GET.getlist("call"))])
+        return render_to_string(
+            "idempotency/derived_keys.html",
+            {"keys": [(name, record.derive_key(name), record.derive_text(name)) for name in names]},
+        )
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("idempotency.resolve_idempotencyrecord")
@@ -198,6 +225,8 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             return queryset, False
         account, *key = term.rsplit(maxsplit=1)
         # A key never contains white space. An account may, and a user's name, too.
+        if traces.TRACE.fullmatch(term.rsplit(maxsplit=1)[-1]):
+            return self._find_trace(request, queryset, term), False
         searches = [*_of_account_or_user(request, queryset, term)]
         for records in _of_account_or_user(request, queryset, account) if key else ():
             searches += [records.filter(idempotency_key=key[0]), records.filter(idempotency_key__startswith=key[0])]
@@ -205,6 +234,33 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             if records.exists():
                 return records, False
         return queryset.none() if key else self._find_key(request, queryset, term), False
+
+    def _find_trace(self, request: HttpRequest, queryset: QuerySet[Any], term: str) -> QuerySet[Any]:
+        """Records with a trace, or with such a key or account. The term may have an account before the trace."""
+        *account, trace = term.rsplit(maxsplit=1)
+        if account:
+            pools = list(_of_account_or_user(request, queryset, account[0]))
+            found = [pk for records in pools for pk in _pks(records.filter(idempotency_key__startswith=trace))]
+        else:
+            pools = [queryset.filter(account_id=trace), queryset.filter(status__in=_UNFINISHED), queryset]
+            found = [*_pks(pools[0]), *_pks(self._find_key(request, queryset, trace))]
+            # The consumers of a message claim it under the account of the first operation by default.
+            consumers = queryset.filter(pk__in=found).values_list("account_id", flat=True)
+            pools[:0] = [queryset.filter(account_id__in=set(consumers))] if found else []
+        try:
+            first = traces.find_first(pools, trace)
+        except traces.SearchEndedError as error:
+            searched, reached = error.args
+            if request.method == "GET":  # a form that is sent asks for the list again
+                text = _(
+                    "Only the newest %(count)d records were searched for this trace, back to %(time)s. Choose the "
+                    'operation that the log names, or search for "account trace".'
+                )
+                values = {"count": searched, "time": show_time(reached) if reached else NONE}
+                self.message_user(request, text % values, messages.WARNING)
+        else:
+            found += [] if first is None else [first]
+        return queryset.filter(pk__in=found)
 
     def _find_key(self, request: HttpRequest, queryset: QuerySet[Any], key: str) -> QuerySet[Any]:
         """Records with the key or, if there are none, with one that begins with it. At most ``MAX_FOUND`` are found.
@@ -305,6 +361,10 @@ def _of_account_or_user(request: HttpRequest, records: QuerySet[Any], name: str)
             user = model._default_manager.filter(**{model.USERNAME_FIELD: name}).first()
         if user is not None and user.get_username() == name:  # MariaDB finds it in any case
             yield _of_account(records, str(authenticated_user(SimpleNamespace(user=user))))
+
+
+def _pks(records: QuerySet[Any]) -> list[int]:
+    return list(records.order_by().values_list("pk", flat=True)[:MAX_FOUND])
 
 
 def _of_account(records: QuerySet[Any], account: str) -> QuerySet[Any]:

@@ -148,7 +148,7 @@ class Exchange:
         except LeaseLostError as error:
             if is_crash(http, error):
                 raise
-            logger.warning("Operation %r: attempt %d lost its lease", policy.operation.name, settled.attempt)
+            logger.warning("Attempt %d of %s lost its lease", settled.attempt, self.request.scope)
             return self._replay(acquisition.read_winner(self.request))
 
     def _payload(self) -> Payload:

@@ -36,6 +36,10 @@ class Scope:
         """Crash reports show this text, so it contains neither the account nor the whole key."""
         return f"<Scope of operation {self.operation!r}, key {shorten(self.idempotency_key)}>"
 
+    def __str__(self) -> str:
+        """The name in lines of the log. The trace finds the record, and the other lines about it."""
+        return f"operation {self.operation!r}, trace {self.trace}"
+
     def derive_key(self, name: str) -> UUID:
         """Derive the key for one downstream call of the operation.
 

@@ -49,6 +49,7 @@ class Migration(migrations.Migration):
                     idempotency.models.UnicodeTextField(blank=True, null=True, verbose_name="response reference"),
                 ),
                 ("error", idempotency.models.UnicodeTextField(blank=True, null=True, verbose_name="last error")),
+                ("history", models.JSONField(blank=True, null=True, verbose_name="history")),
                 ("lease_expires_at", models.DateTimeField(blank=True, null=True, verbose_name="lease ends at")),
                 ("expires_at", models.DateTimeField(verbose_name="retention ends at")),
                 (

@@ -20,6 +20,7 @@ from ..protocol import acquisition, ownership
 from ..protocol.faults import fault_point
 from ..protocol.recovery import announce_recovery, reconcile
 from ..store import Fence, Store, records_database, store_for
+from ..store.history import Appended
 from .batches import BatchResult, check_batch_size, in_batches, in_transaction
 
 logger: Final = logging.getLogger("idempotency")
@@ -142,7 +143,7 @@ def settle_as(status: Status, rows: list[IdempotencyRecord], using: str) -> list
     # The update repeats the conditions, because on a database that locks no rows here a claim may have been taken over
     # since it was selected.
     due = abandoned(using).filter(account_id__in=accounts, pk__in=pks)
-    if due.update(status=status, lease_expires_at=None) == len(rows):
+    if due.update(status=status, lease_expires_at=None, history=Appended("lease_over")) == len(rows):
         return rows
     changed = IdempotencyRecord.objects.using(using).filter(account_id__in=accounts, pk__in=pks, status=status)
     attempts = set(changed.values_list("pk", "attempt"))
@@ -164,5 +165,5 @@ def _reconcile(using: str, operation: Operation, row: IdempotencyRecord, result:
     except InProgressError:
         result.postponed += 1
     except IdempotencyError:
-        logger.exception("Operation %r: the answer of its reconciler could not be recorded", operation.name)
+        logger.exception("The answer of the reconciler of %s could not be recorded", claim.scope)
         result.postponed += 1

@@ -16,14 +16,26 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from django.contrib import admin
+from django.contrib.admin.utils import label_for_field
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..admin.decisions import Action, DecisionAdmin, ReasonForm
-from ..admin.display import NONE, StateFilter, format_duration, show_badge, show_text, show_with_detail, time_left
+from ..admin.display import (
+    NONE,
+    StateFilter,
+    format_duration,
+    show_badge,
+    show_text,
+    show_time,
+    show_with_detail,
+    time_left,
+)
 from .models import MessageStatus, OutboxMessage, outbox_database
 from .upkeep import requeue
 
@@ -80,7 +92,6 @@ class OutboxMessageAdmin(DecisionAdmin):
     attempt_column = "attempts"
     hidden_columns: ClassVar[tuple[str, ...]] = ("payload", "headers", "error")  # an error may quote the payload
     allowed_lookups: ClassVar[frozenset[str]] = frozenset({"message_id", "state"})
-    time_columns: ClassVar[tuple[str, ...]] = ("created_at", "lease_expires_at", "sent_at")
 
     def database(self) -> str:
         return outbox_database()
@@ -88,7 +99,10 @@ class OutboxMessageAdmin(DecisionAdmin):
     def decision_columns(self, request: HttpRequest) -> tuple[str, ...]:
         return ("topic", "message_id", "state", *(["error"] if _may_read(request) else []))
 
-    def explain(self, row: OutboxMessage) -> list[Any]:
+    def explain(self, row: OutboxMessage) -> SafeString:
+        return format_html_join("\n", "<p>{}</p>", ((sentence,) for sentence in self._sentences(row)))
+
+    def _sentences(self, row: OutboxMessage) -> list[Any]:
         if row.status not in set(MessageStatus):
             return [_NEWER_RELEASE]
         if row.status == MessageStatus.SENT:
@@ -157,6 +171,12 @@ class OutboxMessageAdmin(DecisionAdmin):
         account = message.account_id and gettext("account %(account)s") % {"account": message.account_id}
         order = message.ordering_key and gettext("in the order of %(key)s") % {"key": message.ordering_key}
         return show_with_detail(message.topic, account, order)
+
+    @admin.display(description=_("times"))
+    def times(self, message: OutboxMessage) -> Any:
+        names = ("created_at", "lease_expires_at", "sent_at")
+        dated = ((label_for_field(name, OutboxMessage), getattr(message, name)) for name in names)
+        return show_text("\n".join(f"{label} {show_time(moment)}" for label, moment in dated if moment is not None))
 
     @admin.display(description=_("next try"))
     def next_try(self, message: OutboxMessage) -> str:

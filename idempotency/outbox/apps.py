@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from django.apps import AppConfig
@@ -18,4 +19,12 @@ class OutboxConfig(AppConfig):
         from .. import extensions
         from .upkeep import PURGE_OF_SENT, find_messages  # here, because they need the models
 
-        extensions.register(self.name, purges=(PURGE_OF_SENT,), find_messages=find_messages)
+        extensions.register(
+            self.name, purges=(PURGE_OF_SENT,), find_messages=find_messages, record_events=_record_events
+        )
+
+
+def _record_events(*page: Any) -> Iterator[Any]:
+    from .timeline import events_of  # here, because a project need not install the admin
+
+    return events_of(*page)

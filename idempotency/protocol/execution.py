@@ -168,7 +168,7 @@ def _settle(attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exce
             raise _ended_itself(owned) from error
         case End.UNKNOWN if not store.commit_was_refused(error):
             # Left as it is. The COMMIT may have succeeded, so a release could let the operation run twice.
-            logger.error("COMMIT of operation %r did not say how it ended", owned.scope.operation, exc_info=error)
+            logger.error("COMMIT of %s did not say how it ended", owned.scope, exc_info=error)
             raise UnavailableError(
                 "The database did not confirm the commit. Retry with the same Idempotency-Key to learn the outcome.",
                 retry_after=1,
@@ -293,9 +293,9 @@ def end(owned: Ownership, change: Callable[[Ownership, str | None], bool], reaso
         ended = change(owned, reason)
     except (DatabaseError, InterfaceError, IdempotencyError):
         logger.warning(
-            "Operation %r: attempt %d could not be released; its lease runs out by itself",
-            owned.scope.operation,
+            "Attempt %d of %s could not be released; its lease runs out by itself",
             owned.attempt,
+            owned.scope,
             exc_info=True,
         )
         return

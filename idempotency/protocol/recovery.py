@@ -77,12 +77,12 @@ def _ask(owned: Ownership) -> Completed | NotExecuted | Unknown:
     try:
         finding: object = operation.reconcile.find_out(found.get())
     except Exception:  # the project's code may raise anything, and then the outcome is still unknown
-        logger.exception("The reconciler of operation %r failed; the outcome stays unknown", operation.name)
+        logger.exception("The reconciler of %s failed; the outcome stays unknown", owned.scope)
         return Unknown()
     if not isinstance(finding, (Completed, NotExecuted, Unknown)):
         logger.error(
-            "The reconciler of operation %r must return Completed(response), NotExecuted() or Unknown(), not %s",
-            operation.name,
+            "The reconciler of %s must return Completed(response), NotExecuted() or Unknown(), not %s",
+            owned.scope,
             type(finding).__name__,
         )
         return Unknown()
@@ -96,9 +96,7 @@ def _outcome_found(finding: Completed, owned: Ownership) -> Outcome | None:
             return outcome_of(finding.response, owned.policy)
         return outcome_of_result(finding.response, owned.policy)
     except (IdempotencyError, TypeError):
-        logger.exception(
-            "The reconciler of operation %r returned a response that can't be recorded", owned.scope.operation
-        )
+        logger.exception("The reconciler of %s returned a response that can't be recorded", owned.scope)
         return None
 
 

@@ -161,7 +161,9 @@ class Renewer:
             with store_errors(owned.using):
                 renewed = _set_lease_over_own_connection(owned)
         except UnavailableError:
-            logger.warning("%s: its lease could not be renewed", owned.policy.operation, exc_info=True)
+            logger.warning(
+                "Attempt %d of %s: its lease could not be renewed", owned.attempt, owned.scope, exc_info=True
+            )
         else:
             if task.is_stopped:
                 return None  # the attempt has ended meanwhile

@@ -27,6 +27,7 @@ from ..lifecycle import Status
 from ..models import IdempotencyRecord
 from ..outcome import Outcome
 from .base import Fence, Row, Upkeep, newer_record
+from .history import Appended
 from .transaction_guard import SQLiteWatch, TransactionWatch
 
 
@@ -100,6 +101,7 @@ class Store(Upkeep):
         claimable = Q(status=Status.RECOVERABLE) | Q(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
         return self._change_one(
             self.matching(observed).filter(claimable),
+            history=Appended("taken_over", observed.attempt + 1),
             status=Status.IN_PROGRESS,
             attempt=F("attempt") + 1,
             lease_expires_at=from_now(lease),
@@ -112,6 +114,7 @@ class Store(Upkeep):
         live = Q(status=Status.IN_PROGRESS, lease_expires_at__gt=Now())
         return self._change_one(
             self.matching(observed).filter(~live, expires_at__lte=Now()),
+            history=Appended("started_over", observed.attempt + 1),
             status=Status.IN_PROGRESS,
             attempt=F("attempt") + 1,
             request_hash=request_hash,
@@ -124,7 +127,8 @@ class Store(Upkeep):
     def park_abandoned(self, observed: Fence) -> bool:
         """Park the record if it is as it was observed, and in progress with its lease over."""
         abandoned = self.matching(observed, status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
-        return self._change_one(abandoned, status=Status.PARKED, lease_expires_at=None)
+        parked = Appended("lease_over", observed.attempt)
+        return self._change_one(abandoned, status=Status.PARKED, lease_expires_at=None, history=parked)
 
     def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta, commit: bool = False) -> bool:
         """Record the outcome. The retention then ends ``ttl`` from now, or later if it was longer already.
@@ -160,14 +164,16 @@ class Store(Upkeep):
 
         :param error: why the attempt failed. None keeps what is known of an earlier one.
         """
-        return self._end(fence, Status.RECOVERABLE, error)
+        return self._end(fence, Status.RECOVERABLE, "released", error)
 
     def park(self, fence: Fence, error: str | None = None) -> bool:
         """Let nothing run until an operator has found out how the attempt ended. ``error`` is as for ``release``."""
-        return self._end(fence, Status.PARKED, error)
+        return self._end(fence, Status.PARKED, "parked", error)
 
-    def _end(self, fence: Fence, status: Status, error: str | None) -> bool:
-        known: dict[str, Any] = {} if error is None else {"error": error}
+    def _end(self, fence: Fence, status: Status, event: str, error: str | None) -> bool:
+        known: dict[str, Any] = {"history": Appended(event, fence.attempt, error)}
+        if error is not None:
+            known["error"] = error
         return self._change_one(
             self.matching(fence, status=Status.IN_PROGRESS), status=status, lease_expires_at=None, **known
         )

@@ -20,9 +20,9 @@ def added(extension):
 def test_each_app_has_registered_what_it_adds():
     registered = {app: added(extension) for app, extension in extensions._extensions.items()}
     assert registered == {
-        "idempotency.outbox": {"purges", "find_messages"},
+        "idempotency.outbox": {"purges", "find_messages", "record_events"},
         "idempotency.contrib.celery": {"import_operations"},
-        "idempotency.contrib.dashboard": {"event_counts", "after_purge", "record_page"},
+        "idempotency.contrib.dashboard": {"event_counts", "after_purge"},
     }
 
 

@@ -15,7 +15,7 @@ from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
-from django.db.models import Model, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
@@ -23,14 +23,13 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...admin.decisions import DecisionAdmin
+from ...admin.decisions import DecisionAdmin, admin_of
 from ...admin.display import ReadOnlyAdmin, format_duration, show_key, url_of
 from ...models import IdempotencyRecord
 from ...operate.statistics import Number, Precision, Stats, stats
 from ...store import records_database
 from .counting import PURGED, counters, this_hour
 from .models import IdempotencyCounter
-from .timeline import timeline_of
 
 #: Hours that the page shows, with the running one.
 HOURS = 25
@@ -56,18 +55,13 @@ EVENTS: Mapping[str, Any] = {
 }
 
 
-def _admin_of(site: admin.AdminSite, model: type[Model]) -> DecisionAdmin | None:
-    """The package's admin of a model, unless this site has none or the project has replaced it by another one."""
-    model_admin: Any = site.get_model_admin(model) if site.is_registered(model) else None
-    return model_admin if isinstance(model_admin, DecisionAdmin) else None
-
-
 def _admin_of_messages(site: admin.AdminSite, request: HttpRequest) -> DecisionAdmin | None:
     """The admin of messages, if there is an outbox and the person may see it."""
     if not apps.is_installed("idempotency.outbox"):
         return None
-    messages = _admin_of(site, apps.get_model("idempotency_outbox", "OutboxMessage"))
-    return messages if messages is not None and messages.has_view_permission(request) else None
+    from ...outbox.timeline import admin_of_messages
+
+    return admin_of_messages(site, request)
 
 
 @admin.register(IdempotencyCounter)
@@ -97,7 +91,7 @@ class DashboardAdmin(ReadOnlyAdmin):
             **_table_of_records(read := stats()),
             "stuck": [],
         }
-        records = _admin_of(self.admin_site, IdempotencyRecord)
+        records = admin_of(self.admin_site, IdempotencyRecord)
         if records is not None:
             context["stuck"] += _stuck_records(records, request, read)
         messages = _admin_of_messages(self.admin_site, request)
@@ -106,11 +100,6 @@ class DashboardAdmin(ReadOnlyAdmin):
             context["stuck"].append(dead)
         context["stuck"] = [kind for kind in context["stuck"] if kind["rows"]]
         return TemplateResponse(request, "idempotency_dashboard/dashboard.html", context)
-
-
-def add_timeline(record: IdempotencyRecord, request: HttpRequest, shown: DecisionAdmin) -> dict[str, Any]:
-    messages = _admin_of_messages(shown.admin_site, request)
-    return {"timeline": timeline_of(record, request, shown, messages)}
 
 
 # Events
@@ -129,18 +118,22 @@ def _events() -> dict[str, Any]:
             by_operation.setdefault(operation, Counter()).update(counted)
     busiest = sorted(by_operation.items(), key=lambda item: (-item[1].total(), item[0]))
     ended = counters.read_last_purge(records_database())
+    began = counters.read_first_hour(records_database()) or now
     return {
-        "hour_since": _start_of(now - LAST_HOURS + 1),
-        "day_since": _start_of(first),
+        "hour_since": _start_of(max(now - LAST_HOURS + 1, began)),
+        "day_since": _start_of(max(first, began)),
         "events": [(label, _shown(last_hour[event], last_day[event])) for event, label in EVENTS.items()],
         "event_labels": list(EVENTS.values()),
         "operations": [
-            (operation or gettext("(unknown where it was settled)"), _shown(*(seen[event] for event in EVENTS)))
+            (
+                operation or gettext("(unknown where it was settled)"),
+                list(zip(EVENTS.values(), _shown(*(seen[event] for event in EVENTS)), strict=True)),
+            )
             for operation, seen in busiest[:MAX_OPERATIONS]
             if any(seen[event] for event in EVENTS)
         ],
-        # At most so much, because the retry of a released claim counts as an execution and adds no record.
-        "growth": f"≤ {last_day['claimed'] - last_day[PURGED]:+,}",
+        # The retry of a released claim counts as an execution and adds no record, and a killed process loses counts.
+        "growth": f"≈ {last_day['claimed'] - last_day[PURGED]:+,}",
         "purged": f"{last_day[PURGED]:,}",
         "purge_ended": None if ended is None else _start_of(ended),
         "purge_is_overdue": ended is None or ended < first,

@@ -17,10 +17,4 @@ class DashboardConfig(AppConfig):
         from .counting import counters, note_end_of_purge  # here, because they need the models
 
         counters.connect()
-        extensions.register(self.name, event_counts=counters, after_purge=note_end_of_purge, record_page=_add_timeline)
-
-
-def _add_timeline(*page: Any) -> dict[str, Any]:
-    from .admin import add_timeline  # here, because a project need not install the admin
-
-    return add_timeline(*page)
+        extensions.register(self.name, event_counts=counters, after_purge=note_end_of_purge)

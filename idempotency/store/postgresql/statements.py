@@ -24,6 +24,7 @@ from ...identity.scope import Scope
 from ...lifecycle import Status
 from ...outcome import Outcome
 from ..base import CommitError, Fence, Row
+from ..history import APPENDED, entry
 from ..portable import Store, status_of
 from ..transaction_guard import TransactionWatch
 from .merged import TRANSACTION_IDLE, PostgreSQLWatch, has_open_transaction, is_silent
@@ -96,12 +97,15 @@ FENCED = f"""{OBSERVED} AND status || '' = 'in_progress'"""
 # The retention begins when an owner or an outcome is written.
 KEEP = "greatest(expires_at, statement_timestamp() + %s::interval)"
 
+HISTORY = "history = " + APPENDED["postgresql"].format(history="history", entry="%s", now="statement_timestamp()")
+
 # The update checks status and lease again under the row's lock, so a claim that was renewed, completed or released
 # since it was read stays as it is.
 TAKE_OVER = f"""
 UPDATE idempotency_record
 SET status = CASE WHEN {{settings}} THEN 'in_progress' END, attempt = attempt + 1,
-    lease_expires_at = statement_timestamp() + %s::interval, expires_at = {KEEP}
+    lease_expires_at = statement_timestamp() + %s::interval, expires_at = {KEEP},
+    {HISTORY}
 {OBSERVED}
 AND (status || '' = 'recoverable' OR (status || '' = 'in_progress' AND lease_expires_at <= statement_timestamp()))
 """
@@ -113,7 +117,8 @@ SET status = CASE WHEN {{settings}} THEN 'in_progress' END, attempt = attempt + 
     expires_at = statement_timestamp() + %s::interval,
     created_at = statement_timestamp(), completed_at = NULL,
     response_status = NULL, response_headers = NULL, response_body = NULL, response_reference = NULL,
-    error = NULL, body_expires_at = NULL
+    error = NULL, body_expires_at = NULL,
+    {HISTORY}
 {OBSERVED}
 AND expires_at <= statement_timestamp()
 AND NOT (status || '' = 'in_progress' AND lease_expires_at > statement_timestamp())
@@ -121,7 +126,7 @@ AND NOT (status || '' = 'in_progress' AND lease_expires_at > statement_timestamp
 
 PARK_ABANDONED = f"""
 UPDATE idempotency_record
-SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL
+SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL, {HISTORY}
 {FENCED}
 AND lease_expires_at <= statement_timestamp()
 """
@@ -159,7 +164,8 @@ COMMIT
 
 RELEASE = f"""
 UPDATE idempotency_record
-SET status = CASE WHEN {{settings}} THEN 'recoverable' END, lease_expires_at = NULL, error = coalesce(%s, error)
+SET status = CASE WHEN {{settings}} THEN 'recoverable' END, lease_expires_at = NULL, error = coalesce(%s, error),
+    {HISTORY}
 {FENCED}
 """
 
@@ -171,7 +177,8 @@ SET lease_expires_at = CASE WHEN {{settings}} THEN statement_timestamp() + %s::i
 
 PARK = f"""
 UPDATE idempotency_record
-SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL, error = coalesce(%s, error)
+SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL, error = coalesce(%s, error),
+    {HISTORY}
 {FENCED}
 """
 
@@ -208,13 +215,15 @@ class RecordStore(Store):
         return None if found is None else _row(scope, found)
 
     def take_over(self, observed: Fence, *, lease: timedelta, ttl: timedelta) -> bool:
-        return self._change(TAKE_OVER, _interval(lease), _interval(ttl), *_matching(observed))
+        taken = entry("taken_over", observed.attempt + 1)
+        return self._change(TAKE_OVER, _interval(lease), _interval(ttl), taken, *_matching(observed))
 
     def start_over(self, observed: Fence, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
-        return self._change(START_OVER, request_hash, _interval(lease), _interval(ttl), *_matching(observed))
+        started = entry("started_over", observed.attempt + 1)
+        return self._change(START_OVER, request_hash, _interval(lease), _interval(ttl), started, *_matching(observed))
 
     def park_abandoned(self, observed: Fence) -> bool:
-        return self._change(PARK_ABANDONED, *_matching(observed))
+        return self._change(PARK_ABANDONED, entry("lease_over", observed.attempt), *_matching(observed))
 
     def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
         return self._change(SET_LEASE, _interval(duration), _interval(ttl), *_matching(fence))
@@ -243,10 +252,10 @@ class RecordStore(Store):
             return True
 
     def release(self, fence: Fence, error: str | None = None) -> bool:
-        return self._change(RELEASE, error, *_matching(fence))
+        return self._change(RELEASE, error, entry("released", fence.attempt, error), *_matching(fence))
 
     def park(self, fence: Fence, error: str | None = None) -> bool:
-        return self._change(PARK, error, *_matching(fence))
+        return self._change(PARK, error, entry("parked", fence.attempt, error), *_matching(fence))
 
     def bound_transaction(
         self, *, idle: timedelta, statement: timedelta | None = None, wait_for_disk: bool = True

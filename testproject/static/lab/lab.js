@@ -13,6 +13,12 @@ function chance(id) {
   return Math.random() * 100 < Number(byId(id).value);
 }
 
+// A bad network loses the first answer of each side, so that the first press shows the difference.
+function loses(side) {
+  const isFirst = !noted().some(([of, , text]) => of === side && /^\d/.test(text));
+  return chance("lost-after") || (isFirst && Number(byId("lost-after").value) > 0);
+}
+
 function network(side, press) {
   return async (url, options) => {
     if (chance("lost-before")) {
@@ -30,7 +36,7 @@ function network(side, press) {
     }
     const meaning = response.headers.has("Idempotency-Replayed") ? "replayed" : MEANINGS[response.status];
     const answer = [response.status, meaning].filter(Boolean).join(", ");
-    const lost = chance("lost-after");
+    const lost = loses(side);
     note(side, press, `${answer}, after ${((Date.now() - sent) / 1000).toFixed(1)} s${lost ? ": lost on the way back" : ""}`);
     if (lost) {
       throw new TypeError("lost");

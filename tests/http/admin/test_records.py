@@ -42,7 +42,7 @@ def found(client, **query):
 def test_a_record_without_a_response_is_shown(reader):
     (pk,) = make_records(1, Status.IN_PROGRESS, lease=HOUR)
     shown = text(reader.get(detail(pk)))
-    assert "Payload's fingerprint v1:" in shown
+    assert "Payload's fingerprint: v1:" in shown
     assert [heading for heading in ("Body", "Headers", "Reference", "Last error") if heading in shown] == []
 
 

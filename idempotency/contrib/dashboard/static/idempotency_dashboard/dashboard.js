@@ -10,8 +10,8 @@
 
     function draw() {
         const style = getComputedStyle(document.documentElement);
-        const text = style.getPropertyValue("--body-fg").trim() || "#333";
-        const line = style.getPropertyValue("--hairline-color").trim() || "#ccc";
+        const text = style.getPropertyValue("--body-fg").trim() || getComputedStyle(place).color;
+        const line = style.getPropertyValue("--hairline-color").trim() || "rgb(128 128 128 / 40%)";
         const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { stroke: line } };
         if (chart !== null) chart.destroy();
         chart = new uPlot(
@@ -40,5 +40,5 @@
         if (chart.width !== place.clientWidth) chart.setSize({ width: place.clientWidth, height: 260 });
     }).observe(place);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-    new MutationObserver(draw).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    new MutationObserver(draw).observe(document.documentElement, { attributeFilter: ["class", "data-theme"] });
 })();

@@ -1,0 +1,33 @@
+"""One section of the admin's index for the models of all apps of the package. Django makes a section of each app."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any, Final
+
+from django.contrib.admin import AdminSite
+from django.http import HttpRequest
+
+FIRST: Final = "idempotency"
+LABELS: Final = (FIRST, "idempotency_outbox", "idempotency_dashboard")
+
+
+def join_sections(site: AdminSite) -> None:
+    """Have the site's ``get_app_list`` return one section in place of those of the package's apps.
+
+    The site is changed and not replaced, because a project may have a site of another class.
+    """
+    get_app_list = site.get_app_list
+
+    @wraps(get_app_list)
+    def joined(request: HttpRequest, app_label: str | None = None) -> list[Any]:
+        if app_label not in {None, FIRST}:
+            return get_app_list(request, app_label)
+        sections = get_app_list(request)
+        own = [section for section in sections if section["app_label"] in LABELS]
+        own.sort(key=lambda section: LABELS.index(section["app_label"]))
+        for section in own[1:]:
+            own[0]["models"] = sorted([*own[0]["models"], *section["models"]], key=lambda model: model["name"])
+        return own[:1] if app_label else [section for section in sections if section not in own[1:]]
+
+    site.get_app_list = joined  # type: ignore[method-assign]

@@ -1,0 +1,119 @@
+"""The messages on the timeline of a record: the one that led to it, and those of its chain.
+
+Messages have no index by account or key, so they are looked for within a time limit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.contrib.admin import AdminSite
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext
+
+from ..admin.decisions import DecisionAdmin, admin_of
+from ..admin.display import url_of
+from ..admin.timeline import MAX_ROWS, Event
+from ..models import IdempotencyRecord
+from ..store import statement_timeout
+from .models import MessageStatus, OutboxMessage, outbox_database
+
+#: A message is sent within milliseconds if a relay runs. The messages of a whole day can't be searched.
+NEAR = timedelta(minutes=1)
+
+
+def admin_of_messages(site: AdminSite, request: HttpRequest) -> DecisionAdmin | None:
+    """The admin of messages, if the person may see it."""
+    messages = admin_of(site, OutboxMessage)
+    return messages if messages is not None and messages.has_view_permission(request) else None
+
+
+def events_of(
+    record: IdempotencyRecord, request: HttpRequest, records: DecisionAdmin, notes: list[str]
+) -> Iterator[Event]:
+    """The messages and the records of their consumers. Adds to ``notes`` what is missing."""
+    messages = admin_of_messages(records.admin_site, request)
+    if messages is not None:
+        yield from _of_messages(record, notes, records, messages)
+
+
+def _of_messages(
+    record: IdempotencyRecord, notes: list[str], records: DecisionAdmin, messages: DecisionAdmin
+) -> Iterator[Event]:
+    """The message that led to this record, the published ones of its chain, and the records of their consumers."""
+    arrived = _arrived(record)
+    found = {} if arrived is None else {arrived.pk: arrived}
+    end = time.monotonic() + statement_timeout.LIMIT
+    try:
+        for query in _of_trace(record):
+            found |= {message.pk: message for message in _read_until(end, query)}
+        keys = [message.idempotency_key for message in found.values() if message != arrived]
+        yield from _consumed(record, keys, records, end)
+    except statement_timeout.OutOfTimeError:
+        notes.append(
+            gettext("Not all of its messages were found in time: the outbox is large, or the database is busy.")
+        )
+    for message in found.values():
+        yield from _of_message(message, messages)
+    notes.append(
+        gettext(
+            "Messages are listed if they wait, or were sent within a minute of the outcome. Those of the operations "
+            "that this one led to belong to the same trace, and are listed, too."
+        )
+    )
+
+
+def _read_until(end: float, query: QuerySet[Any]) -> list[Any]:
+    """:raises OutOfTimeError: the query is not done at ``end``."""
+    with statement_timeout.time_limit(query.db, end - time.monotonic()):
+        return list(query)
+
+
+def _outbox() -> QuerySet[OutboxMessage]:
+    shown = ("message_id", "idempotency_key", "topic", "status", "created_at", "sent_at")
+    return OutboxMessage.objects.using(outbox_database()).only(*shown)
+
+
+def _arrived(record: IdempotencyRecord) -> OutboxMessage | None:
+    """The message that this record's consumer claimed, if its key is that of a message."""
+    try:
+        message_id = UUID(record.idempotency_key.rpartition(".")[2])
+    except ValueError:
+        return None
+    return _outbox().filter(message_id=message_id, idempotency_key=record.idempotency_key).first()
+
+
+def _of_trace(record: IdempotencyRecord) -> tuple[QuerySet[OutboxMessage], QuerySet[OutboxMessage]]:
+    """:returns: the unsent messages of the record's trace, and those that were sent near its outcome."""
+    messages = _outbox().filter(account_id=record.account_id, idempotency_key__startswith=f"{record.scope.trace}.")
+    # An OR of equalities, as in the condition of the index.
+    unsent = messages.filter(Q(status=MessageStatus.PENDING) | Q(status=MessageStatus.DEAD))
+    around = record.completed_at or record.created_at
+    since = max(record.created_at, around - NEAR)
+    sent = messages.filter(status=MessageStatus.SENT, sent_at__gte=since, sent_at__lte=around + NEAR)
+    return unsent[:MAX_ROWS], sent.order_by("sent_at")[:MAX_ROWS]
+
+
+def _of_message(message: OutboxMessage, messages: DecisionAdmin) -> Iterator[Event]:
+    values = {"topic": message.topic, "status": message.get_status_display()}
+    url = url_of(messages, "change", message.pk)
+    yield Event(message.created_at, gettext("Message to “%(topic)s” published; now %(status)s.") % values, url)
+    if message.sent_at is not None:
+        yield Event(message.sent_at, gettext("Message to “%(topic)s” confirmed by its broker.") % values, url)
+
+
+def _consumed(record: IdempotencyRecord, keys: list[str], records: DecisionAdmin, end: float) -> Iterator[Event]:
+    """The records of consumers that claimed messages under the producer's account, as they do by default."""
+    consumed = IdempotencyRecord.objects.using(record._state.db).filter(
+        account_id=record.account_id, idempotency_key__in=keys
+    )
+    rows = consumed.order_by().values_list("pk", "operation", "status", "created_at")[:MAX_ROWS]
+    for pk, operation, status, created_at in _read_until(end, rows):
+        values = {"operation": operation, "status": status.replace("_", " ")}
+        url = url_of(records, "change", pk)
+        yield Event(created_at, gettext("A consumer, %(operation)s, claimed a message; now %(status)s.") % values, url)

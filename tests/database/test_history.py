@@ -1,0 +1,112 @@
+"""The history of a record: an entry for each attempt that did not simply complete, and none for one that did."""
+
+import re
+from unittest.mock import Mock
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from idempotency import PARK, REEXECUTE, Operation, claim
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
+from idempotency.operate.sweep import recover_once
+from idempotency.store import Fence, store_for
+from idempotency.store.history import MAX_ENTRIES, Appended
+from tests.records import HOUR, make_records
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+again = Operation("tests.history.again", recovery=REEXECUTE)
+parks = Operation("tests.history.parks", transaction=False, recovery=PARK)
+
+SCOPE = {"account_id": "1", "key": "k", "payload": {}}
+
+
+def entries():
+    return [
+        (entry["event"], entry.get("attempt"), entry.get("why"))
+        for entry in IdempotencyRecord.objects.get().history or ()
+    ]
+
+
+def run(operation=again, error=None):
+    try:
+        with claim(operation, **SCOPE) as claimed:
+            if error is not None:
+                raise error
+            claimed.result = 1
+    except (ValueError, KeyError):
+        pass
+
+
+def abandon(status=Status.IN_PROGRESS, operation=again, **fields):
+    make_records(1, status, operation=operation.name, lease=-HOUR, expires=HOUR, **fields)
+
+
+def test_attempts_that_fail_and_are_taken_over_are_kept():
+    run(error=ValueError("the card 4242 was declined"))
+    run(error=KeyError("card"))
+    run()
+    assert entries() == [
+        ("released", 1, "ValueError"),
+        ("taken_over", 2, None),
+        ("released", 2, "KeyError"),
+        ("taken_over", 3, None),
+    ]
+
+
+def test_an_attempt_that_parks_is_kept():
+    run(parks, error=ValueError("no answer"))
+    assert entries() == [("parked", 1, "ValueError")]
+
+
+def test_an_abandoned_claim_is_kept_when_it_is_parked():
+    abandon(operation=parks)
+    row = IdempotencyRecord.objects.get()
+    assert store_for("default").park_abandoned(Fence.of(row))
+    assert entries() == [("lease_over", 1, None)]
+
+
+@pytest.mark.parametrize(("operation", "status"), [(again, "recoverable"), (parks, "parked")])
+def test_a_claim_that_a_sweep_settles_is_kept(operation, status):
+    abandon(operation=operation)
+    recover_once()
+    assert IdempotencyRecord.objects.get().status == status
+    assert entries() == [("lease_over", None, None)]
+
+
+def test_a_request_after_the_retention_keeps_what_was_before():
+    run(error=ValueError())
+    IdempotencyRecord.objects.update(expires_at=IdempotencyRecord.objects.get().created_at)
+    run()
+    assert entries() == [("released", 1, "ValueError"), ("started_over", 2, None)]
+
+
+def test_an_entry_has_the_time_of_the_database():
+    run(error=ValueError())
+    (entry,) = IdempotencyRecord.objects.get().history
+    assert entry["at"][:10] == f"{IdempotencyRecord.objects.get().created_at:%Y-%m-%d}"
+
+
+def test_the_latest_entries_are_kept_up_to_a_number():
+    for _ in range(MAX_ENTRIES // 2 + 2):
+        run(error=ValueError())
+    assert len(entries()) == MAX_ENTRIES
+    assert entries()[-1] == ("released", MAX_ENTRIES // 2 + 2, "ValueError")
+
+
+def test_a_first_execution_and_a_replay_write_no_history():
+    with CaptureQueriesContext(connection) as captured:
+        run()
+        run()
+    assert IdempotencyRecord.objects.get().history is None
+    writes = [query["sql"] for query in captured if re.search("INSERT|UPDATE", query["sql"])]
+    assert writes
+    assert not [sql for sql in writes if 'history" =' in sql or "history =" in sql]
+
+
+def test_an_unknown_database_keeps_no_history():
+    compiler = Mock()
+    compiler.compile.side_effect = [("history", []), ("%s", ["{}"]), ("now", [])]
+    assert Appended("released").as_sql(compiler, Mock(vendor="oracle")) == ("history", [])

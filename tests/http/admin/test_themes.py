@@ -1,0 +1,71 @@
+"""A parked payment can be decided in an admin whose theme replaces Django's templates."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.http.admin.pages import told
+
+pytestmark = pytest.mark.once
+
+# The theme replaces the admin's site while Django starts, so it needs a process of its own.
+PAGE = """
+import django
+from django.conf import settings
+
+django.setup()
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.test import Client
+from django.urls import reverse
+
+call_command("migrate", verbosity=0)
+from idempotency.lifecycle import Status
+from tests.records import HOUR, make_records
+
+client = Client()
+client.force_login(User.objects.create_superuser("staff"))
+(pk,) = make_records(1, Status.PARKED, expires=HOUR, error="TimeoutError: no answer", idempotency_key="8e03978e-K")
+page = client.get(reverse("admin:idempotency_idempotencyrecord_change", args=[pk]))
+print(page.content.decode())
+values = dict(action="mark_not_executed", came_from="page", _selected_action=pk)
+print("NEXT", client.post(reverse("admin:idempotency_idempotencyrecord_changelist"), values).content.decode())
+print("NEXT", client.get(reverse("admin:idempotency_dashboard")).content.decode())
+"""
+
+SETTINGS = """
+from testproject.settings import *
+
+INSTALLED_APPS = ["unfold", *INSTALLED_APPS]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+ALLOWED_HOSTS = ["*"]
+"""
+
+
+def test_unfold_shows_state_timeline_and_decisions_of_a_record(tmp_path):
+    pytest.importorskip("unfold", reason="django-unfold is not installed")
+    (tmp_path / "themed_settings.py").write_text(SETTINGS)
+    path = os.pathsep.join([str(tmp_path), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "themed_settings"}
+    done = subprocess.run([sys.executable, "-c", PAGE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    page, question, dashboard = done.stdout.split("NEXT")
+    assert "unfold" in page
+    shown = told(page)
+    for part in (
+        "8e03978e-K",
+        "parked",
+        "Every retry gets status 409.",
+        "The request was claimed for the first time.",
+        "TimeoutError: no answer",
+    ):
+        assert part in shown
+    form = page[page.index("<form", page.index('id="content-main"')) : page.rindex("</form>")]
+    assert re.findall(r'name="action" value="(\w+)"', form) == ["record_outcome", "mark_not_executed", "release"]
+    assert "csrfmiddlewaretoken" in form
+    assert "You know that these operations did not take effect" in told(question)
+    assert "8e03978e-K" in told(dashboard)
