@@ -96,7 +96,7 @@ class Adapter:
     def served_methods(self, name: str) -> Collection[str]:
         """The methods that lead to the handler ``name`` of a class, or to a function, which has no name. Empty if they
         are not known."""
-        return served_methods(name)
+        return {name.upper()} if name in View.http_method_names else set()
 
     def is_place_named(self, match: ResolverMatch) -> bool:
         """Whether the project has named the URL pattern. Patterns with one name are one place for a key."""
@@ -146,11 +146,6 @@ class Adapter:
         :raises OutcomeUnreadableError: the record does not hold a response.
         """
         return response_of(outcome)
-
-
-def served_methods(name: str) -> Collection[str]:
-    """The methods that lead to the handler ``name`` of a class, unless a framework leads others to it."""
-    return {name.upper()} if name in View.http_method_names else set()
 
 
 #: The frameworks whose adapters ``contrib`` has. Each is loaded if its app is installed.

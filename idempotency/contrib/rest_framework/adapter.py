@@ -24,7 +24,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSetMixin
 
 from ...exceptions import IdempotencyError
-from ...http.adapter import Adapter, register, served_methods
+from ...http.adapter import Adapter, register
 from ...http.late_changes import copied, late_change
 from ...http.payload import content_length, fits_in_memory, has_json_in_memory, has_parts, keep_readable, parts
 from ...http.problems import PROFILES, STATUS_HEADER, Profile, problem, text_of
@@ -101,7 +101,7 @@ class RestFrameworkAdapter(Adapter):
             return methods_of_class(type(self.view))  # the class that @api_view made
         actions = getattr(self.view, "action_map", None)
         if actions is None:
-            return served_methods(name)
+            return super().served_methods(name)
         return {method.upper() for method, action in actions.items() if action == name}
 
     def payload(self, policy: Policy) -> object:
