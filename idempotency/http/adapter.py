@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
@@ -178,12 +177,6 @@ def register(adapter: _AdapterType) -> _AdapterType:
     if adapter not in adapters:
         adapters.insert(0, adapter)
     return adapter
-
-
-def unregister(adapter: type[Adapter]) -> None:
-    """Forget an adapter. For tests that register one."""
-    with suppress(ValueError):
-        adapters.remove(adapter)
 
 
 def handlers_of(callback: Any) -> list[RoutedHandler]:

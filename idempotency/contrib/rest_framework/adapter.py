@@ -35,7 +35,7 @@ from ...options.values import IETF
 from ...outcome import UNREADABLE, Outcome, decode_body, is_json
 from ...store import records_database
 from .commands import as_sent, declared_fields
-from .object_checks import arguments_of_lookup, check_object, has_own_get_object, object_checks
+from .object_checks import arguments_of_lookup, check_object, object_checks, overrides
 from .view_classes import Docstring, handlers_of_view
 
 HOOKS = frozenset(
@@ -217,7 +217,7 @@ class RestFrameworkAdapter(Adapter):
 
     def permit_replay(self) -> None:
         view = self.view
-        if not (has_own_get_object(type(view)) or object_checks(type(view), map(type, view.get_permissions()))):
+        if not (overrides(type(view), "get_object") or object_checks(type(view), map(type, view.get_permissions()))):
             return
         detail = getattr(view, "detail", None)  # known if a router made the route
         if detail is None:
