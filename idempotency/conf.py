@@ -118,12 +118,10 @@ def mistakes_in_settings() -> list[Error]:
         ]
     mistakes = [mistake for name, value in entries.items() if (mistake := _mistake_in_entry(name, value))]
     durations = {name.lower(): entries.get(name, option.default) for name, option in SETTINGS.items()}
-    return mistakes or list(contradictions(SETTING, durations, str.upper, lease_check="idempotency.E014"))
+    return mistakes or list(contradictions(SETTING, durations, str.upper))
 
 
-def contradictions(
-    subject: str, values: Mapping[str, Any], spell: Callable[[str], str] = str, *, lease_check: str = "idempotency.E015"
-) -> Iterator[Error]:
+def contradictions(subject: str, values: Mapping[str, Any], spell: Callable[[str], str] = str) -> Iterator[Error]:
     """Find contradictions between durations.
 
     :param subject: the name of the operation or setting that has the values.
@@ -133,22 +131,23 @@ def contradictions(
     options = ("ttl", "lease", "heartbeat", "max_key_age", "body_ttl")
     ttl, lease, heartbeat, max_key_age, body_ttl = map(values.get, options)
 
-    def too_long(option: str, reason: str, check: str, rule: str = "must be shorter than") -> Error:
+    def too_long(option: str, reason: str, rule: str = "must be shorter than") -> Error:
         message = f"{subject}: {spell(option)} ({values[option]}) {rule} {spell('ttl')} ({ttl}){reason}."
-        return Error(message, hint=f"Set a shorter {spell(option)} or a longer {spell('ttl')}.", id=check)
+        hint = f"Set a shorter {spell(option)} or a longer {spell('ttl')}."
+        return Error(message, hint=hint, id="idempotency.E014")
 
     if ttl is None:
         return
     if lease is not None and lease >= ttl:
-        yield too_long("lease", ", because a crash blocks a key until its lease is over", lease_check)
+        yield too_long("lease", ", because a crash blocks a key until its lease is over")
     if heartbeat is not None and heartbeat > ttl:
         reason = ", because a run must not outlast the retention of its own key"
-        yield too_long("heartbeat", reason, "idempotency.E017", "must not be longer than")
+        yield too_long("heartbeat", reason, "must not be longer than")
     if max_key_age is not None and max_key_age > ttl - CLOCK_SKEW:
         reason = " by five minutes, because clocks may differ by as much. A key whose record is gone could run again"
-        yield too_long("max_key_age", reason, "idempotency.E025")
+        yield too_long("max_key_age", reason)
     if body_ttl is not None and body_ttl >= ttl:
-        yield too_long("body_ttl", ", at which the whole record is deleted", "idempotency.E028")
+        yield too_long("body_ttl", ", at which the whole record is deleted")
 
 
 def _mistake_in_entry(name: Any, value: Any) -> Error | None:

@@ -1,29 +1,5 @@
 """Every error that this package raises, and the status that a client gets for it.
 
-    IdempotencyError
-    ├── RequestError               the request is refused before anything runs
-    │   ├── KeyMissingError            400
-    │   ├── KeyInvalidError            400
-    │   ├── KeyExpiredError            400
-    │   ├── PayloadInvalidError        400
-    │   └── AccountRequiredError       401
-    ├── DuplicateError             another attempt holds or held the key
-    │   ├── InProgressError            409, Retry-After
-    │   ├── KeyReusedError             422
-    │   ├── OutcomeUnknownError        409
-    │   └── BodyGoneError              409
-    ├── LeaseLostError             this attempt was taken over; its writes are rolled back
-    ├── UnavailableError               503, Retry-After
-    └── OperationError             the operation's own code or declaration is at fault
-        ├── UnrecordableResponseError  500
-        ├── OutcomeUnreadableError     500
-        ├── TransactionBrokenError     500
-        ├── OuterTransactionError      500
-        ├── NoTransactionError         500
-        └── MessageReusedError         500
-
-    BrokerUnavailableError         a sender raises it for the relay; no client ever sees it
-
 ``status_code``, ``code``, ``title`` and ``detail`` are the members of the RFC 9457 problem that a client receives. A
 detail never tells a caller about another caller's record, or about the server's code. What a developer needs to know
 about an ``OperationError`` is ``str(error)``, which is logged.

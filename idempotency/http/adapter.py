@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
@@ -96,7 +95,7 @@ class Adapter:
     def served_methods(self, name: str) -> Collection[str]:
         """The methods that lead to the handler ``name`` of a class, or to a function, which has no name. Empty if they
         are not known."""
-        return served_methods(name)
+        return {name.upper()} if name in View.http_method_names else set()
 
     def is_place_named(self, match: ResolverMatch) -> bool:
         """Whether the project has named the URL pattern. Patterns with one name are one place for a key."""
@@ -148,11 +147,6 @@ class Adapter:
         return response_of(outcome)
 
 
-def served_methods(name: str) -> Collection[str]:
-    """The methods that lead to the handler ``name`` of a class, unless a framework leads others to it."""
-    return {name.upper()} if name in View.http_method_names else set()
-
-
 #: The frameworks whose adapters ``contrib`` has. Each is loaded if its app is installed.
 FRAMEWORKS: Final = ("rest_framework", "ninja")
 
@@ -183,12 +177,6 @@ def register(adapter: _AdapterType) -> _AdapterType:
     if adapter not in adapters:
         adapters.insert(0, adapter)
     return adapter
-
-
-def unregister(adapter: type[Adapter]) -> None:
-    """Forget an adapter. For tests that register one."""
-    with suppress(ValueError):
-        adapters.remove(adapter)
 
 
 def handlers_of(callback: Any) -> list[RoutedHandler]:

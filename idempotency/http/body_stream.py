@@ -39,12 +39,15 @@ class BodyStream:
         self.is_cut: bool = False
 
     def __enter__(self) -> None:
-        if self.is_cut:
-            raise half_a_body()
+        self.refuse_half()
         self._requests += 1
 
     def __exit__(self, *error: object) -> None:
         self._requests -= 1
+
+    def refuse_half(self) -> None:
+        if self.is_cut:
+            raise half_a_body()
 
     def read(self, size: int | None = -1, /) -> bytes:
         return self._take(self._stream.read, size, ends_at=())

@@ -17,7 +17,7 @@ from django.db.models import Model
 
 from ..conf import mistakes_in_settings
 from ..identity import keys
-from ..operation import Operation, registry
+from ..operation import Operation, Policy, registry
 from ..options.values import ACCEPTED, Attach
 from ..store import records_database
 from .accounts import user_or_visitor
@@ -198,29 +198,28 @@ def check_visitors() -> Iterator[CheckMessage]:
 @check()
 def check_profiles() -> Iterator[CheckMessage]:
     for operation in _valid_operations():
-        policy, profile = operation.policy, PROFILES[operation.policy.profile]
-        subject = f"Operation {operation.name!r} of profile {policy.profile!r}"
-        if policy.ttl < profile.least_retention:
-            yield checks.Warning(
-                f"{subject} keeps its outcomes for {policy.ttl}.",
-                hint=f"The profile asks for at least {profile.least_retention}: a longer ttl= or TTL.",
-                id="idempotency.W020",
-            )
-        if profile.needs_key and not policy.required:
-            yield checks.Warning(
-                f"{subject} lets a request without a key run.",
-                hint="The profile refuses such a request: leave out required=False.",
-                id="idempotency.W021",
-            )
-        if profile.forgets_server_errors and any(map(policy.recordable, range(500, 600))):
-            yield checks.Warning(
-                f"{subject} records responses with a status of 5xx.",
-                hint="By the profile a retry after a 5xx runs again: a recordable= or RECORDABLE that is False for it.",
-                id="idempotency.W022",
-            )
-        if profile.needs_conflict and (policy.in_progress is ACCEPTED or isinstance(policy.in_progress, Attach)):
-            yield checks.Warning(
-                f"{subject} answers a duplicate of a running request with 202.",
-                hint="The profile asks for 409: leave in_progress= at CONFLICT or Wait.",
-                id="idempotency.W023",
-            )
+        subject = f"Operation {operation.name!r} of profile {operation.policy.profile!r}"
+        for problem, hint in _broken_rules(operation.policy):
+            yield checks.Warning(f"{subject} {problem}.", hint=hint, id="idempotency.W020")
+
+
+def _broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
+    """What an operation does that its profile forbids, and what the profile asks for."""
+    profile = PROFILES[policy.profile]
+    if policy.ttl < profile.least_retention:
+        yield (
+            f"keeps its outcomes for {policy.ttl}",
+            f"The profile asks for at least {profile.least_retention}: a longer ttl= or TTL.",
+        )
+    if profile.needs_key and not policy.required:
+        yield "lets a request without a key run", "The profile refuses such a request: leave out required=False."
+    if profile.forgets_server_errors and any(map(policy.recordable, range(500, 600))):
+        yield (
+            "records responses with a status of 5xx",
+            "By the profile a retry after a 5xx runs again: a recordable= or RECORDABLE that is False for it.",
+        )
+    if profile.needs_conflict and (policy.in_progress is ACCEPTED or isinstance(policy.in_progress, Attach)):
+        yield (
+            "answers a duplicate of a running request with 202",
+            "The profile asks for 409: leave in_progress= at CONFLICT or Wait.",
+        )

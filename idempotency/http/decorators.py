@@ -19,7 +19,7 @@ from django.views import View
 
 from ..operation import Operation, operation_for, registry
 from ..options.table import RequestArguments
-from .adapter import Adapter, adapter_for, adapters, advice_on_adapters, handlers_of, hooks_of, served_methods
+from .adapter import Adapter, adapter_for, adapters, advice_on_adapters, handlers_of, hooks_of
 from .exchange import Exchange, attempts, is_running
 from .handler import EveryDatabase, Handler, exempt, exempted_by_project, opens_its_transactions
 from .layers import refuse_layers
@@ -108,7 +108,8 @@ class Protected(Protection):
     def __set_name__(self, owner: type, name: str) -> None:
         self.name, self._is_seen = name, True
         refuse_hook(self.operation, owner, name)
-        refuse_excluded(self.operation, served_methods(name), f"{owner.__name__}.{name}")
+        if name in View.http_method_names:
+            refuse_excluded(self.operation, [name.upper()], f"{owner.__name__}.{name}")
         if self._owes_name:
             self._own_name([f"{base.__module__}.{base.__qualname__}.{name}" for base in owner.__mro__])
         guard(owner)

@@ -45,7 +45,7 @@ from ..protocol.faults import fault_point
 from ..protocol.ownership import Ownership, on_behalf_of
 from ..store import records_database
 from .adapter import Adapter, advice_on_adapters
-from .body_stream import BODY_STREAM, BodyStream, half_a_body
+from .body_stream import BODY_STREAM, BodyStream
 from .handler import Handler, finish_transactions
 from .key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
 from .payload import route_of
@@ -343,7 +343,10 @@ class HandlerAttempt(Attempt):
         :raises Exception: ``error`` itself, if it is a crash.
         """
         self.discard()
-        self._refuse_half_body()  # which may be what the handler failed at
+        body: BodyStream | None = self.adapter.http.META.get(BODY_STREAM)
+        if body is not None:
+            with on_behalf_of(self.claim.ownership):
+                body.refuse_half()  # which may be what the handler failed at
         answer = self.adapter.answer_to_exception(error)
         if answer is None:
             raise error
@@ -361,12 +364,6 @@ class HandlerAttempt(Attempt):
             with suppress(Exception):  # as Django does, because the response is not sent any more
                 close()
 
-    def _refuse_half_body(self) -> None:
-        body: BodyStream | None = self.adapter.http.META.get(BODY_STREAM)
-        if body is not None and body.is_cut:
-            with on_behalf_of(self.claim.ownership):
-                raise half_a_body()
-
     def _outcome_of(self, answer: Any) -> Outcome | None:
         owned = self.claim.ownership
         policy = owned.policy
@@ -382,7 +379,9 @@ class HandlerAttempt(Attempt):
                     f"put @idempotent where the response exists, or register an adapter for the framework."
                     f"{advice_on_adapters()}"
                 )
-            self._refuse_half_body()  # after the rendering, which may read the body
+            body: BodyStream | None = self.adapter.http.META.get(BODY_STREAM)
+            if body is not None:
+                body.refuse_half()  # after the rendering, which may read the body
             del self.response[self.adapter.profile.replayed]  # such as another server's, whose response is passed on
             if _attach_job(policy, owned.fence.scope, self.response):
                 self.claim.reference = self.claim.reference or self.response["Location"]

@@ -170,7 +170,7 @@ class Handler:
         :raises OuterTransactionError: a transaction is open on some database.
         """
         opened: _ViewTransactions | None = getattr(self.request, _OPENED, None)
-        if opened is not None and opened.are_innermost():
+        if opened is not None and all(map(is_innermost, opened.blocks.values())):
             setattr(self.request, _OPENED, None)
             opened.transactions.close()
         for connection in connections.all(initialized_only=True):
@@ -189,9 +189,6 @@ class Handler:
 class _ViewTransactions:
     transactions: ExitStack
     blocks: dict[str, Atomic]
-
-    def are_innermost(self) -> bool:
-        return all(is_innermost(block) for block in self.blocks.values())
 
 
 def is_innermost(block: Atomic) -> bool:

@@ -129,7 +129,7 @@ def around(callback: Any, view_class: Any, routed: RoutedHandler) -> list[Any]:
 
 
 def is_within_atomic(outermost: Iterable[Any]) -> bool:
-    """Whether ``transaction.atomic`` is among the decorators above the protection, where no claim can be committed.
+    """Whether ``atomic()`` is among the decorators above the protection, where no claim can be committed.
 
     :param outermost: the callback of a URL, and the handlers and methods of its class.
     """

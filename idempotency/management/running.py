@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import FrameType
-from typing import Any, ClassVar, Generic, TextIO, TypeVar
+from typing import Any, ClassVar, Generic, Self, TextIO, TypeVar
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
 from django.db import DatabaseError, connections
@@ -81,7 +81,7 @@ class Stop(ExitStack):
 
     signum: int | None = None
 
-    def __enter__(self) -> Stop:  # noqa: PYI034 - Self needs Python 3.11
+    def __enter__(self) -> Self:
         # Python handles signals in the main thread only. In another thread the process's own handlers remain in force.
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):

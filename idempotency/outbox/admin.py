@@ -1,6 +1,6 @@
 """The outbox in the admin: which messages wait and for how long, why a message is dead, and a way to requeue it.
 
-Nothing can be edited. Requeueing calls ``backlog.requeue``. A page explains it first, and it needs the permission
+Nothing can be edited. Requeueing calls ``upkeep.requeue``. A page explains it first, and it needs the permission
 ``idempotency_outbox.requeue_outboxmessage``. Payloads and headers may hold secrets, and an error may quote them. So
 they are loaded and shown only for people who have the permission ``idempotency_outbox.view_payload``.
 

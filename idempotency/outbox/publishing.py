@@ -91,10 +91,11 @@ def publish(
     if delay is not None and not NOW <= delay <= validators.MAX_DURATION:
         raise ValueError(f"delay must be 0 to {validators.MAX_DURATION.days} days, not {delay}.")
     send: Callable[[OutboxMessage], None] = import_string(_text("sender", sender))
+    sources = [each.message_headers for each in extensions() if each.message_headers]
     message = OutboxMessage(
         topic=_text("topic", topic),
         payload=json_text(payload, f"The payload of a message on {topic!r} must be JSON"),
-        headers=_headers_of_extensions() | _checked_headers(headers or {}),
+        headers={name: text for source in sources for name, text in source().items()} | _checked_headers(headers or {}),
         ordering_key=_text("ordering_key", ordering_key) if ordering_key else "",
         sender=sender,
     )
@@ -177,11 +178,6 @@ def _text(what: str, value: object) -> str:
     if problem := validators.name(value):
         raise ValueError(f"{what} {problem}, not {value!r}.")
     return value
-
-
-def _headers_of_extensions() -> dict[str, str]:
-    sources = [each.message_headers for each in extensions() if each.message_headers]
-    return {name: text for source in sources for name, text in source().items()}
 
 
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:

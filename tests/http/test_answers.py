@@ -17,7 +17,7 @@ from django.views import View
 from rest_framework.views import APIView
 
 from idempotency import Operation, checks_nothing, idempotent, require_claim
-from idempotency.http.adapter import Adapter, adapter_for, adapters, register, unregister
+from idempotency.http.adapter import Adapter, adapter_for, adapters, register
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import assert_nothing_kept, effects, problem_code, records, replayed
 from tests.http.serving import serve_answer
@@ -272,7 +272,7 @@ class ToyAdapter(Adapter):
 def _registered():
     register(ToyAdapter)
     yield
-    unregister(ToyAdapter)
+    adapters.remove(ToyAdapter)
 
 
 def test_a_handler_of_a_third_framework_runs_once_its_refusal_is_recorded_and_its_crash_is_not(alice, serve):
@@ -312,8 +312,7 @@ def test_the_adapter_registered_last_is_asked_first_and_djangos_last(rf):
     try:
         assert type(adapter_for(request)) is adapters[0] is Later
     finally:
-        unregister(Later)
-        unregister(Later)
+        adapters.remove(Later)
     assert type(adapter_for(request)) is ToyAdapter
     assert adapter_for("request") is None
     adapter = adapter_for(rf.post("/"))

@@ -321,11 +321,11 @@ def test_a_derived_key_has_no_time_and_may_begin(key, begins):
 def test_a_key_may_not_be_accepted_for_longer_than_its_record_is_kept(settings):
     Operation("late.fits", max_key_age=DAY, ttl=DAY + timedelta(minutes=5))
     too_long = DAY - timedelta(minutes=4)
-    with pytest.raises(ImproperlyConfigured, match=r"gone could run again.*E025"):
+    with pytest.raises(ImproperlyConfigured, match=r"gone could run again.*E014"):
         Operation("late.wrong", max_key_age=too_long, ttl=DAY)
     operation = Operation("late.wrong_by_the_setting", ttl=DAY)
     settings.IDEMPOTENCY = {"MAX_KEY_AGE": too_long}
-    assert [mistake.id for mistake in operation.mistakes()] == ["idempotency.E025"]
+    assert [mistake.id for mistake in operation.mistakes()] == ["idempotency.E014"]
 
 
 def test_every_answer_says_how_long_an_outcome_is_kept(alice, framework):

@@ -139,17 +139,20 @@ def test_an_error_of_the_project_keeps_its_status_and_code(settings, rf, profile
     ("policy", "expected"),
     [
         ({"profile": "acp", "ttl": timedelta(hours=24)}, []),
-        ({"profile": "acp", "ttl": timedelta(hours=23)}, ["idempotency.W020"]),
-        ({"profile": "acp", "required": False}, ["idempotency.W021"]),
-        ({"profile": "acp", "recordable": lambda status: status == 500}, ["idempotency.W022"]),
-        ({"profile": "acp", "in_progress": ACCEPTED}, ["idempotency.W023"]),
+        ({"profile": "acp", "ttl": timedelta(hours=23)}, ["keeps its outcomes for 23:00:00"]),
+        ({"profile": "acp", "required": False}, ["lets a request without a key run"]),
+        ({"profile": "acp", "recordable": lambda status: status == 500}, ["records responses with a status of 5xx"]),
+        ({"profile": "acp", "in_progress": ACCEPTED}, ["answers a duplicate of a running request with 202"]),
         ({"profile": "stripe", "required": False, "recordable": lambda status: True, "in_progress": ACCEPTED}, []),
         ({"ttl": timedelta(hours=2), "transaction": False, "recovery": PARK}, []),
     ],
 )
 def test_an_operation_that_breaks_a_rule_of_its_profile_is_reported(policy, expected):
     Operation("tests.rules", **policy)
-    assert [message.id for message in check_profiles(None) if "tests.rules" in message.msg] == expected
+    found = [message for message in check_profiles(None) if "tests.rules" in message.msg]
+    subject = f"Operation 'tests.rules' of profile {policy.get('profile')!r}"
+    assert [message.msg for message in found] == [f"{subject} {problem}." for problem in expected]
+    assert {(message.id, bool(message.hint)) for message in found} <= {("idempotency.W020", True)}
 
 
 HEADER = "Idempotency-Status"

@@ -70,10 +70,10 @@ def test_the_defaults_and_the_sample_project_are_sound():
         ({"KEY": "nope"}, "idempotency.E003", "'KEY'"),
         ({"MAX_KEY_AGE": 3}, "idempotency.E003", "'MAX_KEY_AGE'"),
         ({"BODY_TTL": timedelta(0)}, "idempotency.E003", "'BODY_TTL'"),
-        ({"LEASE": timedelta(days=3)}, "idempotency.E014", "shorter than"),
-        ({"MAX_KEY_AGE": timedelta(days=3)}, "idempotency.E025", "shorter than"),
-        ({"BODY_TTL": timedelta(days=3)}, "idempotency.E028", "shorter than"),
-        ({"TTL": timedelta(seconds=60)}, "idempotency.E014", "shorter than"),
+        ({"LEASE": timedelta(days=3)}, "idempotency.E014", "LEASE (3 days, 0:00:00) must be shorter than"),
+        ({"MAX_KEY_AGE": timedelta(days=3)}, "idempotency.E014", "MAX_KEY_AGE (3 days, 0:00:00) must be shorter than"),
+        ({"BODY_TTL": timedelta(days=3)}, "idempotency.E014", "BODY_TTL (3 days, 0:00:00) must be shorter than"),
+        ({"TTL": timedelta(seconds=60)}, "idempotency.E014", "LEASE (0:01:00) must be shorter than"),
     ],
 )
 def test_a_wrong_setting_is_a_check_with_a_hint_and_an_error_at_the_first_use_of_any(entries, message_id, said):
@@ -125,9 +125,9 @@ def test_a_secret_is_not_shown_when_it_is_wrong(value):
     ("policy", "entries", "message_id"),
     [
         # A lease as long as the retention would let a crash block a key for all of it.
-        ({"lease": timedelta(days=1)}, {"TTL": timedelta(days=1)}, "idempotency.E015"),
-        ({"ttl": timedelta(seconds=60)}, {}, "idempotency.E015"),
-        ({"heartbeat": timedelta(hours=2)}, {"TTL": timedelta(hours=1)}, "idempotency.E017"),
+        ({"lease": timedelta(days=1)}, {"TTL": timedelta(days=1)}, "idempotency.E014"),
+        ({"ttl": timedelta(seconds=60)}, {}, "idempotency.E014"),
+        ({"heartbeat": timedelta(hours=2)}, {"TTL": timedelta(hours=1)}, "idempotency.E014"),
         ({"account": "no.such.thing"}, {}, "idempotency.E018"),
         ({"recordable": "tests.unit.test_checks.NOT_A_FUNCTION"}, {}, "idempotency.E018"),
     ],

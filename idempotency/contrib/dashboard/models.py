@@ -14,7 +14,7 @@ require_app("idempotency.contrib.dashboard")
 
 
 class IdempotencyCounter(models.Model):
-    """How often an event happened to an operation's records, in all processes. See ``counters.py``."""
+    """How often an event happened to an operation's records, in all processes. See ``counting.py``."""
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
     #: The hour in which it happened, in hours since 1970 in UTC. 0 means ever since the table was created.

@@ -24,7 +24,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSetMixin
 
 from ...exceptions import IdempotencyError
-from ...http.adapter import Adapter, register, served_methods
+from ...http.adapter import Adapter, register
 from ...http.late_changes import copied, late_change
 from ...http.payload import content_length, fits_in_memory, has_json_in_memory, has_parts, keep_readable, parts
 from ...http.problems import PROFILES, STATUS_HEADER, Profile, problem, text_of
@@ -35,7 +35,7 @@ from ...options.values import IETF
 from ...outcome import UNREADABLE, Outcome, decode_body, is_json
 from ...store import records_database
 from .commands import as_sent, declared_fields
-from .object_checks import arguments_of_lookup, check_object, has_own_get_object, object_checks
+from .object_checks import arguments_of_lookup, check_object, object_checks, overrides
 from .view_classes import Docstring, handlers_of_view
 
 HOOKS = frozenset(
@@ -101,7 +101,7 @@ class RestFrameworkAdapter(Adapter):
             return methods_of_class(type(self.view))  # the class that @api_view made
         actions = getattr(self.view, "action_map", None)
         if actions is None:
-            return served_methods(name)
+            return super().served_methods(name)
         return {method.upper() for method, action in actions.items() if action == name}
 
     def payload(self, policy: Policy) -> object:
@@ -217,7 +217,7 @@ class RestFrameworkAdapter(Adapter):
 
     def permit_replay(self) -> None:
         view = self.view
-        if not (has_own_get_object(type(view)) or object_checks(type(view), map(type, view.get_permissions()))):
+        if not (overrides(type(view), "get_object") or object_checks(type(view), map(type, view.get_permissions()))):
             return
         detail = getattr(view, "detail", None)  # known if a router made the route
         if detail is None:

@@ -46,8 +46,8 @@ def arguments_of_lookup(view: Any, parameters: Collection[str], queryset: object
         return None
     if names := [each.name for each in taken if _is_named(each) and each.name in parameters]:
         return names
-    is_own = has_own_get_object(view_class)
-    if queryset is None and not is_own and not _has_own_queryset(view_class):
+    is_own = overrides(view_class, "get_object")
+    if queryset is None and not is_own and not overrides(view_class, "get_queryset"):
         return None
     lookup = getattr(view, "lookup_url_kwarg", None) or getattr(view, "lookup_field", None)
     return [] if lookup in parameters or (is_own and detail) else None
@@ -109,16 +109,12 @@ def _is_named(parameter: inspect.Parameter) -> bool:
     return parameter.kind in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}
 
 
-def has_own_get_object(view_class: Any) -> bool:
+def overrides(view_class: Any, name: str) -> bool:
+    """Whether a class has a method of DRF's generic views, and it is not DRF's own."""
     from rest_framework.generics import GenericAPIView  # it imports the project's filters
 
-    return getattr(view_class, "get_object", GenericAPIView.get_object) is not GenericAPIView.get_object
-
-
-def _has_own_queryset(view_class: Any) -> bool:
-    from rest_framework.generics import GenericAPIView
-
-    return view_class.get_queryset is not GenericAPIView.get_queryset
+    by_default = getattr(GenericAPIView, name)
+    return getattr(view_class, name, by_default) is not by_default
 
 
 def _object_permissions(permissions: Iterable[Any]) -> set[str]:

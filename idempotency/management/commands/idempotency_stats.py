@@ -161,13 +161,10 @@ class Command(BaseCommand):
 
 
 def _table_of_numbers(numbers: dict[str, Number]) -> str:
-    rows = [(label, _format(name, numbers[name]), _precision(numbers[name])) for name, label in LABELS.items()]
+    kinds = {name: "" if number.kind is Precision.NEVER else str(number.kind) for name, number in numbers.items()}
+    rows = [(label, _format(name, numbers[name]), kinds[name]) for name, label in LABELS.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return "\n".join(f"{label:{widths[0]}}  {value:>{widths[1]}}  {kind}" for label, value, kind in rows)
-
-
-def _precision(number: Number) -> str:
-    return "" if number.kind is Precision.NEVER else str(number.kind)
 
 
 def _table_of_operations(operations: dict[str, dict[str, int]]) -> str:

@@ -1,0 +1,51 @@
+"""The page of promises lists the whole surface, as the code has it."""
+
+import importlib
+import re
+
+import pytest
+
+from idempotency.contrib import metrics
+from idempotency.http.problems import KEY_STATUSES, PROFILES, RETENTION_HEADER, STATUS_HEADER
+from idempotency.identity import keys
+from idempotency.options.table import OPTIONS, SETTINGS
+from tests.docs.pages import ROOT, section
+from tests.unit.test_public_names import MODULES
+
+pytestmark = pytest.mark.once
+
+CODE = {path: path.read_text() for path in sorted((ROOT / "idempotency").rglob("*.py"))}
+
+
+def everywhere(pattern):
+    return {found for text in CODE.values() for found in re.findall(pattern, text)}
+
+
+def surface():
+    """Every name that a version promises, by its kind."""
+    names = {f"`{name}`": importlib.import_module(name).__all__ for name in MODULES}
+    answers = [answer for profile in PROFILES.values() for answer in profile.answers.values()]
+    statuses = everywhere(r'STATUS_HEADER\]? ?[=:] "([a-z-]+)"') | {*KEY_STATUSES.values()}
+    counters = [metrics.EVENTS, *(count.name for count in metrics.COUNTS)]
+    return names | {
+        "Options": OPTIONS,
+        "Entries of `IDEMPOTENCY`": SETTINGS,
+        "System checks, after `idempotency.`": everywhere(r'"idempotency\.([EW]\d{3})"'),
+        "Headers": {
+            *(keys.HEADER, STATUS_HEADER, RETENTION_HEADER, "Location", "Retry-After"),
+            *(profile.replayed for profile in PROFILES.values()),
+        },
+        f"Values of `{STATUS_HEADER}`": statuses,
+        **{
+            f"Codes of problems with {status}": {answer.code for answer in answers if answer.status == status}
+            for status in sorted({answer.status for answer in answers})
+        },
+        "Counters": [f"{name}_total" for name in counters],
+        "Gauges": [gauge.name for gauge in metrics.GAUGES],
+    }
+
+
+def test_the_page_lists_the_whole_surface():
+    items = section("reference/promises.md", "The whole surface").split("\n- ")[1:]
+    listed = {kind: re.findall(r"`(\w[\w-]*)`", names) for kind, _, names in (item.partition(": ") for item in items)}
+    assert listed == {kind: sorted(names) for kind, names in surface().items()}
