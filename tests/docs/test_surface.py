@@ -10,7 +10,7 @@ from idempotency.http.problems import KEY_STATUSES, PROFILES, RETENTION_HEADER, 
 from idempotency.identity import keys
 from idempotency.options.table import OPTIONS, SETTINGS
 from tests.docs.pages import ROOT, section
-from tests.unit.test_public_names import MODULES
+from tests.docs.test_public_modules import MODULES
 
 pytestmark = pytest.mark.once
 
