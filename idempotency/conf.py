@@ -112,7 +112,7 @@ def mistakes_in_settings() -> list[Error]:
         return [
             Error(
                 f"IDEMPOTENCY must be a dictionary, not {type(entries).__name__}.",
-                hint='For example IDEMPOTENCY = {"TTL": timedelta(days=3)}.',
+                hint='For example IDEMPOTENCY = {"RETENTION": timedelta(days=3)}.',
                 id="idempotency.E001",
             )
         ]
@@ -128,26 +128,26 @@ def contradictions(subject: str, values: Mapping[str, Any], spell: Callable[[str
     :param values: the durations by option. None stands for one that is not set, or not known yet.
     :param spell: turns an option's name into the name that the subject has for it.
     """
-    options = ("ttl", "lease", "heartbeat", "max_key_age", "body_ttl")
-    ttl, lease, heartbeat, max_key_age, body_ttl = map(values.get, options)
+    options = ("retention", "lease", "heartbeat", "max_key_age", "body_retention")
+    retention, lease, heartbeat, max_key_age, body_retention = map(values.get, options)
 
     def too_long(option: str, reason: str, rule: str = "must be shorter than") -> Error:
-        message = f"{subject}: {spell(option)} ({values[option]}) {rule} {spell('ttl')} ({ttl}){reason}."
-        hint = f"Set a shorter {spell(option)} or a longer {spell('ttl')}."
+        message = f"{subject}: {spell(option)} ({values[option]}) {rule} {spell('retention')} ({retention}){reason}."
+        hint = f"Set a shorter {spell(option)} or a longer {spell('retention')}."
         return Error(message, hint=hint, id="idempotency.E014")
 
-    if ttl is None:
+    if retention is None:
         return
-    if lease is not None and lease >= ttl:
+    if lease is not None and lease >= retention:
         yield too_long("lease", ", because a crash blocks a key until its lease is over")
-    if heartbeat is not None and heartbeat > ttl:
+    if heartbeat is not None and heartbeat > retention:
         reason = ", because a run must not outlast the retention of its own key"
         yield too_long("heartbeat", reason, "must not be longer than")
-    if max_key_age is not None and max_key_age > ttl - CLOCK_SKEW:
+    if max_key_age is not None and max_key_age > retention - CLOCK_SKEW:
         reason = " by five minutes, because clocks may differ by as much. A key whose record is gone could run again"
         yield too_long("max_key_age", reason)
-    if body_ttl is not None and body_ttl >= ttl:
-        yield too_long("body_ttl", ", at which the whole record is deleted")
+    if body_retention is not None and body_retention >= retention:
+        yield too_long("body_retention", ", at which the whole record is deleted")
 
 
 def _mistake_in_entry(name: Any, value: Any) -> Error | None:

@@ -54,7 +54,7 @@ class Outcome:
     reference: str | None = field(default=None, repr=False)
     #: How long the body is kept from now on, if it is for a shorter time than the record. Both a body and a reference
     #: may be recorded then.
-    body_ttl: timedelta | None = field(default=None, compare=False)
+    body_retention: timedelta | None = field(default=None, compare=False)
 
     @classmethod
     def stored(cls, status: Any, headers: Any, body: Any, reference: Any) -> Outcome:
@@ -72,9 +72,10 @@ class Outcome:
 def outcome_of(response: HttpResponseBase, policy: Policy, reference: str | None = None) -> Outcome:
     """Make an operation's outcome from a rendered response.
 
-    :param reference: recorded instead of the body, or beside it with ``body_ttl``. The operation declares ``rebuild``.
-    :raises UnrecordableResponseError: the response is a stream or larger than ``max_body``, or there is a reference but
-        no ``rebuild``, or ``redact`` fails.
+    :param reference: recorded instead of the body, or beside it with ``body_retention``. The operation declares
+        ``rebuild``.
+    :raises UnrecordableResponseError: the response is a stream or larger than ``max_response_body``, or there is a
+        reference but no ``rebuild``, or ``redact`` fails.
     """
     headers = _recorded_headers(response, policy)
     whole = response if isinstance(response, HttpResponse) and not getattr(response, "streaming", False) else None
@@ -84,26 +85,26 @@ def outcome_of(response: HttpResponseBase, policy: Policy, reference: str | None
                 f"{policy.operation} has set a reference in its claim but declares no rebuild= to read it."
             )
         # A duplicate that attaches to a job has to learn what has become of the job since.
-        keeps_body = policy.body_ttl is not None and not isinstance(policy.in_progress, Attach)
-        if not keeps_body or whole is None or len(whole.content) > policy.max_body:
-            return Outcome(response.status_code, headers, reference=reference, body_ttl=policy.body_ttl)
+        keeps_body = policy.body_retention is not None and not isinstance(policy.in_progress, Attach)
+        if not keeps_body or whole is None or len(whole.content) > policy.max_response_body:
+            return Outcome(response.status_code, headers, reference=reference, body_retention=policy.body_retention)
     if whole is None:
         raise UnrecordableResponseError(
             f"{policy.operation} returned a streaming response, which can't be recorded. Return the whole "
             f"content, or set current_claim().reference and declare rebuild= to answer replays from it."
         )
     content = _redacted(whole.content, whole.status_code, headers, policy)
-    if len(content) > policy.max_body:
+    if len(content) > policy.max_response_body:
         raise UnrecordableResponseError(
-            f"{policy.operation} returned {len(content)} bytes, but max_body is {policy.max_body}. "
-            f"Raise max_body, return less, or set current_claim().reference and declare rebuild=."
+            f"{policy.operation} returned {len(content)} bytes, but max_response_body is {policy.max_response_body}. "
+            f"Raise max_response_body, return less, or set current_claim().reference and declare rebuild=."
         )
     return Outcome(
         status=response.status_code,
         headers=headers,
         body=encode_body(content, response.get("Content-Type", "")),
         reference=reference,
-        body_ttl=policy.body_ttl,
+        body_retention=policy.body_retention,
     )
 
 
@@ -111,7 +112,8 @@ def outcome_of_result(result: Any, policy: Policy) -> Outcome:
     """Make the outcome from the result of a ``claim()`` block or a task.
 
     :raises TypeError: the result is not JSON, or is not after ``redact``.
-    :raises UnrecordableResponseError: the result is larger than ``max_body`` as JSON text, or ``redact`` fails.
+    :raises UnrecordableResponseError: the result is larger than ``max_response_body`` as JSON text, or ``redact``
+        fails.
     """
     headers = (("Content-Type", "application/json"),)
     text = json_text(
@@ -123,13 +125,13 @@ def outcome_of_result(result: Any, policy: Policy) -> Outcome:
     except (ValueError, RecursionError):
         # The error of the parser holds the content, so it is not chained.
         raise TypeError(f"redact= of operation {policy.operation.name!r} must turn a result into JSON.") from None
-    if len(content) > policy.max_body:
+    if len(content) > policy.max_response_body:
         raise UnrecordableResponseError(
-            f"The result of {policy.operation} has {len(content)} bytes as JSON, but max_body is {policy.max_body}. "
-            f"Raise max_body, or return less, such as a primary key."
+            f"The result of {policy.operation} has {len(content)} bytes as JSON, but max_response_body is "
+            f"{policy.max_response_body}. Raise max_response_body, or return less, such as a primary key."
         )
     body = encode_body(content, "application/json")
-    return Outcome(status=DONE, headers=headers, body=body, body_ttl=policy.body_ttl)
+    return Outcome(status=DONE, headers=headers, body=body, body_retention=policy.body_retention)
 
 
 def json_text(value: object, demand: str) -> str:
@@ -168,7 +170,7 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError
 
 
 def _recorded_headers(response: HttpResponseBase, policy: Policy) -> tuple[tuple[str, str], ...]:
-    names, prefixes = _recordable_names(tuple(policy.headers))
+    names, prefixes = _recordable_names(tuple(policy.recorded_headers))
     recorded = {
         header: value
         for header, value in response.items()
@@ -191,8 +193,9 @@ def _recordable_names(headers: tuple[str, ...]) -> tuple[frozenset[str], tuple[s
 @functools.lru_cache  # logs each of them once
 def _say_once_that_it_is_dropped(operation: str, header: str) -> None:
     logger.warning(
-        "Operation %r: its handler sets %s, which is not recorded, so a replay does not have it. List it in headers= "
-        "if it belongs to the outcome. If it belongs to the response, set it above @idempotent or in a middleware.",
+        "Operation %r: its handler sets %s, which is not recorded, so a replay does not have it. List it in "
+        "recorded_headers= if it belongs to the outcome. If it belongs to the response, set it above @idempotent or in "
+        "a middleware.",
         operation,
         header,
     )

@@ -63,7 +63,7 @@ def make_bodies(count=1, *, due=HOUR, **fields):
 
 
 def purge_body_of(key):
-    """Let a purge have deleted the response of the record of ``key``, as it does after ``body_ttl``."""
+    """Let a purge have deleted the response of the record of ``key``, as it does after ``body_retention``."""
     completed = RecordQuerySet(IdempotencyRecord).completed().filter(idempotency_key=key)
     assert completed.update(body_expires_at=from_now(-HOUR)) == 1
     assert sum(batch.deleted for batch in purge_body_batches()) == 1

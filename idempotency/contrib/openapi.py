@@ -79,7 +79,7 @@ def problem_content(operation: Operation, schema: dict[str, Any]) -> dict[str, A
 
 
 def key_parameter(operation: Operation) -> dict[str, Any]:
-    required = operation.policy.required and operation.policy.key is None
+    required = operation.policy.key_required and operation.policy.key is None
     return _key_parameter(KEY_DESCRIPTION, required=required)
 
 
@@ -138,16 +138,16 @@ def _errors(policy: Policy) -> list[type[IdempotencyError]]:
     """The errors that a client of the operation may get."""
     kinds = (*exceptions.RequestError.__subclasses__(), *exceptions.DuplicateError.__subclasses__(), UnavailableError)
     can_happen: dict[type[IdempotencyError], bool] = {
-        exceptions.KeyMissingError: policy.required,
+        exceptions.KeyMissingError: policy.key_required,
         exceptions.KeyExpiredError: policy.max_key_age is not None,
-        exceptions.BodyGoneError: policy.body_ttl is not None,
+        exceptions.BodyGoneError: policy.body_retention is not None,
     }
     # Without a project's own.
     return [error for error in kinds if error.__module__ == exceptions.__name__ and can_happen.get(error, True)]
 
 
 def _headers_of_outcome(policy: Policy) -> dict[str, Any]:
-    values = KEY_STATUS_VALUES if policy.required else [*KEY_STATUS_VALUES, "ignored"]
+    values = KEY_STATUS_VALUES if policy.key_required else [*KEY_STATUS_VALUES, "ignored"]
     return {
         keys.HEADER: _header("The key, as it was sent.", type="string"),
         RETENTION_HEADER: _header(

@@ -106,7 +106,7 @@ class Adapter:
 
         This may read the request, but the handler must find the request as if it were unprotected.
         """
-        return parsed_body(self.http) if policy.command is None else policy.command(self.request)
+        return parsed_body(self.http) if policy.payload is None else policy.payload(self.request)
 
     def render(self, answer: Any) -> Any:
         """The final response, with its status, headers and content, from what the handler returned.

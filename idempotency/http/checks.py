@@ -206,13 +206,13 @@ def check_profiles() -> Iterator[CheckMessage]:
 def _broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
     """What an operation does that its profile forbids, and what the profile asks for."""
     profile = PROFILES[policy.profile]
-    if policy.ttl < profile.least_retention:
+    if policy.retention < profile.least_retention:
         yield (
-            f"keeps its outcomes for {policy.ttl}",
-            f"The profile asks for at least {profile.least_retention}: a longer ttl= or TTL.",
+            f"keeps its outcomes for {policy.retention}",
+            f"The profile asks for at least {profile.least_retention}: a longer retention= or RETENTION.",
         )
-    if profile.needs_key and not policy.required:
-        yield "lets a request without a key run", "The profile refuses such a request: leave out required=False."
+    if profile.needs_key and not policy.key_required:
+        yield "lets a request without a key run", "The profile refuses such a request: leave out key_required=False."
     if profile.forgets_server_errors and any(map(policy.recordable, range(500, 600))):
         yield (
             "records responses with a status of 5xx",

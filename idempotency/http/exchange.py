@@ -124,10 +124,10 @@ class Exchange:
         policy, http = self.policy, self.adapter.http
         # As it was sent, if it was sent in the header. That is harmless because it is valid.
         self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
-        self.adapter.headers[RETENTION_HEADER] = str(int(policy.ttl.total_seconds()))
+        self.adapter.headers[RETENTION_HEADER] = str(int(policy.retention.total_seconds()))
         setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
         self.account = policy.account(self.adapter.request)
-        if self.account is None and not policy.required:
+        if self.account is None and not policy.key_required:
             return None
         self.handler.refuse_open_transactions(policy.operation)
         path = http.path_info if self.adapter.profile.is_scoped_by_path else None
@@ -159,7 +159,7 @@ class Exchange:
                 method=str(http.method),
                 route=route_of(http.resolver_match, adapter.kwargs, adapter.is_place_named),
                 # A given payload says all that counts. A provider may sign each delivery anew in the query.
-                query=http.META.get("QUERY_STRING", "") if self.policy.command is None else "",
+                query=http.META.get("QUERY_STRING", "") if self.policy.payload is None else "",
             )
         except RecursionError as error:
             raise PayloadInvalidError("The payload is nested too deeply.") from error
@@ -266,7 +266,7 @@ def _key_of(policy: Policy, adapter: Adapter) -> str | None:
         if own is not None and own != sent:
             raise KeyInvalidError("The request has one key in the header and another one in its operation's place.")
         return sent
-    if own is not None or not policy.required:
+    if own is not None or not policy.key_required:
         return own
     if policy.key is None:
         raise KeyMissingError

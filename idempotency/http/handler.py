@@ -110,7 +110,7 @@ def _is_protected(view: Any, request: HttpRequest) -> bool:
     if operation is None:
         return False
     # Only the headers are looked at, because the operation's own ``key`` may read the body.
-    return operation.policy.required or operation.policy.key is not None or keys.META_NAME in request.META
+    return operation.policy.key_required or operation.policy.key is not None or keys.META_NAME in request.META
 
 
 @dataclass(eq=False, repr=False)

@@ -69,16 +69,16 @@ class AuditedRoute:
     reasons: tuple[str, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """The route as JSON. ``operation``, ``recovery``, ``transaction`` and ``required`` are None if unprotected."""
+        """The route as JSON. If it is unprotected, ``operation`` and its options are None."""
         plain = {**vars(self), "verdict": str(self.verdict), "reasons": list(self.reasons)}
         if self.operation is None:
-            return {**plain, **dict.fromkeys(("recovery", "transaction", "required"))}
+            return {**plain, **dict.fromkeys(("recovery", "transaction", "key_required"))}
         return {
             **plain,
             "operation": self.operation.name,
             "recovery": self.operation.recovery.value,
             "transaction": self.operation.declared["transaction"],
-            "required": self.operation.policy.required,
+            "key_required": self.operation.policy.key_required,
         }
 
 
@@ -188,7 +188,7 @@ def _judged(
         doubts.append(
             "The handler names durable=, and Django refuses atomic(durable=True) within the operation's transaction."
         )
-    notes = [] if operation.policy.required else ["A request without a key runs unprotected (required=False)."]
+    notes = [] if operation.policy.key_required else ["A request without a key runs unprotected (key_required=False)."]
     notes += [
         f"{dotted(base)}.dispatch() runs before a replay. If it validates or throttles, a retry may get its refusal in "
         f"place of the recorded outcome."

@@ -74,7 +74,7 @@ def operation_named_after(view_class: type, name: str) -> Operation:
     """The operation of a handler that is named by its class, as ``EVERY`` and routers declare it."""
     path = f"{dotted(view_class)}.{name}"
     registry.bind(path, [path])
-    return registry.get(path) or Operation(path, required=False)
+    return registry.get(path) or Operation(path, key_required=False)
 
 
 def refuse_shared_name(view_class: type) -> None:

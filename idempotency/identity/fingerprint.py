@@ -329,7 +329,7 @@ def _content_digest(value: UploadedFile[Any]) -> str:
         # A ValueError says that the file is closed or, as io.UnsupportedOperation, that it can't be rewound.
         raise TypeError(
             f"The uploaded file {value.name!r} can't be read twice, so it can't be fingerprinted. Give the operation "
-            "a command= that identifies the file without reading it."
+            "a payload= that identifies the file without reading it."
         ) from error
     return digest.hexdigest()
 
@@ -365,6 +365,6 @@ def _write_other(value: object, out: _Text, depth: int) -> None:
     kind = type(value)
     raise TypeError(
         f"An object of type {kind.__module__}.{kind.__qualname__} can't be fingerprinted. Give the operation a "
-        f"command= of plain values (str, int, Decimal, datetime, UUID, dict, list, a dataclass…). Instead of a model "
+        f"payload= of plain values (str, int, Decimal, datetime, UUID, dict, list, a dataclass…). Instead of a model "
         f"instance, use its primary key."
     )

@@ -6,7 +6,7 @@ rows, and leave out those that other transactions have locked.
 
 A claim is never purged, live or abandoned: an abandoned claim has to be recovered first, because its row is all that
 is known about it. A parked record waits for a decision. If an operation keeps its responses for a shorter time than its
-records (``body_ttl``), the record stays when its response is deleted, so that the key is still recognised.
+records (``body_retention``), the record stays when its response is deleted, so that the key is still recognised.
 """
 
 from __future__ import annotations

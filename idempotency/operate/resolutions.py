@@ -67,7 +67,7 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
         a ``claim()`` block, its JSON result.
     :raises ImproperlyConfigured: no operation of the record's name is declared in this process.
     :raises ValueError: the operation does not record a response of this status.
-    :raises UnrecordableResponseError: the response is a stream, or larger than the operation's ``max_body``.
+    :raises UnrecordableResponseError: the response is a stream, or larger than the operation's ``max_response_body``.
     :raises TypeError: the result is not JSON.
     """
     operation = registry.get(record.operation)
@@ -85,8 +85,8 @@ def record_outcome(record: IdempotencyRecord, response_or_result: Any, *, by: An
         by,
         reason,
         completed_at=Now(),
-        expires_at=Greatest(F("expires_at"), from_now(operation.policy.ttl)),
-        body_expires_at=None if outcome.body_ttl is None else from_now(outcome.body_ttl),
+        expires_at=Greatest(F("expires_at"), from_now(operation.policy.retention)),
+        body_expires_at=None if outcome.body_retention is None else from_now(outcome.body_retention),
         response_status=outcome.status,
         response_headers=outcome.headers,
         response_body=outcome.body,

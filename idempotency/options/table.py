@@ -124,7 +124,7 @@ def options_of(declared: type) -> Mapping[str, Option]:
 class Options:
     """The options of an operation, with their values in force."""
 
-    ttl: timedelta = option(
+    retention: timedelta = option(
         validators.positive_duration,
         # Longer than clients and queues go on retrying. The usual longest case is a dead-letter queue that is
         # replayed on Monday and holds requests of Friday.
@@ -137,13 +137,13 @@ class Options:
         default=timedelta(seconds=60),
         hint="For example timedelta(seconds=60). It must be longer than the slowest handler may take.",
     )
-    body_ttl: timedelta | None = option(
+    body_retention: timedelta | None = option(
         validators.positive_duration,
-        hint="For example timedelta(hours=24). It must be shorter than TTL.",
+        hint="For example timedelta(hours=24). It must be shorter than RETENTION.",
     )
     max_key_age: timedelta | None = option(
         validators.positive_duration,
-        hint="For example timedelta(days=2). It must be shorter than TTL by five minutes or more.",
+        hint="For example timedelta(days=2). It must be shorter than RETENTION by five minutes or more.",
         applies_to=Use.REQUEST | Use.BLOCK,
     )
     heartbeat: timedelta | None = option(validators.positive_duration)
@@ -152,7 +152,7 @@ class Options:
         default=CONFLICT,
         hint="Import CONFLICT, ACCEPTED or Wait from idempotency.",
     )
-    required: bool = option(
+    key_required: bool = option(
         validators.flag,
         default=True,
         hint="False lets a request without a key run unprotected.",
@@ -176,17 +176,16 @@ class Options:
         hint="A function of the status (int) that returns whether it is an outcome (bool).",
         applies_to=Use.REQUEST,
     )
-    headers: Collection[str] = option(
+    recorded_headers: Collection[str] = option(
         validators.recorded_headers,
-        setting="RECORDED_HEADERS",
         default=DEFAULT_RECORDED_HEADERS,
         hint='For example ("Location", "ETag", "X-Shop-*"). Cookies and credentials are never recorded.',
         applies_to=Use.REQUEST,
     )
-    max_body: int = option(validators.positive_bytes, default=1024 * 1024, hint="For example 1024 * 1024.")
+    max_response_body: int = option(validators.positive_bytes, default=1024 * 1024, hint="For example 1024 * 1024.")
     transaction: bool = option(validators.flag, default=True)
     recovery: Recovery = option(validators.recovery, default=REEXECUTE)
-    command: Callable[..., Any] | None = option(validators.callable_object, applies_to=Use.REQUEST)
+    payload: Callable[..., Any] | None = option(validators.callable_object, applies_to=Use.REQUEST)
     rebuild: Callable[[str, Any], Any] | None = option(validators.callable_object, applies_to=Use.REQUEST)
     redact: Callable[[int, Mapping[str, str], bytes], bytes] | None = option(validators.callable_object)
     key: Callable[[Any], str | None] | None = option(
@@ -251,12 +250,12 @@ SETTINGS: Final[Mapping[str, Option]] = {
 class TaskArguments(TypedDict, total=False):
     """The keyword arguments of ``@idempotent_task``. None stands for one that is left out."""
 
-    ttl: timedelta | None
+    retention: timedelta | None
     lease: timedelta | None
-    body_ttl: timedelta | None
+    body_retention: timedelta | None
     heartbeat: timedelta | None
     in_progress: InProgressAnswer | None
-    max_body: int | None
+    max_response_body: int | None
     transaction: bool
     recovery: Recovery | Reconcile | None
     redact: Callable[[int, Mapping[str, str], bytes], bytes] | None
@@ -271,12 +270,12 @@ class BlockArguments(TaskArguments, total=False):
 class RequestArguments(BlockArguments, total=False):
     """The keyword arguments of ``Operation`` and ``@idempotent``: also those that concern a request."""
 
-    required: bool | None
+    key_required: bool | None
     methods: Collection[str] | None
     account: Callable[[Any], str | None] | str | None
     recordable: Callable[[int], bool] | str | None
-    headers: Collection[str] | None
-    command: Callable[..., Any] | None
+    recorded_headers: Collection[str] | None
+    payload: Callable[..., Any] | None
     rebuild: Callable[[str, Any], Any] | None
     key: Callable[[Any], str | None] | str | None
     profile: str | None

@@ -1,4 +1,4 @@
-"""The values of ``recovery``, ``in_progress`` and ``profile``, and those that ``headers`` never takes."""
+"""The values of ``recovery``, ``in_progress`` and ``profile``, and those that ``recorded_headers`` never takes."""
 
 from __future__ import annotations
 

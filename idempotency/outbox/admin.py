@@ -4,8 +4,8 @@ Nothing can be edited. Requeueing calls ``upkeep.requeue``. A page explains it f
 ``idempotency_outbox.requeue_outboxmessage``. Payloads and headers may hold secrets, and an error may quote them. So
 they are loaded and shown only for people who have the permission ``idempotency_outbox.view_payload``.
 
-The table holds every message that was sent within ``TTL`` and a day. So no page here counts the whole table or sorts it
-by a column that has no index.
+The table holds every message that was sent within ``RETENTION`` and a day. So no page here counts the whole table or
+sorts it by a column that has no index.
 """
 
 from __future__ import annotations

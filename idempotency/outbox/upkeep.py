@@ -20,9 +20,9 @@ from .models import MessageStatus, OutboxMessage, outbox_database
 #: Counting stops here, because counting millions takes long.
 MAX_COUNTED: Final = 10_000
 
-#: A sent message is kept for ``TTL`` and this time. It tells a later request under the same key that its message needs
-#: another id, so it has to outlive the consumer's record. That record is kept for ``TTL``, but begins only when the
-#: message leaves its queue.
+#: A sent message is kept for ``RETENTION`` and this time. It tells a later request under the same key that its message
+#: needs another id, so it has to outlive the consumer's record. That record is kept for ``RETENTION``, but begins only
+#: when the message leaves its queue.
 MAX_QUEUED: Final = timedelta(days=1)
 
 #: The outbox has no index on accounts, because every message would have to pay for it. An erasure reads the whole
@@ -90,13 +90,13 @@ def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
 
 
 def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
-    """The messages that a purge would delete now: sent longer ago than ``TTL`` and a day. Unsent ones are kept."""
-    past = Now() - (settings().defaults.ttl + MAX_QUEUED)
+    """The messages that a purge would delete now: sent longer ago than ``RETENTION`` and a day."""
+    past = Now() - (settings().defaults.retention + MAX_QUEUED)
     return OutboxMessage.objects.using(using).filter(status=MessageStatus.SENT, sent_at__lte=past)
 
 
 def purge_sent_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> PurgeResult:
-    """Delete up to ``batch_size`` messages that were sent longer ago than ``TTL`` and a day, in one transaction.
+    """Delete up to ``batch_size`` messages that were sent longer ago than ``RETENTION`` and a day, in one transaction.
 
     Takes the arguments of ``purge_once``, and raises the same errors.
     """

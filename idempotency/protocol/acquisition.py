@@ -78,13 +78,13 @@ def refusal_to_begin(policy: Policy, key: str) -> RequestError | None:
     without a time. Only a beginning is refused: a recorded outcome is replayed, and a released or abandoned claim is
     the same operation.
 
-    Why nothing runs twice: a record is kept for ``ttl`` from its first request, and a key is made before that. So a
-    retry that finds no record any more has a key that is older than ``ttl``, if all clocks agree. They may differ by
-    ``CLOCK_SKEW``, so ``max_key_age`` plus that is at most ``ttl``, and a key from further in the future is refused,
-    too. The clock is this server's, because to ask the database would be one more round trip.
+    Why nothing runs twice: a record is kept for ``retention`` from its first request, and a key is made before that. So
+    a retry that finds no record any more has a key that is older than ``retention``, if all clocks agree. They may
+    differ by ``CLOCK_SKEW``, so ``max_key_age`` plus that is at most ``retention``, and a key from further in the
+    future is refused, too. The clock is this server's, because to ask the database would be one more round trip.
 
     A derived key has no time. It is accepted, because its sender is another operation, whose every attempt sends this
-    key. Nothing runs twice if this ``ttl`` is longer than the sender's attempts take together.
+    key. Nothing runs twice if this ``retention`` is longer than the sender's attempts take together.
     """
     if policy.max_key_age is None:
         return None
@@ -195,7 +195,7 @@ def _insert(request: ClaimRequest) -> int | Row | None:
                 request.scope,
                 request.payload.request_hash,
                 lease=policy.lease,
-                ttl=policy.ttl,
+                retention=policy.retention,
                 wait_for_disk=not (policy.transaction and policy.recovery is Recovery.REEXECUTE),
             )
             fault_point["claim.sent"]()
@@ -271,7 +271,7 @@ def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
         raise request.refusal
     policy, store, request_hash = request.policy, request.store, request.payload.request_hash
     with store.own_transaction(policy.operation):
-        won = store.start_over(row.fence, request_hash, lease=policy.lease, ttl=policy.ttl)
+        won = store.start_over(row.fence, request_hash, lease=policy.lease, retention=policy.retention)
         if won:
             steps.forget(row.fence, store.using)  # those of the earlier request
     next_attempt = replace(row.fence, attempt=row.fence.attempt + 1, request_hash=request_hash)
@@ -286,7 +286,7 @@ def take_over(policy: Policy, observed: Fence, store: Store, signal: Signal) -> 
     because if a crash loses a take-over, the same attempt number could be given out twice.
     """
     with store.own_statement(policy.operation):
-        won = store.take_over(observed, lease=policy.lease, ttl=policy.ttl)
+        won = store.take_over(observed, lease=policy.lease, retention=policy.retention)
         fault_point["takeover.sent"]()
     return _owned(policy, replace(observed, attempt=observed.attempt + 1), store, signal) if won else None
 

@@ -70,7 +70,8 @@ def claim(
     :raises UnavailableError: the record could not be read or written.
     :raises TransactionBrokenError: the block continued after a database error, ended its transaction itself, or left
         one open.
-    :raises UnrecordableResponseError: the result is larger than ``max_body``. The block's writes are rolled back.
+    :raises UnrecordableResponseError: the result is larger than ``max_response_body``. The block's writes are rolled
+        back.
     :raises ImproperlyConfigured: the policy is wrong, or has an option that has no effect on a block.
     :raises TypeError: the result is not JSON, and the block's writes are rolled back; or an argument has a wrong type.
     """

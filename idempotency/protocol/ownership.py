@@ -151,7 +151,7 @@ def complete(owned: Ownership, outcome: Outcome, *, commit: bool = False) -> Non
     :raises LeaseLostError: another attempt owns the record.
     """
     fault_point["complete.before"]()
-    if not owned.store.complete(owned.fence, outcome, ttl=owned.policy.ttl, commit=commit):
+    if not owned.store.complete(owned.fence, outcome, retention=owned.policy.retention, commit=commit):
         owned.lost = True
         raise owned.lost_error()
 
@@ -192,7 +192,9 @@ def park(owned: Ownership, error: str | None = None) -> bool:
 
 def postpone(owned: Ownership, duration: timedelta) -> bool:
     """Let the lease end after ``duration``, so that the next retry or sweep after that asks the reconciler again."""
-    return fenced_change(owned, lambda: store_for(owned.using).set_lease(owned.fence, duration, ttl=owned.policy.ttl))
+    return fenced_change(
+        owned, lambda: store_for(owned.using).set_lease(owned.fence, duration, retention=owned.policy.retention)
+    )
 
 
 @contextmanager

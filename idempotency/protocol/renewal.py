@@ -84,7 +84,7 @@ def _beating(owned: Ownership, cap: float) -> Iterator[None]:
 
 
 def _set_lease(owned: Ownership) -> bool:
-    return store_for(owned.using).set_lease(owned.fence, owned.policy.lease, ttl=owned.policy.ttl)
+    return store_for(owned.using).set_lease(owned.fence, owned.policy.lease, retention=owned.policy.retention)
 
 
 def _set_lease_over_own_connection(owned: Ownership) -> bool:

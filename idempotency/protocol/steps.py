@@ -128,8 +128,8 @@ def _change_owned(owned: Ownership, name: str, change: Callable[[], T]) -> T:
 
 def prove_ownership(owned: Ownership) -> None:
     """:raises LeaseLostError: another attempt owns the record."""
-    lease, ttl = owned.policy.lease, owned.policy.ttl
-    if not store_for(owned.using).set_lease(owned.fence, lease, ttl=ttl):
+    lease, retention = owned.policy.lease, owned.policy.retention
+    if not store_for(owned.using).set_lease(owned.fence, lease, retention=retention):
         owned.lost = True
         owned.ensure()
 

@@ -59,7 +59,7 @@ class Store(Upkeep):
     # Claims
 
     def insert_claim(
-        self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
+        self, scope: Scope, request_hash: str, *, lease: timedelta, retention: timedelta, wait_for_disk: bool
     ) -> int | Row | None:
         """Insert the record of a first attempt.
 
@@ -74,7 +74,7 @@ class Store(Upkeep):
             request_hash=request_hash,
             status=Status.IN_PROGRESS,
             lease_expires_at=from_now(lease),
-            expires_at=from_now(ttl),
+            expires_at=from_now(retention),
         )
         return record.pk
 
@@ -96,7 +96,7 @@ class Store(Upkeep):
             outcome=outcome,
         )
 
-    def take_over(self, observed: Fence, *, lease: timedelta, ttl: timedelta) -> bool:
+    def take_over(self, observed: Fence, *, lease: timedelta, retention: timedelta) -> bool:
         """Own the record if it is as it was observed, and recoverable or abandoned."""
         claimable = Q(status=Status.RECOVERABLE) | Q(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
         return self._change_one(
@@ -105,10 +105,10 @@ class Store(Upkeep):
             status=Status.IN_PROGRESS,
             attempt=F("attempt") + 1,
             lease_expires_at=from_now(lease),
-            expires_at=Greatest("expires_at", from_now(ttl)),
+            expires_at=Greatest("expires_at", from_now(retention)),
         )
 
-    def start_over(self, observed: Fence, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
+    def start_over(self, observed: Fence, request_hash: str, *, lease: timedelta, retention: timedelta) -> bool:
         """Own the record for a new request if it is as it was observed, its retention is over and no lease is
         running."""
         live = Q(status=Status.IN_PROGRESS, lease_expires_at__gt=Now())
@@ -119,7 +119,7 @@ class Store(Upkeep):
             attempt=F("attempt") + 1,
             request_hash=request_hash,
             lease_expires_at=from_now(lease),
-            expires_at=from_now(ttl),
+            expires_at=from_now(retention),
             created_at=Now(),
             **dict.fromkeys(("completed_at", "error", "body_expires_at", *_RESPONSE)),
         )
@@ -130,8 +130,8 @@ class Store(Upkeep):
         parked = Appended("lease_over", observed.attempt)
         return self._change_one(abandoned, status=Status.PARKED, lease_expires_at=None, history=parked)
 
-    def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta, commit: bool = False) -> bool:
-        """Record the outcome. The retention then ends ``ttl`` from now, or later if it was longer already.
+    def complete(self, fence: Fence, outcome: Outcome, *, retention: timedelta, commit: bool = False) -> bool:
+        """Record the outcome. The retention then ends ``retention`` from now, or later if it was longer already.
 
         :param commit: send COMMIT along, if the database takes both in one message. The caller's own COMMIT then finds
             nothing to do.
@@ -140,23 +140,23 @@ class Store(Upkeep):
         response: dict[str, Any] = dict(
             zip(_RESPONSE, (outcome.status, outcome.headers, outcome.body, outcome.reference), strict=True)
         )
-        if outcome.body_ttl is not None:
-            response["body_expires_at"] = from_now(outcome.body_ttl)
+        if outcome.body_retention is not None:
+            response["body_expires_at"] = from_now(outcome.body_retention)
         return self._change_one(
             self.matching(fence, status=Status.IN_PROGRESS),
             status=Status.COMPLETED,
             completed_at=Now(),
             lease_expires_at=None,
-            expires_at=Greatest("expires_at", from_now(ttl)),
+            expires_at=Greatest("expires_at", from_now(retention)),
             **response,
         )
 
-    def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
+    def set_lease(self, fence: Fence, duration: timedelta, *, retention: timedelta) -> bool:
         """Let the claim's lease end ``duration`` from now."""
         return self._change_one(
             self.matching(fence, status=Status.IN_PROGRESS),
             lease_expires_at=from_now(duration),
-            expires_at=Greatest("expires_at", from_now(ttl)),
+            expires_at=Greatest("expires_at", from_now(retention)),
         )
 
     def release(self, fence: Fence, error: str | None = None) -> bool:

@@ -85,7 +85,7 @@ def other_payload(trial: Trial) -> None:
     if answer.succeeded or answer.failed:
         raise Broken(
             f"another payload under the same key was answered {answer}. It must be refused.",
-            "The fingerprint leaves the payload out: look at command= of the operation, which must return every field "
+            "The fingerprint leaves the payload out: look at payload= of the operation, which must return every field "
             "that matters. If the changed fields don't matter, give other_payload=.",
         )
 

@@ -38,7 +38,10 @@ def in_progress(record: IdempotencyRecord | str) -> IdempotencyRecord:
         current = expired(current)  # because only a record past its retention can be claimed in any state
         with _own_transaction():
             store_for(records_database()).start_over(
-                Fence.of(current), current.request_hash, lease=operation.policy.lease, ttl=operation.policy.ttl
+                Fence.of(current),
+                current.request_hash,
+                lease=operation.policy.lease,
+                retention=operation.policy.retention,
             )
     return _set_lease(current, operation, operation.policy.lease)
 
@@ -64,7 +67,7 @@ def completed(record: IdempotencyRecord | str, response: HttpResponse) -> Idempo
     operation = _operation_of(current)
     with _own_transaction():
         store_for(records_database()).complete(
-            Fence.of(current), outcome_of(response, operation.policy), ttl=operation.policy.ttl
+            Fence.of(current), outcome_of(response, operation.policy), retention=operation.policy.retention
         )
     return _find(current)
 
@@ -110,7 +113,7 @@ def _operation_of(record: IdempotencyRecord) -> Operation:
 def _set_lease(record: IdempotencyRecord, operation: Operation, duration: timedelta) -> IdempotencyRecord:
     now = _find(record)
     with _own_transaction():
-        store_for(records_database()).set_lease(Fence.of(now), duration, ttl=operation.policy.ttl)
+        store_for(records_database()).set_lease(Fence.of(now), duration, retention=operation.policy.retention)
     return _find(now)
 
 

@@ -94,11 +94,11 @@ def test_everything_else_has_an_exception_of_its_own(account):
 @pytest.mark.failure_51
 def test_a_result_above_max_body_is_refused_and_its_effect_rolled_back(account):
     def send_text(length):
-        with claim("tests.function.large", account_id=account, key="k", max_body=100) as run:
+        with claim("tests.function.large", account_id=account, key="k", max_response_body=100) as run:
             Transfer.objects.create(account_id=int(account), amount=1, label=str(length))
             run.result = "a" * length  # and two quotation marks
 
-    with pytest.raises(UnrecordableResponseError, match="has 101 bytes as JSON, but max_body is 100"):
+    with pytest.raises(UnrecordableResponseError, match="has 101 bytes as JSON, but max_response_body is 100"):
         send_text(99)
     assert (IdempotencyRecord.objects.get().status, effects()) == ("recoverable", [])
     send_text(98)

@@ -70,14 +70,14 @@ def test_the_sample_projects_tasks_and_the_defaults_pass(app):
 def test_a_record_outlives_the_longest_redelivery(app, broker, transport, longest, options, countdown):
     app.conf.update(broker_url=broker, broker_transport_options=transport)
     last = longest + countdown + LONGEST_WAIT
-    assert declare(app, options, ttl=last) == ["idempotency.W004"]
-    assert declare(app, options, ttl=last + timedelta(seconds=1)) == []
+    assert declare(app, options, retention=last) == ["idempotency.W004"]
+    assert declare(app, options, retention=last + timedelta(seconds=1)) == []
 
 
 def test_a_consumer_remembers_a_message_for_no_longer_than_its_producer_its_request(app, settings):
-    settings.IDEMPOTENCY = {"TTL": 48 * HOUR}
-    assert declare(app, ttl=48 * HOUR + MINUTE) == ["idempotency.W007"]
-    assert declare(app, ttl=48 * HOUR) == []
+    settings.IDEMPOTENCY = {"RETENTION": 48 * HOUR}
+    assert declare(app, retention=48 * HOUR + MINUTE) == ["idempotency.W007"]
+    assert declare(app, retention=48 * HOUR) == []
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_consumer_remembers_a_message_for_no_longer_than_its_producer_its_requ
 )
 def test_lost_messages_are_looked_for_no_longer_than_they_are_remembered(app, entry, found):
     app.conf.beat_schedule = {"look for lost messages": entry}
-    assert declare(app, ttl=12 * HOUR) == found
+    assert declare(app, retention=12 * HOUR) == found
 
 
 @pytest.mark.failure_6
@@ -130,7 +130,9 @@ def test_a_message_that_dies_with_its_worker_is_warned_of(app, options, missing)
     assert message.hint == f"Declare the task with {missing}. An idempotent task may be delivered again."
 
 
-@pytest.mark.parametrize("broken", [None, {"TTL": 3}, {"LEASE": timedelta(0)}, {"TTL": MINUTE, "LEASE": HOUR}])
+@pytest.mark.parametrize(
+    "broken", [None, {"RETENTION": 3}, {"LEASE": timedelta(0)}, {"RETENTION": MINUTE, "LEASE": HOUR}]
+)
 def test_a_setting_that_is_wrong_itself_is_said_once_and_stops_nothing(app, settings, broken):
     assert declare(app, {"acks_late": False}) != []
     settings.IDEMPOTENCY = broken
@@ -189,7 +191,7 @@ def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(decorated):
         {"transaction": False},
         {"lease": 5},
         {"max_key_age": timedelta(days=1)},
-        {"max_body": 0},
+        {"max_response_body": 0},
         {"methods": ["PUT"]},
     ],
     ids=str,

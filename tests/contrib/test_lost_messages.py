@@ -39,7 +39,7 @@ def _short_retention():
 
     # Not shared: every app that another test makes would get it too, once for each of these tests.
     @app.task(name=SHORT, shared=False, acks_late=True, reject_on_worker_lost=True)
-    @idempotent_task(SHORT, ttl=HOUR)
+    @idempotent_task(SHORT, retention=HOUR)
     def short(to: str) -> str:
         return to
 

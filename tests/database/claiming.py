@@ -13,15 +13,15 @@ from idempotency.store import store_for
 PAYLOAD = Payload({"amount": 1})
 OUTCOME = Outcome(201, (), "{}")
 
-TTL = timedelta(days=2)
-plain = Operation("tests.plain", ttl=TTL)
-again = Operation("tests.again", ttl=TTL, transaction=False, recovery=REEXECUTE)
-parks = Operation("tests.parks", ttl=TTL, transaction=False, recovery=PARK)
+RETENTION = timedelta(days=2)
+plain = Operation("tests.plain", retention=RETENTION)
+again = Operation("tests.again", retention=RETENTION, transaction=False, recovery=REEXECUTE)
+parks = Operation("tests.parks", retention=RETENTION, transaction=False, recovery=PARK)
 #: What the reconciler finds for a key, if it is not the outcome of a run.
 FINDINGS = {}
 asks = Operation(
     "tests.asks",
-    ttl=TTL,
+    retention=RETENTION,
     transaction=False,
     recovery=Reconcile(lambda record: FINDINGS.get(record.idempotency_key, Completed({"found": True}))),
 )
@@ -35,16 +35,16 @@ def acquire(operation, key="k", payload=PAYLOAD):
 
 def send_every_statement(scope):
     """Claim a scope, and make each change of its record as long as there is a claim, and in vain once it is parked."""
-    store, lease, ttl = store_for("default"), timedelta(seconds=-1), timedelta(hours=1)
+    store, lease, retention = store_for("default"), timedelta(seconds=-1), timedelta(hours=1)
 
     def fence():
         return store.read(scope).fence
 
-    assert store.insert_claim(scope, "v1:1", lease=lease, ttl=ttl, wait_for_disk=False)
-    assert store.take_over(fence(), lease=lease, ttl=ttl)
-    assert store.set_lease(fence(), lease, ttl=ttl)
+    assert store.insert_claim(scope, "v1:1", lease=lease, retention=retention, wait_for_disk=False)
+    assert store.take_over(fence(), lease=lease, retention=retention)
+    assert store.set_lease(fence(), lease, retention=retention)
     assert store.park_abandoned(fence())
     assert not store.release(fence())
     assert not store.park(fence())
-    assert not store.complete(fence(), OUTCOME, ttl=ttl)
-    assert not store.start_over(fence(), "v1:2", lease=lease, ttl=ttl)
+    assert not store.complete(fence(), OUTCOME, retention=retention)
+    assert not store.start_over(fence(), "v1:2", lease=lease, retention=retention)

@@ -30,7 +30,7 @@ from idempotency.protocol.renewal import renew
 from idempotency.store import store_for
 from tests.concurrency.failures import just_before
 from tests.concurrency.traces import session_settings
-from tests.database.claiming import OUTCOME, PAYLOAD, TTL, acquire, again, asks, parks, plain
+from tests.database.claiming import OUTCOME, PAYLOAD, RETENTION, acquire, again, asks, parks, plain
 from tests.database.statements import fill, most_rows_read
 from tests.records import HOUR, MINUTE, database_now, expire, from_now, make_records
 
@@ -278,7 +278,7 @@ def test_an_attempt_whose_outcome_was_refused_has_lost_its_lease():
 
 
 def is_kept_for_the_whole_retention():
-    return timedelta(0) <= TTL - (IdempotencyRecord.objects.get().expires_at - database_now()) < MINUTE
+    return timedelta(0) <= RETENTION - (IdempotencyRecord.objects.get().expires_at - database_now()) < MINUTE
 
 
 def test_an_outcome_is_dated_when_it_is_written_and_not_when_its_transaction_began():
@@ -289,7 +289,7 @@ def test_an_outcome_is_dated_when_it_is_written_and_not_when_its_transaction_beg
         late = database_now()
     record = IdempotencyRecord.objects.get()
     assert late <= record.completed_at
-    assert late + TTL <= record.expires_at
+    assert late + RETENTION <= record.expires_at
 
 
 def reconcile(owned):
@@ -332,16 +332,16 @@ def test_a_late_outcome_is_kept_for_the_whole_retention_and_no_longer_because_so
 
 
 def test_a_body_is_kept_from_its_outcome_on():
-    ownership.record(acquire(plain), Outcome(201, body="1", body_ttl=HOUR))
+    ownership.record(acquire(plain), Outcome(201, body="1", body_retention=HOUR))
     assert timedelta(0) <= HOUR - (IdempotencyRecord.objects.get().body_expires_at - database_now()) < MINUTE
 
 
 @pytest.mark.failure_69
 def test_a_retention_that_ends_later_by_an_earlier_policy_stays():
     owned = acquire(plain)
-    IdempotencyRecord.objects.update(expires_at=from_now(10 * TTL))
+    IdempotencyRecord.objects.update(expires_at=from_now(10 * RETENTION))
     ownership.record(owned, OUTCOME)
-    assert IdempotencyRecord.objects.get().expires_at - database_now() > 9 * TTL
+    assert IdempotencyRecord.objects.get().expires_at - database_now() > 9 * RETENTION
 
 
 # Why the latest failed attempt failed is kept with the record, at no cost for those that succeed

@@ -42,7 +42,7 @@ OUTCOMES = {
     "422, no JSON": Outcome(422, (("Content-Type", "text/plain"),), encode_body(b"no", "text/plain")),
     "503": Outcome(503, (), "{}"),
     "a reference": Outcome(201, (), reference="1"),
-    "a reference to a refusal": Outcome(409, (), "{}", reference="1", body_ttl=HOUR),
+    "a reference to a refusal": Outcome(409, (), "{}", reference="1", body_retention=HOUR),
 }
 
 
@@ -88,8 +88,8 @@ def by_a_request(answer):
 
 #: What a request makes of a claim. Each is called with the claim when the request reads it, and returns the change.
 ANSWERS = {
-    "take over": by_a_request(lambda store, seen: store.take_over(seen, lease=HOUR, ttl=DAY)),
-    "start over": by_a_request(lambda store, seen: store.start_over(seen, "v1:1", lease=HOUR, ttl=DAY)),
+    "take over": by_a_request(lambda store, seen: store.take_over(seen, lease=HOUR, retention=DAY)),
+    "start over": by_a_request(lambda store, seen: store.start_over(seen, "v1:1", lease=HOUR, retention=DAY)),
     "park abandoned": by_a_request(lambda store, seen: store.park_abandoned(seen)),
 }
 EVERY = {name: partial(partial, change) for name, change in CHANGES.items()} | ANSWERS

@@ -125,5 +125,5 @@ def test_what_was_sent_longer_ago_than_the_retention_goes_and_nothing_else():
     assert (result.deleted, result.exhausted) == (3, True)
     assert set(OutboxMessage.objects.values_list("pk", flat=True)) == remains
     assert purge_sent_once() == messages.PurgeResult()
-    with override_settings(IDEMPOTENCY={"TTL": DAY}):
+    with override_settings(IDEMPOTENCY={"RETENTION": DAY}):
         assert purge_sent_once().deleted == 2

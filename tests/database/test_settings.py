@@ -55,7 +55,7 @@ def binding(request):
 
 
 def insert(store, wait_for_disk=True):
-    pk = store.insert_claim(SCOPE, HASH, lease=OVER, ttl=OVER, wait_for_disk=wait_for_disk)
+    pk = store.insert_claim(SCOPE, HASH, lease=OVER, retention=OVER, wait_for_disk=wait_for_disk)
     return Fence(SCOPE, pk, 1, HASH)
 
 
@@ -67,11 +67,11 @@ def begun(store):
 
 
 CHANGES = {
-    "take_over": lambda store, fence: store.take_over(store.read(SCOPE).fence, lease=HOUR, ttl=HOUR),
-    "start_over": lambda store, fence: store.start_over(store.read(SCOPE).fence, HASH, lease=HOUR, ttl=HOUR),
+    "take_over": lambda store, fence: store.take_over(store.read(SCOPE).fence, lease=HOUR, retention=HOUR),
+    "start_over": lambda store, fence: store.start_over(store.read(SCOPE).fence, HASH, lease=HOUR, retention=HOUR),
     "park_abandoned": lambda store, fence: store.park_abandoned(store.read(SCOPE).fence),
-    "set_lease": lambda store, fence: store.set_lease(fence, HOUR, ttl=HOUR),
-    "complete": lambda store, fence: store.complete(fence, OUTCOME, ttl=HOUR),
+    "set_lease": lambda store, fence: store.set_lease(fence, HOUR, retention=HOUR),
+    "complete": lambda store, fence: store.complete(fence, OUTCOME, retention=HOUR),
     "release": lambda store, fence: store.release(fence),
     "park": lambda store, fence: store.park(fence),
 }
@@ -140,7 +140,7 @@ def test_a_purge_finds_the_steps_of_an_id_that_needs_64_bits(binding):
 
 def test_in_a_test_case_nothing_is_set(store):
     with transaction.atomic(), transaction.atomic():
-        assert store.complete(insert(store), OUTCOME, ttl=HOUR)
+        assert store.complete(insert(store), OUTCOME, retention=HOUR)
         assert in_force() == {}
 
 

@@ -170,7 +170,7 @@ def test_a_check_says_what_an_anonymous_account_means(settings):
     (warning,) = found()
     assert "'accounts.visitors', 'accounts.visitors_of_tenants'" in warning.msg
     assert "another account" in warning.msg
-    settings.IDEMPOTENCY = {"TTL": 3}  # the operations can't be read then
+    settings.IDEMPOTENCY = {"RETENTION": 3}  # the operations can't be read then
     assert found() == []
 
 
@@ -289,7 +289,7 @@ def crashing(request):
         raise AssertionError
 
 
-OPEN = {name: idempotent(f"accounts.open_{name}", required=False) for name in ("plain", "async", "drf", "crash")}
+OPEN = {name: idempotent(f"accounts.open_{name}", key_required=False) for name in ("plain", "async", "drf", "crash")}
 OPEN_VIEWS = {
     "plain": OPEN["plain"](in_transaction),
     "async": OPEN["async"](asynchronous),

@@ -144,8 +144,8 @@ MUTANTS = {
         {"other_account": "it learns of the first one's operation"},
     ),
     "the payload ignored": (
-        idempotent("kit.payload", command=lambda request: None),
-        {"other_payload": "look at command="},
+        idempotent("kit.payload", payload=lambda request: None),
+        {"other_payload": "look at payload="},
     ),
     "a dictionary": (
         in_a_dictionary,

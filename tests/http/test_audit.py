@@ -120,7 +120,7 @@ class Copying(Decorated):
         return plain_answer(request)
 
 
-protected = idempotent("audit.function", required=False)(plain_answer)
+protected = idempotent("audit.function", key_required=False)(plain_answer)
 outside = idempotent("audit.outside", transaction=False, recovery=PARK)(functools.partial(plain_answer))
 router = DefaultRouter()
 router.register("transfers", Transfers)
@@ -298,8 +298,8 @@ def test_the_command_writes_json():
         "operation": "audit.function",
         "recovery": "reexecute",
         "transaction": True,
-        "required": False,
-        "reasons": ["A request without a key runs unprotected (required=False)."],
+        "key_required": False,
+        "reasons": ["A request without a key runs unprotected (key_required=False)."],
     }
     assert all(each.keys() == route.keys() for each in found["routes"])
 

@@ -114,12 +114,12 @@ def test_half_a_body_is_refused_before_its_key_is_claimed(alice, framework, sent
 
 @pytest.mark.parametrize("name", [name for name in READS if not name.startswith("a ")])
 def test_a_handler_that_reads_half_a_body_is_rolled_back(alice, serve, name):
-    Framework("plain", serve).serve(reading(READS[name]), command=digest)
+    Framework("plain", serve).serve(reading(READS[name]), payload=digest)
     refuses_half(alice, SENT["form"])
 
 
 def test_a_large_body_that_the_handler_reads_itself(alice, serve):
-    Framework("plain", serve).serve(reading(READS["pieces"]), command=digest)
+    Framework("plain", serve).serve(reading(READS["pieces"]), payload=digest)
     refuses_half(alice, LARGE_TEXT)
 
 
@@ -162,13 +162,13 @@ def test_whatever_a_handler_makes_of_half_a_body_is_not_kept(alice, framework, h
             return {}, {"answers 404": 404, "answers 500": 500}.get(how, 201)
         return answer
 
-    framework.serve(handler, command=digest)
+    framework.serve(handler, payload=digest)
     refuses_half(alice, SENT["text"])
 
 
 def test_a_rendering_that_reads_half_a_body(alice, serve):
     @serve
-    @idempotent("tests.rendering", command=digest)
+    @idempotent("tests.rendering", payload=digest)
     def view(request):
         work(request)
         template = engines["django"].from_string("{{ request.POST.b|length }}")
@@ -188,7 +188,7 @@ def test_a_rendering_that_reads_half_a_body(alice, serve):
 )
 def test_half_a_body_without_a_transaction_ends_as_a_crash(alice, serve, recovery, status, code):
     """The handler may have had an effect. It gets an error where the body breaks off, so that it need not have one."""
-    Framework("plain", serve).serve(reading(READS["pieces"]), command=digest, transaction=False, recovery=recovery)
+    Framework("plain", serve).serve(reading(READS["pieces"]), payload=digest, transaction=False, recovery=recovery)
     cut = alice.post(key="k", **half(SENT["text"]))
     assert problem_code(cut) == "idempotency_payload_invalid"
     assert cut["Idempotency-Status"] == ("not-recorded" if code is None else "unknown")
@@ -223,7 +223,7 @@ def test_a_key_in_the_half_that_has_not_arrived(alice, serve, place, required):
         "json": {"data": b'{"a": "%s", "key": "k"}' % (b"1" * SMALL)},
     }[place]
     source = FromJSON("key") if place == "json" else FromForm("key")
-    serve(idempotent("tests.key", key=source, required=required)(plain_answer))
+    serve(idempotent("tests.key", key=source, key_required=required)(plain_answer))
     assert problem_code(alice.post(**half(sent))) == "idempotency_payload_invalid"
     assert (effects(), records()) == (0, [])
     assert alice.post(**sent).status_code == 201
@@ -264,7 +264,7 @@ def test_a_reset_connection_is_half_a_body(alice, framework, length):
 
 
 def test_a_reset_connection_that_the_handler_meets(alice, framework):
-    framework.serve(lambda request: [getattr(request, "_request", request).read(), work(request)], command=digest)
+    framework.serve(lambda request: [getattr(request, "_request", request).read(), work(request)], payload=digest)
     cut = alice.post(key="k", **half(SENT["text"], Broken))
     assert problem_code(cut) == "idempotency_payload_invalid"
     assert effects() == 0
@@ -280,7 +280,7 @@ def test_a_chunked_body_that_the_handler_reads_from_the_server(alice, framework,
             http.environ["wsgi.input"].read()
         return work(request)
 
-    framework.serve(handler, command=digest)
+    framework.serve(handler, payload=digest)
     chunked = {"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked", "content_type": "text/csv"}
     cut = alice.post(key="k", **chunked, **{"wsgi.input": Broken(b"")})
     assert problem_code(cut) == "idempotency_payload_invalid"
@@ -292,7 +292,7 @@ def test_a_chunked_body_that_the_handler_reads_from_the_server(alice, framework,
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_server_that_hands_over_small_pieces(alice, serve, read):
     seen = []
-    Framework("plain", serve).serve(reading(lambda http: seen.append(read(http))), command=digest)
+    Framework("plain", serve).serve(reading(lambda http: seen.append(read(http))), payload=digest)
     for stream in (BytesIO, Dripping):
         first = alice.post(key=stream.__name__, **{**SENT["text"], "wsgi.input": stream(SENT["text"]["data"])})
         assert first.status_code == 201
@@ -304,7 +304,7 @@ def test_a_server_that_hands_over_small_pieces(alice, serve, read):
 )
 def test_a_handler_that_needs_no_more_of_the_body_is_not_refused(alice, serve, read):
     """What it has done does not depend on the rest. To wait for the rest would hold its transaction open."""
-    Framework("plain", serve).serve(reading(read), command=digest)
+    Framework("plain", serve).serve(reading(read), payload=digest)
     first = alice.post(key="k", **half(SENT["text"]))
     assert (first.status_code, effects()) == (201, 1)
     assert alice.post(key="k", **SENT["text"])["Idempotency-Status"] == "replayed"
@@ -326,7 +326,7 @@ def test_an_unprotected_request_reads_half_a_body_as_without_this_package(alice,
                 seen.append(len(data))
         return JsonResponse({"seen": seen})
 
-    serve(idempotent("tests.optional", required=False)(read), **{"twin/": read})
+    serve(idempotent("tests.optional", key_required=False)(read), **{"twin/": read})
     for url in ("/", "/twin/"):
         assert alice.post(url, **half(SENT["text"], stream)).json() == {"seen": [len(SENT["text"]["data"]) // 2]}
 
@@ -344,7 +344,7 @@ def test_an_unprotected_request_gets_djangos_error_for_a_reset_connection(alice,
 
 
 def test_code_above_the_protection_may_read_on(alice, serve):
-    protected = idempotent("tests.below", command=digest)(plain_answer)
+    protected = idempotent("tests.below", payload=digest)(plain_answer)
 
     def view(request):
         response = protected(request)
@@ -357,10 +357,10 @@ def test_code_above_the_protection_may_read_on(alice, serve):
 
 
 def test_an_operation_within_an_operation_is_refused_half_a_body_too(alice, serve):
-    inner = idempotent("tests.inner", command=digest)(lambda request: JsonResponse({}))
+    inner = idempotent("tests.inner", payload=digest)(lambda request: JsonResponse({}))
 
     @serve
-    @idempotent("tests.outer", command=digest, transaction=False, recovery=REEXECUTE)
+    @idempotent("tests.outer", payload=digest, transaction=False, recovery=REEXECUTE)
     def outer(request):
         inner(request)
         request.read()
@@ -371,7 +371,7 @@ def test_an_operation_within_an_operation_is_refused_half_a_body_too(alice, serv
 
 
 def test_a_retry_by_half_gets_the_replay_if_nothing_reads_it(alice, serve):
-    Framework("plain", serve).serve(reading(READS["body"]), command=digest)
+    Framework("plain", serve).serve(reading(READS["body"]), payload=digest)
     assert alice.post(key="k", **SENT["text"]).status_code == 201
     assert alice.post(key="k", **half(SENT["text"]))["Idempotency-Status"] == "replayed"
     assert effects() == 1

@@ -115,7 +115,7 @@ def test_a_request_that_is_refused_before_its_claim_is_free(alice, serve, framew
 @pytest.mark.parametrize(
     ("policy", "view", "key", "expected"),
     [
-        ({"required": False}, plain_answer, None, WORK),
+        ({"key_required": False}, plain_answer, None, WORK),
         ({}, transaction.atomic(plain_answer), "k", [*CLAIM, "BEGIN", "SAVEPOINT", *WORK, "RELEASE", *COMPLETE]),
         (OUTSIDE, plain_answer, "k", [*CLAIM, *WORK, *COMPLETE_ALONE]),
     ],

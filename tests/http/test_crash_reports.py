@@ -63,7 +63,7 @@ def test_a_payload_that_cannot_be_compared_is_not_shown():
         def __repr__(self):
             return f"<Opaque {CARD}>"
 
-    @idempotent("tests.opaque", account=lambda request: ACCOUNT, command=lambda request: {"card": [Opaque()]})
+    @idempotent("tests.opaque", account=lambda request: ACCOUNT, payload=lambda request: {"card": [Opaque()]})
     def view(request):
         raise NotImplementedError
 

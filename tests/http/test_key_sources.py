@@ -157,7 +157,7 @@ def test_a_form_that_django_cannot_decode_has_its_key(alice, serve, charset, req
     """PayPal's notifications are in windows-1252. Django's own form refuses them, and a handler reads the body."""
 
     @serve
-    @idempotent("tests.charset", key=FromForm("txn_id"), required=required)
+    @idempotent("tests.charset", key=FromForm("txn_id"), key_required=required)
     def view(request):
         assert request.body.startswith(b"name=Jos%E9")
         return plain_answer(request)
@@ -196,7 +196,7 @@ def event_id(request):
 
 @pytest.mark.usefixtures("atomic")
 def test_a_source_may_be_the_default_of_all(alice, framework, settings):
-    settings.IDEMPOTENCY = {"KEY": f"{__name__}.event_id", "REQUIRED": False}
+    settings.IDEMPOTENCY = {"KEY": f"{__name__}.event_id", "KEY_REQUIRED": False}
     framework.serve()
     replayed(alice, key=None, headers={"X-Event-Id": "k"})
     assert [alice.post().status_code for _ in range(2)] == [201, 201]  # without a key it runs unprotected
@@ -319,17 +319,17 @@ def test_a_derived_key_has_no_time_and_may_begin(key, begins):
 
 
 def test_a_key_may_not_be_accepted_for_longer_than_its_record_is_kept(settings):
-    Operation("late.fits", max_key_age=DAY, ttl=DAY + timedelta(minutes=5))
+    Operation("late.fits", max_key_age=DAY, retention=DAY + timedelta(minutes=5))
     too_long = DAY - timedelta(minutes=4)
     with pytest.raises(ImproperlyConfigured, match=r"gone could run again.*E014"):
-        Operation("late.wrong", max_key_age=too_long, ttl=DAY)
-    operation = Operation("late.wrong_by_the_setting", ttl=DAY)
+        Operation("late.wrong", max_key_age=too_long, retention=DAY)
+    operation = Operation("late.wrong_by_the_setting", retention=DAY)
     settings.IDEMPOTENCY = {"MAX_KEY_AGE": too_long}
     assert [mistake.id for mistake in operation.mistakes()] == ["idempotency.E014"]
 
 
 def test_every_answer_says_how_long_an_outcome_is_kept(alice, framework):
-    framework.serve(ttl=HOUR + timedelta(seconds=1.5))
+    framework.serve(retention=HOUR + timedelta(seconds=1.5))
     answers = [
         *replayed(alice),
         assert_refused(alice, "idempotency_key_reused", key="k", data={"amount": 2}),

@@ -281,7 +281,7 @@ def test_a_declared_header_parameter_stays_the_only_one(api):
 def test_errors_in_another_form_and_under_wrong_settings_are_not_described(api, settings):
     settings.IDEMPOTENCY = {"ERROR_RESPONSE": lambda request, error: HttpResponse()}
     assert "content" not in described(api)["responses"]["422"]
-    settings.IDEMPOTENCY = {"REQUIRED": 1}
+    settings.IDEMPOTENCY = {"KEY_REQUIRED": 1}
     assert described(ninja.NinjaAPI(urls_namespace="wrong"), {"name": "tests.ninja_wrong"})["responses"].keys() == {
         "200"
     }
@@ -289,7 +289,7 @@ def test_errors_in_another_form_and_under_wrong_settings_are_not_described(api, 
 
 def test_without_an_account_an_optional_key_is_ignored(api, anonymous, middleware):
     @api.post("/open", auth=None)
-    @idempotent("tests.open", required=False)
+    @idempotent("tests.open", key_required=False)
     def create(request: HttpRequest) -> dict[str, str]:
         return {"open": "yes"}
 

@@ -142,10 +142,10 @@ def test_the_header_is_described_as_it_is_read():
 
 
 def test_an_operation_is_described_by_its_policy():
-    strict, lenient = described(handler()), described(handler(name="tests.lenient", required=False))
+    strict, lenient = described(handler()), described(handler(name="tests.lenient", key_required=False))
     assert [header["required"] for header in header_of(strict)] == [True]
     assert "required" not in header_of(lenient)[0]
-    bounds = {"max_key_age": timedelta(days=1), "body_ttl": timedelta(hours=1)}
+    bounds = {"max_key_age": timedelta(days=1), "body_retention": timedelta(hours=1)}
     elsewhere = described(handler(name="tests.elsewhere", key=FromForm(), **bounds))
     assert "required" not in header_of(elsewhere)[0]
     for status, code in (("400", "idempotency_key_expired"), ("409", "idempotency_body_gone")):
@@ -259,7 +259,7 @@ def codes_of(profile):
     return codes
 
 
-POLICY = {"max_key_age": timedelta(days=1), "body_ttl": timedelta(hours=1)}
+POLICY = {"max_key_age": timedelta(days=1), "body_retention": timedelta(hours=1)}
 
 
 def by_spectacular(policy, *others):

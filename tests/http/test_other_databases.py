@@ -296,9 +296,9 @@ def test_what_is_not_protected_has_one_transaction_on_every_database(alice, serv
         def get(self, request):
             return handler(request)
 
-        post = idempotent("tests.optional_method", required=False)(get)
+        post = idempotent("tests.optional_method", key_required=False)(get)
 
-    serve(idempotent("tests.optional", required=False)(handler), **{"class/": Optional.as_view()})
+    serve(idempotent("tests.optional", key_required=False)(handler), **{"class/": Optional.as_view()})
     for url in ("/", "/class/"):
         for method in ("GET", "POST"):
             assert alice.request(method, url).status_code == 201

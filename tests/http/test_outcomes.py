@@ -187,7 +187,7 @@ def test_every_other_refusal_stays_an_outcome():
 @pytest.mark.failure_93
 @pytest.mark.parametrize("status", [400, 404, 409, 425])
 def test_a_refused_event_runs_when_it_is_delivered_again(alice, framework, status):
-    framework.serve(recordable=is_recordable_if_successful, command=lambda request: "evt_1")
+    framework.serve(recordable=is_recordable_if_successful, payload=lambda request: "evt_1")
     assert_nothing_kept(alice, status, f"/?status={status}")
     redelivered = [alice.post(key="k") for _ in range(2)]
     assert [answer["Idempotency-Status"] for answer in redelivered] == ["executed", "replayed"]

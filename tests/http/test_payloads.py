@@ -222,7 +222,7 @@ class CommandSerializer(serializers.Serializer):
 
 
 def test_a_command_of_a_serializer_reads_what_it_declares_in_its_own_types(same, serve):
-    serve(drf_view(idempotent("tests.command", command=CommandSerializer)(drf_answer)))
+    serve(drf_view(idempotent("tests.command", payload=CommandSerializer)(drf_answer)))
     first = {"amount": 1, "lines": [{"price": "1.50"}], "line": {"price": 2}, "account": 7, "note": None}
     alike = {"amount": "1", "lines": [{"price": 1.5}], "line": {"price": "2.0"}, "account": 7, "note": None}
     assert same({"data": first}, {"data": {**alike, "tracking": "not declared", "computed": "read only"}})
@@ -240,7 +240,7 @@ class BoxesSerializer(serializers.Serializer):
 
 
 def test_a_partial_update_tells_a_box_that_is_left_out_from_one_that_is_not_ticked(same, serve):
-    serve(drf_view(idempotent("tests.boxes", command=BoxesSerializer)(drf_answer), parsers=[FormParser]))
+    serve(drf_view(idempotent("tests.boxes", payload=BoxesSerializer)(drf_answer), parsers=[FormParser]))
     absent, unticked = b"other=1", b"active=false"
     assert not same(absent, unticked, method="PATCH", content_type=FORM)
     # A form that is sent whole leaves a box out to say that it isn't ticked.
@@ -248,7 +248,7 @@ def test_a_partial_update_tells_a_box_that_is_left_out_from_one_that_is_not_tick
 
 
 def test_a_command_may_be_any_callable(same, serve):
-    serve(idempotent("tests.command", command=lambda request: json.loads(request.body)["amount"])(plain_answer))
+    serve(idempotent("tests.command", payload=lambda request: json.loads(request.body)["amount"])(plain_answer))
     assert same({"data": {"amount": 1, "sent_at": "now"}}, {"data": {"amount": 1, "sent_at": "later"}})
     assert not same({"data": {"amount": 1}}, {"data": {"amount": 2}})
 
@@ -258,7 +258,7 @@ def test_a_command_that_recurses_without_end_is_refused(alice, serve):
     def recurse(request):
         return recurse(request)
 
-    serve(idempotent("tests.command", command=recurse)(plain_answer))
+    serve(idempotent("tests.command", payload=recurse)(plain_answer))
     assert_refused(alice, "idempotency_payload_invalid", key="k")
 
 
@@ -277,7 +277,7 @@ def checked_by_hand(request):
 
 @pytest.mark.scenario_13
 def test_a_payload_that_the_command_refuses_may_be_corrected(alice, framework):
-    framework.serve(work, command=checked_by_hand if framework.name == "plain" else checked_by_serializer)
+    framework.serve(work, payload=checked_by_hand if framework.name == "plain" else checked_by_serializer)
     for _ in range(2):
         assert alice.post(data={"amount": -1}, key="k").status_code == 400
         assert not IdempotencyRecord.objects.exists()
@@ -303,7 +303,7 @@ def test_query_and_method_count(same, framework, first, second, expected):
 
 @pytest.mark.failure_94
 def test_a_given_payload_replaces_the_query(same, framework):
-    framework.serve(command=lambda request: request.headers.get("X-Event-Id", ""))
+    framework.serve(payload=lambda request: request.headers.get("X-Event-Id", ""))
     assert same("/?signature=a", "/?signature=b")
 
 
@@ -370,7 +370,7 @@ def test_the_route_is_read_only_for_a_key(alice, settings):
         def __str__(self):
             raise ValueError
 
-    view = idempotent("tests.route", required=False)(lambda request, value: plain_answer(request))
+    view = idempotent("tests.route", key_required=False)(lambda request, value: plain_answer(request))
     settings.ROOT_URLCONF = (path("", served(view), {"value": Unreadable()}),)
     assert alice.post().status_code == 201
     assert alice.post(key="k").status_code == 500

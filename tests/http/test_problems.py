@@ -85,7 +85,7 @@ def test_an_outcome_that_cannot_be_written_undoes_the_run(alice, framework):
 
 @pytest.mark.failure_10
 @pytest.mark.parametrize(
-    ("name", "value"), [("TTL", timedelta(0)), ("METHODS", ["post", "patch"]), ("RECORDABLE", "no.such.thing")]
+    ("name", "value"), [("RETENTION", timedelta(0)), ("METHODS", ["post", "patch"]), ("RECORDABLE", "no.such.thing")]
 )
 @policies
 def test_nothing_runs_under_a_wrong_setting(alice, framework, settings, caplog, name, value, policy):
@@ -103,14 +103,17 @@ def test_nothing_runs_under_a_wrong_setting(alice, framework, settings, caplog, 
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_mistake_of_the_server_is_told_to_its_developers(alice, framework, settings, caplog, debug):
     settings.DEBUG = debug
-    framework.serve(max_body=1)
+    framework.serve(max_response_body=1)
     refused = alice.post(key="a-long-key-of-a-client")
     assert problem_code(refused) == "idempotency_response_unrecordable"
     detail = json.loads(refused.content)["detail"]
-    assert "Raise max_body" in caplog.text
+    assert "Raise max_response_body" in caplog.text
     assert "key a-long-k… (22 characters)" in caplog.text
     assert "a-long-key-of-a-client" not in caplog.text
-    assert ("Raise max_body" in detail, "tests." in detail) == (debug, debug)  # the remedy, and the operation's name
+    assert ("Raise max_response_body" in detail, "tests." in detail) == (
+        debug,
+        debug,
+    )  # the remedy, and the operation's name
     if not debug:
         reference = detail.rpartition(" ")[2].removesuffix(".")
         assert len(reference) == 12
@@ -246,7 +249,7 @@ def test_the_error_of_an_inner_claim_is_no_answer_to_the_outer_key(alice, framew
         work(request)
         raise error
 
-    framework.serve(failing, in_progress=ACCEPTED, required=False)
+    framework.serve(failing, in_progress=ACCEPTED, key_required=False)
     assert "problem" not in assert_nothing_kept(alice, 500)["Content-Type"]
     if not asked_for:  # the middleware answers it, as it does in an unprotected view
         without_a_key = alice.post()

@@ -138,13 +138,13 @@ def test_an_error_of_the_project_keeps_its_status_and_code(settings, rf, profile
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        ({"profile": "acp", "ttl": timedelta(hours=24)}, []),
-        ({"profile": "acp", "ttl": timedelta(hours=23)}, ["keeps its outcomes for 23:00:00"]),
-        ({"profile": "acp", "required": False}, ["lets a request without a key run"]),
+        ({"profile": "acp", "retention": timedelta(hours=24)}, []),
+        ({"profile": "acp", "retention": timedelta(hours=23)}, ["keeps its outcomes for 23:00:00"]),
+        ({"profile": "acp", "key_required": False}, ["lets a request without a key run"]),
         ({"profile": "acp", "recordable": lambda status: status == 500}, ["records responses with a status of 5xx"]),
         ({"profile": "acp", "in_progress": ACCEPTED}, ["answers a duplicate of a running request with 202"]),
-        ({"profile": "stripe", "required": False, "recordable": lambda status: True, "in_progress": ACCEPTED}, []),
-        ({"ttl": timedelta(hours=2), "transaction": False, "recovery": PARK}, []),
+        ({"profile": "stripe", "key_required": False, "recordable": lambda status: True, "in_progress": ACCEPTED}, []),
+        ({"retention": timedelta(hours=2), "transaction": False, "recovery": PARK}, []),
     ],
 )
 def test_an_operation_that_breaks_a_rule_of_its_profile_is_reported(policy, expected):
@@ -161,7 +161,7 @@ HEADER = "Idempotency-Status"
 @pytest.mark.failure_88
 @pytest.mark.usefixtures("middleware")
 def test_a_refusal_before_the_look_up_knows_nothing_of_the_key(alice, anonymous, framework):
-    framework.serve(required=True)
+    framework.serve(key_required=True)
     alice.post(key="k")
     answers = [alice.post(data=b'{"a": 1e999}', key="k"), alice.post(key="a,b"), anonymous.post(key="k")]
     if framework.name == "drf":

@@ -38,8 +38,8 @@ def test_a_retry_past_the_retention_is_new(alice, framework, purged, payload):
 
 @pytest.mark.scenario_5
 def test_the_operations_own_ttl_decides(alice, serve, settings):
-    settings.IDEMPOTENCY = {"TTL": timedelta(hours=2)}
-    own = idempotent("tests.own", ttl=timedelta(hours=5))(plain_answer)
+    settings.IDEMPOTENCY = {"RETENTION": timedelta(hours=2)}
+    own = idempotent("tests.own", retention=timedelta(hours=5))(plain_answer)
     serve(idempotent("tests.default")(plain_answer), **{"own/": own})
     for url in ("/", "/own/"):
         alice.post(url, key="k")
@@ -77,10 +77,10 @@ def test_no_scope_collides_with_another_by_concatenation(alice, serve):
 
 @pytest.mark.scenario_9
 def test_without_an_optional_key_nothing_is_kept(alice, framework):
-    framework.serve(required=False)
+    framework.serve(key_required=False)
     with receiving(signals.unprotected) as received:
         answers = [alice.post() for _ in range(2)]
-    assert [sent["sender"].policy.required for sent in received] == [False, False]
+    assert [sent["sender"].policy.key_required for sent in received] == [False, False]
     for answer in answers:
         assert (answer.status_code, answer.json()["operation"]) == (201, None)
         assert not {"Idempotency-Key", "Idempotency-Status"} & answer.headers.keys()

@@ -261,7 +261,7 @@ def test_what_a_command_stands_for_is_not_read_at_all(alice, serve):
         request.upload_handlers = [TemporaryFileUploadHandler(request)]
         return {"size": len(request.FILES["file"].read())}
 
-    Framework("plain", serve).serve(handler, command=lambda request: request.GET["of"])
+    Framework("plain", serve).serve(handler, payload=lambda request: request.GET["of"])
     first = alice.post("/?of=1", key="k", **upload(LARGE))
     assert json.loads(first.content) == {"size": LARGE}
     assert alice.post("/?of=1", key="k", **upload(SMALL)).content == first.content

@@ -140,21 +140,21 @@ def referring(reference, response=None):
 @pytest.mark.failure_37
 @pytest.mark.parametrize("kind", UNRECORDABLE)
 def test_what_cannot_be_recorded_is_refused(alice, serve, kind, caplog):
-    serve_answer(serve, UNRECORDABLE[kind], max_body=100)
+    serve_answer(serve, UNRECORDABLE[kind], max_response_body=100)
     refused = assert_nothing_kept(alice, 500)
     assert problem_code(refused) == "idempotency_response_unrecordable"
     assert refused["Idempotency-Key"] == "k"
     assert "tests.answer" in caplog.text
-    for remedy in ("101 bytes", "max_body") if "large" in kind else ("rebuild=",):
+    for remedy in ("101 bytes", "max_response_body") if "large" in kind else ("rebuild=",):
         assert remedy in caplog.text
 
 
 @pytest.mark.failure_37
 def test_the_cap_is_a_setting_and_a_body_just_below_it_is_kept(alice, serve, settings):
-    settings.IDEMPOTENCY = {"MAX_BODY": 10}
+    settings.IDEMPOTENCY = {"MAX_RESPONSE_BODY": 10}
     serve_answer(serve, lambda: HttpResponse(b"0123456789"))
     replayed(alice)
-    settings.IDEMPOTENCY = {"MAX_BODY": 9}
+    settings.IDEMPOTENCY = {"MAX_RESPONSE_BODY": 9}
     assert problem_code(alice.post(key="k2")) == "idempotency_response_unrecordable"
     assert effects() == 1
 

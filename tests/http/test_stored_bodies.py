@@ -200,7 +200,7 @@ def purge_bodies():
 
 
 def test_a_retry_after_the_body_is_told_so_and_does_not_run(framework, alice):
-    framework.serve(body_ttl=HOUR)
+    framework.serve(body_retention=HOUR)
     first, _ = replayed(alice)
     assert purge_bodies() == 0  # it is not due
     assert alice.post(key="k").content == first.content
@@ -220,9 +220,9 @@ def test_a_retry_after_the_body_is_told_so_and_does_not_run(framework, alice):
 
 
 def test_a_record_that_starts_over_forgets_when_its_body_was_due():
-    """Otherwise the next body would be deleted too early, where body_ttl is declared no more."""
+    """Otherwise the next body would be deleted too early, where body_retention is declared no more."""
     with forgetting_operations("bodies."):
-        operation = Operation("bodies.over", body_ttl=HOUR)
+        operation = Operation("bodies.over", body_retention=HOUR)
         ownership.record(acquire(operation), outcome_of(HttpResponse(), operation.policy))
         assert IdempotencyRecord.objects.get().body_expires_at is not None
         expire(IdempotencyRecord.objects.get().pk)
@@ -241,7 +241,7 @@ def answer_with_reference():
 
 
 def test_a_body_is_replayed_and_when_deleted_rebuilt(serve, alice, monkeypatch):
-    serve_answer(serve, answer_with_reference, rebuild=rebuilt, body_ttl=HOUR)
+    serve_answer(serve, answer_with_reference, rebuild=rebuilt, body_retention=HOUR)
     replayed(alice)
     purge_body_of("k")
     answer = alice.post(key="k")
@@ -253,8 +253,8 @@ def test_a_body_is_replayed_and_when_deleted_rebuilt(serve, alice, monkeypatch):
 
 
 def test_what_has_no_body_to_keep_is_recorded_as_its_reference_alone():
-    plain = Operation("bodies.plain", rebuild=rebuilt, body_ttl=HOUR, max_body=10)
-    job = Operation("bodies.job", rebuild=rebuilt, body_ttl=HOUR, in_progress=Attach(lambda scope: "/job/"))
+    plain = Operation("bodies.plain", rebuild=rebuilt, body_retention=HOUR, max_response_body=10)
+    job = Operation("bodies.job", rebuild=rebuilt, body_retention=HOUR, in_progress=Attach(lambda scope: "/job/"))
     without = Operation("bodies.without", rebuild=rebuilt)
     for operation, response in (
         (plain, FileResponse(io.BytesIO(b"a"))),
@@ -269,7 +269,7 @@ def test_what_has_no_body_to_keep_is_recorded_as_its_reference_alone():
 
 def test_the_result_of_a_block_that_is_deleted_is_an_error_and_the_block_does_not_run():
     def run():
-        with forgetting_operations(), claim("bodies.block", account_id="1", key="k", body_ttl=HOUR) as one:
+        with forgetting_operations(), claim("bodies.block", account_id="1", key="k", body_retention=HOUR) as one:
             assert not one.replayed
             one.result = {"id": 1}
         return one.result
@@ -283,7 +283,7 @@ def test_the_result_of_a_block_that_is_deleted_is_an_error_and_the_block_does_no
 def test_an_outcome_that_a_person_records_is_kept_as_long_as_one_of_a_request(settings):
     operation = Operation("bodies.parked", transaction=False, recovery=PARK)
     ownership.park(acquire(operation))
-    settings.IDEMPOTENCY = {"BODY_TTL": HOUR}
+    settings.IDEMPOTENCY = {"BODY_RETENTION": HOUR}
     record_outcome(IdempotencyRecord.objects.get(), {"id": 1}, by="ops")
     IdempotencyRecord.objects.update(body_expires_at=from_now(-HOUR))
     assert purge_bodies() == 1
@@ -292,7 +292,7 @@ def test_an_outcome_that_a_person_records_is_kept_as_long_as_one_of_a_request(se
 
 
 def test_only_a_completed_record_has_a_response_that_can_be_gone():
-    acquire(Operation("bodies.claimed", body_ttl=HOUR))
+    acquire(Operation("bodies.claimed", body_retention=HOUR))
     # A release that doesn't know the column may have left an old time in a record that it started over.
     IdempotencyRecord.objects.update(body_expires_at=from_now(-HOUR))
     assert purge_bodies() == 0

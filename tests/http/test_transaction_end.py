@@ -128,9 +128,9 @@ def test_what_passes_through_has_its_transaction_unless_async(alice, kind, reque
         *[("get", {}, "", {"method": method, "key": "k"}, False) for method in ("GET", "HEAD")],
         ("get", {}, "head", {"method": "HEAD", "key": "k"}, True),
         ("post", {"methods": ("POST",)}, "", {"method": "POST", "key": "k"}, False),
-        ("post", {"required": False}, "", {"method": "POST", "key": "k"}, False),
-        ("post", {"required": False}, "", {"method": "POST"}, True),
-        ("post", {"required": False, "key": FromHeader("Event")}, "", {"method": "POST"}, False),
+        ("post", {"key_required": False}, "", {"method": "POST", "key": "k"}, False),
+        ("post", {"key_required": False}, "", {"method": "POST"}, True),
+        ("post", {"key_required": False, "key": FromHeader("Event")}, "", {"method": "POST"}, False),
     ],
 )
 def test_what_is_above_a_handler_has_a_transaction_unless_the_request_is_protected(
@@ -154,7 +154,7 @@ def test_what_is_above_a_handler_has_a_transaction_unless_the_request_is_protect
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("kind", [*ASYNC, "without a key"])
 def test_what_passes_through_an_async_view_is_refused_as_django_refuses_it(alice, serve, kind, transport, caplog):
-    optional = idempotent("tests.optional", required=False)(async_answer)
+    optional = idempotent("tests.optional", key_required=False)(async_answer)
     serve(optional if kind == "without a key" else KINDS[kind][0])
     refused = alice.request("POST" if kind == "without a key" else "GET")
     assert refused.status_code == 500
@@ -187,7 +187,7 @@ def test_an_async_handler_under_a_decorator_is_protected(alice, serve):
 @pytest.mark.usefixtures("atomic_requests")
 def test_a_view_that_a_test_calls_without_a_key_has_no_transaction(rf):
     """Django opens none, because no URL led to the view."""
-    view = idempotent("tests.called", required=False)(lambda request: HttpResponse(connection.in_atomic_block))
+    view = idempotent("tests.called", key_required=False)(lambda request: HttpResponse(connection.in_atomic_block))
     assert view(rf.post("/")).content == b"False"
 
 

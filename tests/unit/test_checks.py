@@ -44,13 +44,13 @@ def test_the_defaults_and_the_sample_project_are_sound():
     [
         ([], "idempotency.E001", "must be a dictionary"),
         ({"TLT": timedelta(days=1)}, "idempotency.E002", "no entry 'TLT'"),
-        ({"TTL": 3}, "idempotency.E003", "'TTL'"),
-        ({"TTL": None}, "idempotency.E003", "'TTL'"),
-        ({"TTL": timedelta(0)}, "idempotency.E003", "'TTL'"),
+        ({"RETENTION": 3}, "idempotency.E003", "'RETENTION'"),
+        ({"RETENTION": None}, "idempotency.E003", "'RETENTION'"),
+        ({"RETENTION": timedelta(0)}, "idempotency.E003", "'RETENTION'"),
         ({"LEASE": timedelta(seconds=-5)}, "idempotency.E003", "'LEASE'"),
         ({"IN_PROGRESS": "CONFLICT"}, "idempotency.E003", "'IN_PROGRESS'"),
         ({"IN_PROGRESS": Attach(str)}, "idempotency.E003", "belongs to one operation and its job: declare it there."),
-        ({"REQUIRED": None}, "idempotency.E003", "'REQUIRED'"),
+        ({"KEY_REQUIRED": None}, "idempotency.E003", "'KEY_REQUIRED'"),
         ({"METHODS": "POST"}, "idempotency.E003", "'METHODS'"),
         ({"METHODS": []}, "idempotency.E003", "at least one"),
         ({"METHODS": ["PUT", "post"]}, "idempotency.E003", "which names 'post': write 'POST'"),
@@ -61,7 +61,7 @@ def test_the_defaults_and_the_sample_project_are_sound():
         ({"RECORDABLE": 201}, "idempotency.E003", "'RECORDABLE'"),
         ({"RECORDED_HEADERS": "Location"}, "idempotency.E003", "'RECORDED_HEADERS'"),
         ({"RECORDED_HEADERS": ["ETag", "Set-Cookie"]}, "idempotency.E003", "which names 'Set-Cookie', which must not"),
-        ({"MAX_BODY": -1}, "idempotency.E003", "'MAX_BODY'"),
+        ({"MAX_RESPONSE_BODY": -1}, "idempotency.E003", "'MAX_RESPONSE_BODY'"),
         ({"ERROR_RESPONSE": "nope"}, "idempotency.E003", "'ERROR_RESPONSE'"),
         ({"RENEWAL_DATABASES": ["default"]}, "idempotency.E003", "must be a dict of aliases"),
         ({"RENEWAL_DATABASES": {"default": None}}, "idempotency.E003", "must be a dict of aliases"),
@@ -69,11 +69,15 @@ def test_the_defaults_and_the_sample_project_are_sound():
         ({"MAX_RETRY_AFTER": 30}, "idempotency.E003", "'MAX_RETRY_AFTER'"),
         ({"KEY": "nope"}, "idempotency.E003", "'KEY'"),
         ({"MAX_KEY_AGE": 3}, "idempotency.E003", "'MAX_KEY_AGE'"),
-        ({"BODY_TTL": timedelta(0)}, "idempotency.E003", "'BODY_TTL'"),
+        ({"BODY_RETENTION": timedelta(0)}, "idempotency.E003", "'BODY_RETENTION'"),
         ({"LEASE": timedelta(days=3)}, "idempotency.E014", "LEASE (3 days, 0:00:00) must be shorter than"),
         ({"MAX_KEY_AGE": timedelta(days=3)}, "idempotency.E014", "MAX_KEY_AGE (3 days, 0:00:00) must be shorter than"),
-        ({"BODY_TTL": timedelta(days=3)}, "idempotency.E014", "BODY_TTL (3 days, 0:00:00) must be shorter than"),
-        ({"TTL": timedelta(seconds=60)}, "idempotency.E014", "LEASE (0:01:00) must be shorter than"),
+        (
+            {"BODY_RETENTION": timedelta(days=3)},
+            "idempotency.E014",
+            "BODY_RETENTION (3 days, 0:00:00) must be shorter than",
+        ),
+        ({"RETENTION": timedelta(seconds=60)}, "idempotency.E014", "LEASE (0:01:00) must be shorter than"),
     ],
 )
 def test_a_wrong_setting_is_a_check_with_a_hint_and_an_error_at_the_first_use_of_any(entries, message_id, said):
@@ -96,11 +100,11 @@ def test_the_check_command_fails_on_a_wrong_setting():
 
 
 @pytest.mark.scenario_30
-@pytest.mark.parametrize("name", ["MAXBODY", "max_body", "QQQQ"])
+@pytest.mark.parametrize("name", ["MAXBODY", "max_response_body", "QQQQ"])
 def test_an_unknown_name_is_answered_with_the_one_that_was_meant(name):
     with override_settings(IDEMPOTENCY={name: 1}):
         hint = messages()["idempotency.E002"].hint
-    assert all(name in hint for name in SETTINGS) if name == "QQQQ" else hint == "Did you mean 'MAX_BODY'?"
+    assert all(name in hint for name in SETTINGS) if name == "QQQQ" else hint == "Did you mean 'MAX_RESPONSE_BODY'?"
 
 
 def test_a_switch_that_does_not_exist_is_answered_with_its_page():
@@ -125,9 +129,9 @@ def test_a_secret_is_not_shown_when_it_is_wrong(value):
     ("policy", "entries", "message_id"),
     [
         # A lease as long as the retention would let a crash block a key for all of it.
-        ({"lease": timedelta(days=1)}, {"TTL": timedelta(days=1)}, "idempotency.E014"),
-        ({"ttl": timedelta(seconds=60)}, {}, "idempotency.E014"),
-        ({"heartbeat": timedelta(hours=2)}, {"TTL": timedelta(hours=1)}, "idempotency.E014"),
+        ({"lease": timedelta(days=1)}, {"RETENTION": timedelta(days=1)}, "idempotency.E014"),
+        ({"retention": timedelta(seconds=60)}, {}, "idempotency.E014"),
+        ({"heartbeat": timedelta(hours=2)}, {"RETENTION": timedelta(hours=1)}, "idempotency.E014"),
         ({"account": "no.such.thing"}, {}, "idempotency.E018"),
         ({"recordable": "tests.unit.test_checks.NOT_A_FUNCTION"}, {}, "idempotency.E018"),
     ],

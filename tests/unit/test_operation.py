@@ -25,17 +25,17 @@ from idempotency.options.table import (
 def test_an_operation_follows_the_settings_at_the_time_it_is_asked():
     operation = Operation("tests.settings")
     defaults = (timedelta(days=3), timedelta(seconds=60), CONFLICT)
-    assert (operation.policy.ttl, operation.policy.lease, operation.policy.in_progress) == defaults
+    assert (operation.policy.retention, operation.policy.lease, operation.policy.in_progress) == defaults
     entries = {
-        "TTL": timedelta(days=9),
+        "RETENTION": timedelta(days=9),
         "LEASE": timedelta(seconds=5),
         "IN_PROGRESS": ACCEPTED,
-        "REQUIRED": False,
+        "KEY_REQUIRED": False,
         "METHODS": ["PUT"],
         "ACCOUNT": f"{__name__}.an_account",
         "RECORDABLE": f"{__name__}.only_created",
         "RECORDED_HEADERS": ["X-Trace"],
-        "MAX_BODY": 10,
+        "MAX_RESPONSE_BODY": 10,
     }
     functions = {**entries, "ACCOUNT": an_account, "RECORDABLE": only_created}
     for given in (entries, functions):
@@ -55,9 +55,14 @@ def only_created(status):
 
 @pytest.mark.failure_10
 def test_what_is_declared_wins_over_the_settings_even_when_it_is_false():
-    declared = {"required": False, "ttl": timedelta(hours=1), "in_progress": ACCEPTED, "recordable": only_created}
+    declared = {
+        "key_required": False,
+        "retention": timedelta(hours=1),
+        "in_progress": ACCEPTED,
+        "recordable": only_created,
+    }
     operation = Operation("tests.declared", account=f"{__name__}.an_account", **declared)
-    with override_settings(IDEMPOTENCY={"REQUIRED": True, "TTL": timedelta(days=9), "IN_PROGRESS": CONFLICT}):
+    with override_settings(IDEMPOTENCY={"KEY_REQUIRED": True, "RETENTION": timedelta(days=9), "IN_PROGRESS": CONFLICT}):
         for name, value in {**declared, "account": an_account}.items():
             assert getattr(operation.policy, name) == value
 
@@ -66,20 +71,26 @@ def test_what_is_declared_wins_over_the_settings_even_when_it_is_false():
     ("policy", "said"),
     [
         # What an option refuses as a setting, it refuses here: ``test_checks``.
-        ({"ttl": timedelta(0)}, "ttl must be a positive timedelta"),
+        ({"retention": timedelta(0)}, "retention must be a positive timedelta"),
         ({"lease": 60}, "lease must be a positive timedelta"),
-        ({"ttl": timedelta.max}, "ttl must be a positive timedelta of up to 36500 days"),
-        ({"ttl": timedelta(seconds=9), "lease": timedelta(seconds=9)}, "lease .* must be shorter than ttl"),
-        ({"ttl": timedelta(hours=1), "heartbeat": timedelta(hours=2)}, "heartbeat .* must not be longer than ttl"),
+        ({"retention": timedelta.max}, "retention must be a positive timedelta of up to 36500 days"),
+        ({"retention": timedelta(seconds=9), "lease": timedelta(seconds=9)}, "lease .* must be shorter than retention"),
+        (
+            {"retention": timedelta(hours=1), "heartbeat": timedelta(hours=2)},
+            "heartbeat .* must not be longer than retention",
+        ),
         ({"heartbeat": timedelta(0)}, "heartbeat must be a positive timedelta"),
         ({"transaction": 0}, "transaction must be True or False"),
         ({"recovery": "park"}, "recovery must be REEXECUTE, PARK or Reconcile"),
         ({"in_progress": 409}, "in_progress must be CONFLICT, ACCEPTED, Wait.* or Attach"),
-        ({"headers": [b"Location"]}, "headers must be a collection of names"),
-        ({"ttl": timedelta(hours=1), "body_ttl": timedelta(hours=1)}, "body_ttl .* must be shorter than ttl"),
-        ({"max_body": True}, "max_body must be a positive number of bytes"),
+        ({"recorded_headers": [b"Location"]}, "recorded_headers must be a collection of names"),
+        (
+            {"retention": timedelta(hours=1), "body_retention": timedelta(hours=1)},
+            "body_retention .* must be shorter than retention",
+        ),
+        ({"max_response_body": True}, "max_response_body must be a positive number of bytes"),
         ({"account": 7}, "account must be a callable or a dotted path"),
-        ({"command": 7}, "command must be a callable"),
+        ({"payload": 7}, "payload must be a callable"),
         ({"rebuild": "a.path"}, "rebuild must be a callable"),
         ({"redact": b""}, "redact must be a callable"),
         ({"transaction": False}, "recovery="),  # what a crash means must be declared
@@ -105,9 +116,9 @@ def test_one_name_can_not_have_two_policies():
     Operation("tests.twice", lease=timedelta(seconds=5))  # the same again, as when a module is reloaded
     with pytest.raises(ImproperlyConfigured, match="declared already"):
         Operation("tests.twice", lease=timedelta(seconds=6))
-    assert first.policy.ttl == timedelta(days=3)
-    with override_settings(IDEMPOTENCY={"TTL": timedelta(days=9)}):
-        assert first.policy.ttl == timedelta(days=9)
+    assert first.policy.retention == timedelta(days=3)
+    with override_settings(IDEMPOTENCY={"RETENTION": timedelta(days=9)}):
+        assert first.policy.retention == timedelta(days=9)
     assert repr(first) == "<Operation 'tests.twice'>"
 
 
@@ -117,7 +128,7 @@ def test_a_bare_name_means_the_operation_declared_under_it():
     assert operation_for(declared, {}) is declared
     assert operation_for("tests.new", {}).policy.lease == timedelta(seconds=60)
     with pytest.raises(ImproperlyConfigured, match="has its own policy"):
-        operation_for(declared, {"required": False})
+        operation_for(declared, {"key_required": False})
     # What is declared at each call is one operation.
     assert operation_for("tests.elsewhere", {"lease": timedelta(seconds=5)}) is declared
     with pytest.raises(ImproperlyConfigured, match="declared already"):
@@ -176,18 +187,18 @@ def test_options_are_typed_keywords(takes_options, arguments):
 def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant():
     with pytest.raises(TypeError, match=r"'leese'. Did you mean 'lease'"):
         Operation("tests.unknown", leese=timedelta(seconds=1))
-    with pytest.raises(TypeError, match=r"'qqqq'. It takes ttl, lease"):
+    with pytest.raises(TypeError, match=r"'qqqq'. It takes retention, lease"):
         Operation("tests.unknown", qqqq=1)
 
 
 def test_a_policy_is_read_once_until_the_settings_change():
     operation = Operation("tests.kept")
-    with override_settings(IDEMPOTENCY={"TTL": timedelta(days=9)}):
+    with override_settings(IDEMPOTENCY={"RETENTION": timedelta(days=9)}):
         policy = operation.policy
-        assert policy.ttl == timedelta(days=9)
+        assert policy.retention == timedelta(days=9)
         with override_settings(USE_TZ=True):  # another setting
             assert operation.policy is policy
-    assert operation.policy.ttl == timedelta(days=3)
+    assert operation.policy.retention == timedelta(days=3)
 
 
 # An option that has no effect where it is given is refused
@@ -197,12 +208,12 @@ WITHOUT_EFFECT = [
 ]
 SAMPLES = {
     "max_key_age": timedelta(hours=1),
-    "required": True,
+    "key_required": True,
     "methods": ["POST"],
     "account": str,
     "recordable": bool,
-    "headers": ["ETag"],
-    "command": str,
+    "recorded_headers": ["ETag"],
+    "payload": str,
     "rebuild": str,
     "key": str,
     "profile": "stripe",
@@ -229,8 +240,8 @@ def test_a_block_and_a_task_can_only_refuse_a_duplicate_or_wait():
 def test_a_claim_block_refuses_the_options_of_requests():
     with (
         pytest.raises(
-            ImproperlyConfigured, match=r"'tests.block': methods=, headers= has no effect on a claim\(\) block"
+            ImproperlyConfigured, match=r"'tests.block': methods=, recorded_headers= has no effect on a claim\(\) block"
         ),
-        claim("tests.block", account_id="1", key="k", methods=["PUT"], headers=["ETag"]),
+        claim("tests.block", account_id="1", key="k", methods=["PUT"], recorded_headers=["ETag"]),
     ):
         pass

@@ -41,29 +41,31 @@ def check_tasks(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 
 def _check(app: Any, task: Any, policy: TaskPolicy) -> Iterator[CheckMessage]:
     operation = policy.operation
-    in_force, project_ttl = operation.policy, settings().defaults.ttl
+    in_force, project_retention = operation.policy, settings().defaults.retention
     longest = longest_redelivery(app, task, policy)
-    if in_force.ttl <= longest:
+    if in_force.retention <= longest:
         yield CheckWarning(
-            f"Operation {operation.name!r} forgets a message after {in_force.ttl}, but task {task.name!r} may get it "
-            f"again after {longest} and would then run a second time.",
-            hint="Give the operation a longer ttl=, or shorten the broker's visibility_timeout.",
+            f"Operation {operation.name!r} forgets a message after {in_force.retention}, but task {task.name!r} may "
+            f"get it again after {longest} and would then run a second time.",
+            hint="Give the operation a longer retention=, or shorten the broker's visibility_timeout.",
             id="idempotency.W004",
         )
-    if in_force.ttl > project_ttl:
+    if in_force.retention > project_retention:
         yield CheckWarning(
-            f"Operation {operation.name!r} remembers a message of task {task.name!r} for {in_force.ttl}, but its "
-            f"producer remembers its request only for IDEMPOTENCY['TTL'], {project_ttl}. The message of a new request "
-            f"under an old key may be taken for the old message, and then it does not run.",
-            hint="Give the operation a ttl= that is not longer than IDEMPOTENCY['TTL'], or make that setting longer.",
+            f"Operation {operation.name!r} remembers a message of task {task.name!r} for {in_force.retention}, but its "
+            f"producer remembers its request only for IDEMPOTENCY['RETENTION'], {project_retention}. The message of a "
+            f"new request under an old key may be taken for the old message, and then it does not run.",
+            hint="Give the operation a retention= that is not longer than IDEMPOTENCY['RETENTION'], or make that "
+            "setting longer.",
             id="idempotency.W007",
         )
     back = look_back(app)
-    if back is not None and in_force.ttl < back:
+    if back is not None and in_force.retention < back:
         yield CheckWarning(
-            f"Operation {operation.name!r} forgets a message after {in_force.ttl}, but resend_lost_messages looks "
-            f"{back} back. Lost messages of task {task.name!r} that are older than {in_force.ttl} are not found.",
-            hint="Give the operation a longer ttl=, or the scheduled resend_lost_messages a shorter look_back.",
+            f"Operation {operation.name!r} forgets a message after {in_force.retention}, but resend_lost_messages "
+            f"looks {back} back. Lost messages of task {task.name!r} that are older than {in_force.retention} are "
+            f"not found.",
+            hint="Give the operation a longer retention=, or the scheduled resend_lost_messages a shorter look_back.",
             id="idempotency.W008",
         )
     limit = time_limit(app, task)

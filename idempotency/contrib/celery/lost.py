@@ -44,7 +44,7 @@ def resend_lost_messages(
 
     :param older_than: messages that were sent later than this ago are not taken for lost yet.
     :param look_back: messages that were sent longer ago than this are not looked at any more. Nor are messages that
-        were written longer ago than their operation's ``ttl``, because their records may have been purged.
+        were written longer ago than their operation's ``retention``, because their records may have been purged.
     :param app: the Celery app; by default the current one.
     :returns: how many messages were made due.
     :raises DatabaseError: the database refuses. Messages that were made due stay due.
@@ -64,7 +64,7 @@ def resend_lost_messages(
             # The update checks the status and sent_at again, because another run of this may have been faster. It also
             # checks the retention again, by the clock of this statement. If the process slept before it looked for the
             # record, the record may have been purged by then.
-            remembered = Now() - policies[message.topic].operation.policy.ttl
+            remembered = Now() - policies[message.topic].operation.policy.retention
             again = messages.filter(
                 pk=message.pk, status=MessageStatus.SENT, sent_at=message.sent_at, created_at__gt=remembered
             )

@@ -112,7 +112,7 @@ class RestFrameworkAdapter(Adapter):
         return payload
 
     def _payload(self, policy: Policy) -> object:
-        command: Any = policy.command
+        command: Any = policy.payload
         if isinstance(command, type) and issubclass(command, serializers.BaseSerializer):
             context = {"request": self.request, "view": self.view, "format": None}
             # In the form of a partial update, an absent field is not changed. In other forms, an absent checkbox is

@@ -18,7 +18,7 @@ from ..running import MAX_PAUSE, BatchCommand, Work, counted, describe_exit_code
 class Command(BatchCommand[PurgeResult]):
     help = (
         "Delete idempotency records past their retention, recorded responses past their own, shorter one, and, "
-        "with idempotency.outbox, messages that were sent longer ago than TTL and a day. The oldest go first, in "
+        "with idempotency.outbox, messages that were sent longer ago than RETENTION and a day. The oldest go first, in "
         "bounded batches.\n"
         "Claims and unsent messages are never deleted, and parked records only with --include-parked.\n"
         "The command may run at any time, and several runs may overlap."

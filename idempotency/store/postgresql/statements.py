@@ -192,10 +192,10 @@ class RecordStore(Store):
         return bool(driver.pgconn.transaction_status != TRANSACTION_IDLE)
 
     def insert_claim(
-        self, scope: Scope, request_hash: str, *, lease: timedelta, ttl: timedelta, wait_for_disk: bool
+        self, scope: Scope, request_hash: str, *, lease: timedelta, retention: timedelta, wait_for_disk: bool
     ) -> int | Row | None:
         settings = self._bounds() if wait_for_disk else (*self._bounds(), NO_DISK)
-        parameters = (*_parts(scope), request_hash, _interval(lease), _interval(ttl))
+        parameters = (*_parts(scope), request_hash, _interval(lease), _interval(retention))
         with self.connection.cursor() as cursor:
             if self._prepares(cursor.cursor):
                 self._execute(cursor, CLAIM_OR_READ, (*parameters, *_parts(scope)), *settings)
@@ -214,25 +214,27 @@ class RecordStore(Store):
         found = self.row_of(READ, _parts(scope))
         return None if found is None else _row(scope, found)
 
-    def take_over(self, observed: Fence, *, lease: timedelta, ttl: timedelta) -> bool:
+    def take_over(self, observed: Fence, *, lease: timedelta, retention: timedelta) -> bool:
         taken = entry("taken_over", observed.attempt + 1)
-        return self._change(TAKE_OVER, _interval(lease), _interval(ttl), taken, *_matching(observed))
+        return self._change(TAKE_OVER, _interval(lease), _interval(retention), taken, *_matching(observed))
 
-    def start_over(self, observed: Fence, request_hash: str, *, lease: timedelta, ttl: timedelta) -> bool:
+    def start_over(self, observed: Fence, request_hash: str, *, lease: timedelta, retention: timedelta) -> bool:
         started = entry("started_over", observed.attempt + 1)
-        return self._change(START_OVER, request_hash, _interval(lease), _interval(ttl), started, *_matching(observed))
+        return self._change(
+            START_OVER, request_hash, _interval(lease), _interval(retention), started, *_matching(observed)
+        )
 
     def park_abandoned(self, observed: Fence) -> bool:
         return self._change(PARK_ABANDONED, entry("lease_over", observed.attempt), *_matching(observed))
 
-    def set_lease(self, fence: Fence, duration: timedelta, *, ttl: timedelta) -> bool:
-        return self._change(SET_LEASE, _interval(duration), _interval(ttl), *_matching(fence))
+    def set_lease(self, fence: Fence, duration: timedelta, *, retention: timedelta) -> bool:
+        return self._change(SET_LEASE, _interval(duration), _interval(retention), *_matching(fence))
 
-    def complete(self, fence: Fence, outcome: Outcome, *, ttl: timedelta, commit: bool = False) -> bool:
+    def complete(self, fence: Fence, outcome: Outcome, *, retention: timedelta, commit: bool = False) -> bool:
         driver = self.connection.connection
         response = (outcome.status, json.dumps(outcome.headers), outcome.body, outcome.reference)
-        body_ttl = None if outcome.body_ttl is None else _interval(outcome.body_ttl)
-        parameters = (_interval(ttl), *response, body_ttl, *_matching(fence))
+        body_retention = None if outcome.body_retention is None else _interval(outcome.body_retention)
+        parameters = (_interval(retention), *response, body_retention, *_matching(fence))
         with self.connection.cursor() as cursor:
             if not commit or self.is_nested or not self.takes_several(cursor.cursor) or not is_silent(driver):
                 # After this update only this process can delay the COMMIT, if it freezes before sending it, and one

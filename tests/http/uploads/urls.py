@@ -31,7 +31,7 @@ def form(request):
 
 
 @csrf_exempt
-@idempotent("uploads.key", account=EVERYONE, key=FromForm("key"), required=False)
+@idempotent("uploads.key", account=EVERYONE, key=FromForm("key"), key_required=False)
 def form_with_key(request):
     return JsonResponse(transferred(request.FILES["file"].size), status=201)
 
@@ -43,19 +43,19 @@ def body(request):
 
 
 @csrf_exempt
-@idempotent("uploads.command", account=EVERYONE, command=digest)
+@idempotent("uploads.command", account=EVERYONE, payload=digest)
 def command(request):
     return JsonResponse(transferred(len(request.body)), status=201)
 
 
 @csrf_exempt
-@idempotent("uploads.stream", account=EVERYONE, command=digest)
+@idempotent("uploads.stream", account=EVERYONE, payload=digest)
 def stream(request):
     return JsonResponse(transferred(sum(len(data) for data in iter(lambda: request.read(65_536), b""))), status=201)
 
 
 @csrf_exempt
-@idempotent("uploads.server", account=EVERYONE, command=digest)
+@idempotent("uploads.server", account=EVERYONE, payload=digest)
 def server(request):
     """Django takes a chunked body for empty."""
     return JsonResponse(transferred(len(request.environ["wsgi.input"].read())), status=201)
