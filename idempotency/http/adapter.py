@@ -115,8 +115,7 @@ class Adapter:
         """
         if hasattr(answer, "render") and not answer.is_rendered:
             answer = answer.render()
-            if hasattr(answer, "context_data"):
-                remember_context(self.http, answer)
+            remember_context(self.http, answer)
         return answer
 
     def form_to_record(self, response: Any) -> Any:

@@ -34,12 +34,16 @@ def late_change(what: str, view: str) -> ImproperlyConfigured:
 
 
 def remember_context(http: HttpRequest, response: Any) -> None:
-    setattr(http, _RENDERED, (response, copied(response.context_data)))
+    setattr(http, _RENDERED, (response, _context_of(response)))
 
 
 def refuse_changed_context(http: HttpRequest, answer: Any, view: Any) -> Any:
     """:raises ImproperlyConfigured: the context of the answer was changed after its rendering."""
     response, context = getattr(http, _RENDERED, (None, None))
-    if response is not None and response is answer and copied(answer.context_data) != context:
+    if response is not None and response is answer and _context_of(answer) != context:
         raise late_change("context_data", getattr(view, "view_class", view).__qualname__)
     return answer
+
+
+def _context_of(response: Any) -> Any:
+    return copied(getattr(response, "context_data", None))  # what another package renders may have none

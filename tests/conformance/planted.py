@@ -261,8 +261,9 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.transaction() as database:
             if self.has("races") and scope is not None:
                 self._insert(database, scope, json.dumps(_parsed(body), sort_keys=True), time.time())
-            if outcome >= 500 and self.has("blocks-after-5xx"):
-                database.execute("UPDATE records SET lease = lease + 3600 WHERE scope = ?", (scope,))
+            if outcome >= 500 and (self.has("blocks-after-5xx") or self.has("parks-after-a-crash")):
+                lease = 3600 if self.has("blocks-after-5xx") else -3600
+                database.execute("UPDATE records SET lease = lease + ? WHERE scope = ?", (lease, scope))
                 return answer
             released = (outcome >= 500) == (self.server.profile != "stripe") and outcome >= 500
             released = released != (self.has("wrong-5xx") and outcome >= 500)
@@ -290,7 +291,7 @@ class Handler(BaseHTTPRequestHandler):
         """A replay, with the fault that it may have."""
         return {
             "body": answer["body"] + (" " if self.has("changes-body") else ""),
-            "status": 200 if self.has("changes-status") else answer["status"],
+            "status": 404 if self.has("hides-errors") else 200 if self.has("changes-status") else answer["status"],
             "location": None if self.has("drops-headers") else answer["location"],
             "replayed": not self.has("unmarked"),
         }

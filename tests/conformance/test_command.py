@@ -333,6 +333,7 @@ CANNED = [
     (200, "stripe", "other-payload", {"other_body": None}, Verdict.NOT_JUDGED, "needs --other-body"),
     (200, "acp", "reordered", {"body": '{"a": 1}'}, Verdict.NOT_JUDGED, "two members or more"),
     (200, "acp", "reordered", {"body": "a=1"}, Verdict.NOT_JUDGED, "two members or more"),
+    (402, "stripe", "other-path", {"other_url": "http://SERVER"}, Verdict.NOT_JUDGED, "doesn't take --body"),
     (200, "stripe", "sequential", {"count_command": "sh -c 'exit 3'"}, Verdict.NOT_JUDGED, "exit status 3"),
     (200, "stripe", "sequential", {"count_command": "echo 7", "count_index": 1}, Verdict.NOT_JUDGED, "only 1 numbers"),
 ]
@@ -342,7 +343,9 @@ CANNED = [
 def test_what_can_not_be_judged_says_why(status, profile, case, options, verdict, detail):
     with canned(status) as target:
         place = target.url.partition("//")[2]
-        filled = {name: value.replace("SERVER", place) for name, value in options.items() if name == "url"}
+        filled = {
+            name: value.replace("SERVER", place) for name, value in options.items() if name in ("url", "other_url")
+        }
         target = replace(target, **{**options, **filled})
         result = next(iter(run(target, profile, case, "errors=any", start=Trial).values()))
     assert (result.verdict, detail in result.detail) == (verdict, True), result
@@ -355,12 +358,14 @@ def test_what_can_not_be_judged_says_why(status, profile, case, options, verdict
         (True, "late-duplicates", "too fast"),
         (True, "in-progress", "too fast"),
         (True, "other-payload-in-flight", "too fast"),
+        (True, "other-account-in-flight", "too fast"),
         (False, "retry-after", "duplicates wait for the result"),
     ],
 )
 def test_duplicates_and_strikes_must_meet_a_running_request(answered, case, detail, monkeypatch):
     monkeypatch.setattr(Connection, "is_answered", lambda self, within=0: answered)
     with canned(200) as target:
+        target = replace(target, other_account="Authorization: bob")
         result = run(target, "stripe", case, start=Trial)[case]
     assert (result.verdict, detail in result.detail) == (Verdict.NOT_JUDGED, True), result
 

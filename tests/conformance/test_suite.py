@@ -147,6 +147,7 @@ FAULTS = [
     ("unmarked", "acp", "client-error", "not marked as a replay"),
     ("wrong-5xx", "acp", "server-error", "got the recorded answer"),
     ("wrong-5xx", "stripe", "server-error", "body differs"),
+    ("hides-errors", "stripe", "server-error", "retry's was 404"),
     ("blocks-after-5xx", "ietf", "server-error", "ended with 409"),
     ("records-429", "ietf", "throttled", "got the recorded answer"),
     ("records-503", "acp", "unavailable", "got the recorded answer"),
@@ -263,3 +264,9 @@ def test_a_server_may_declare_that_an_outcome_stays_unknown(tmp_path):
     with struck(tmp_path, "parks-after-a-crash") as target:
         [result] = run(target, "stripe", "killed-while-it-runs", "unknown=409").values()
     assert (result.verdict, "0 effects, and the last answer was 409" in result.detail) == (Verdict.PASSED, True), result
+
+
+def test_the_outcome_of_a_server_error_may_stay_unknown(tmp_path):
+    with serving(tmp_path, "stripe", "parks-after-a-crash") as target:
+        result = run(target, "stripe", "server-error", "unknown=409")["server-error"]
+    assert (result.verdict, "the outcome is unknown, as declared" in result.detail) == (Verdict.PASSED, True), result

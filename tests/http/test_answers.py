@@ -167,7 +167,7 @@ DROPPED = {
 )
 def test_only_listed_headers_come_back_and_credentials_never(alice, serve, listed, kept, dropped):
     sent = {**kept, **dropped, **CREDENTIALS}
-    serve_answer(serve, lambda: answer_with_cookie(sent), **({} if listed is None else {"headers": listed}))
+    serve_answer(serve, lambda: answer_with_cookie(sent), **({} if listed is None else {"recorded_headers": listed}))
     first, replay = replayed(alice)
     assert {name: first[name] for name in sent} == sent
     assert {name: replay[name] for name in kept} == kept

@@ -213,7 +213,7 @@ def test_what_keeps_its_promises_passes(view, policy, checks, serve):
 
 RUN_AGAIN = {"transaction": False, "recovery": REEXECUTE}
 FINDING_NOTHING = {"transaction": False, "recovery": Reconcile(lambda record: NotExecuted())}
-REDACTED = {"redact": lambda *outcome: b"{}", "headers": []}
+REDACTED = {"redact": lambda *outcome: b"{}", "recorded_headers": []}
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_a_parser_of_drf_that_reads_half_a_body(alice, serve, parser, settings):
     def view(**policy):
         return Framework("drf", serve).view(handler, idempotent(f"tests.{len(policy)}", **policy), parsers=[Lines])
 
-    serve(view(), **{"command/": view(command=digest)})
+    serve(view(), **{"command/": view(payload=digest)})
     sent = {**LARGE_TEXT, "headers": {"Content-Disposition": "attachment; filename=a.csv"}}
     for url in ("/", "/command/"):
         cut = alice.post(url, key=f"k{url}", **half(sent))
@@ -206,7 +206,7 @@ def parsed(request):
 
 
 @pytest.mark.parametrize("act", [in_memory, parsed])
-@pytest.mark.parametrize("policy", [{}, {"command": digest}, {"key": FromForm("a")}], ids=["", "command", "key"])
+@pytest.mark.parametrize("policy", [{}, {"payload": digest}, {"key": FromForm("a")}], ids=["", "command", "key"])
 def test_a_middleware_that_has_read_half_a_body(alice, serve, act, policy):
     serve(after(act, idempotent("tests.read", **policy)(plain_answer)))
     cut = alice.post(key=None if "key" in policy else "k", **half(SENT["form"]))

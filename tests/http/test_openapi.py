@@ -325,7 +325,7 @@ def test_each_profile_is_described(make, profile, chosen_by, settings):
 @each_schema
 @pytest.mark.parametrize("required", [True, False])
 def test_a_key_that_is_ignored_is_described_where_it_may_be(make, required):
-    headers = operation_of(make({"required": required})[1]())["responses"]["201"]["headers"]
+    headers = operation_of(make({"key_required": required})[1]())["responses"]["201"]["headers"]
     assert ("ignored" in headers["Idempotency-Status"]["schema"]["enum"]) is not required
 
 
