@@ -14,6 +14,7 @@ from itertools import islice
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Final, TypeVar
 
+from asgiref.sync import AsyncToSync, SyncToAsync
 from django.core.exceptions import ImproperlyConfigured
 from django.db.transaction import Atomic, atomic
 from django.utils.decorators import method_decorator
@@ -26,6 +27,9 @@ from ..operation import Operation
 from .protection import PRECONDITION, Protection, decorator_stack, held_by
 
 _Decorator = TypeVar("_Decorator", bound=Callable[..., Any])
+
+#: What calls a function and does nothing else.
+_TRANSPARENT: Final = (Protection, functools.partial, MethodType, SyncToAsync, AsyncToSync)
 
 #: A decorator: the code of the function that it makes, and what that function calls besides the view.
 _Kind = tuple[CodeType, frozenset[Any]]
@@ -104,7 +108,7 @@ def _layers(handler: Any, name: str = "") -> Iterator[tuple[Any, Any]]:
     """The decorators of a handler, the outermost first, each with what it decorates."""
     layer = handler
     while (inner := _decorated_by(layer, name)) is not None:
-        if not isinstance(layer, (Protection, functools.partial, MethodType)):
+        if not isinstance(layer, _TRANSPARENT):
             yield layer, inner
         layer = inner
 

@@ -4,6 +4,7 @@ import functools
 from inspect import iscoroutinefunction
 
 import pytest
+from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.decorators import login_required, permission_required, user_passes_test
 from django.db import transaction
 from django.utils.decorators import method_decorator
@@ -81,6 +82,12 @@ def test_a_decorator_that_checks_nothing_may_be_below_a_protection(alice, serve,
     serve(by_mixin.as_view(), **{"function/": function})
     for url in ("/", "/function/"):
         replayed(alice, url, key=url)
+
+
+@pytest.mark.parametrize("view", [sync_to_async(plain_answer), async_to_sync(async_answer)], ids=["async", "sync"])
+def test_a_view_may_be_adapted_below_a_protection(alice, serve, view):
+    serve(idempotent("layers.adapted")(view))
+    replayed(alice)
 
 
 def test_an_async_view_may_have_them_too(alice, serve):
