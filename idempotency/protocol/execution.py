@@ -156,7 +156,6 @@ def _settle(attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exce
     owned = attempt.claim.ownership
     store = owned.store
     of_database = isinstance(error, (DatabaseError, InterfaceError))
-    is_passing = of_database if attempt.end is End.NOT_BEGUN else store.lost_a_race(error)
     match attempt.end:
         case End.COMMITTED:
             # Completed: an on_commit callback has failed, and the retry replays what is committed.
@@ -173,7 +172,7 @@ def _settle(attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exce
                 "The database did not confirm the commit. Retry with the same Idempotency-Key to learn the outcome.",
                 retry_after=1,
             ) from error
-        case End.NOT_BEGUN | End.UNKNOWN if is_passing:
+        case End.NOT_BEGUN | End.UNKNOWN if of_database and (attempt.end is End.NOT_BEGUN or store.lost_a_race(error)):
             # Released, because nothing is wrong with the operation itself: another try may succeed.
             release_or_park(owned, recorded_reason(error))
             raise unavailable(owned.using, error) from error

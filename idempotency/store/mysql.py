@@ -116,5 +116,6 @@ def _wait_for_a_bounded_time(execute: Callable[..., Any], sql: str, params: Any,
     return execute(f"SET STATEMENT innodb_lock_wait_timeout = {LOCK_TIMEOUT} FOR {sql}", params, many, context)
 
 
-def _number(error: BaseException) -> object:
-    return next(iter(error.args), None)
+def _number(error: BaseException) -> int | None:
+    number = next(iter(error.args), None)
+    return number if isinstance(number, int) else None
