@@ -329,7 +329,7 @@ def test_a_savepoint_that_is_left_set_ends_with_its_transaction(alice, serve, po
     @serve
     @idempotent("tests.leaving", **policy)
     def view(request):
-        transaction.savepoint()
+        connection.savepoint()
         return plain_answer(request)
 
     first, _ = replayed(alice)
