@@ -142,9 +142,9 @@ def _expiry(trial: Trial) -> str:
     if answered > sent + almost:
         raise NotJudgedError("the retention is shorter than the operation takes")
     # The clock of another server can't be moved from here.
-    time.sleep(sent + almost - answered)
+    time.sleep(sent + almost - answered)  # only the server knows when its record expires
     trial.require_replay(kept.send(), first)
-    time.sleep(max(0.0, answered + ttl + MARGIN - time.monotonic()))
+    time.sleep(max(0.0, answered + ttl + MARGIN - time.monotonic()))  # as above
     new = trial.operation(key=expired.key, unique=expired.unique)
     answer = new.send()
     if not trial.profile.is_result(answer):
