@@ -119,6 +119,25 @@ def test_the_block_outside_of_http_keeps_its_result(run_page):
     assert [send("a", "message-1", {"email": "x@example.org"}) for _ in range(2)] == [{"sent_to": "x@example.org"}] * 2
 
 
+def test_each_item_of_a_bulk_request_takes_effect_once(run_page):
+    run_page("how-to/protect-a-view.md")
+    view, user = sys.modules["shop.bulk_views"].import_transfers, UserFactory()
+
+    def send(*items):
+        response = post(view, {"items": [{"key": key, "amount": amount} for key, amount in items]}, user=user)
+        assert response.status_code == 207
+        return json.loads(response.content)["results"]
+
+    first, second = send(("a", 5), ("b", 6))
+    assert [item["status"] for item in (first, second)] == [201, 201]
+    *replayed, reused, keyless, third = send(("b", 6), ("a", 5), ("a", 7), ("", 8), ("c", 8))
+    assert replayed == [second, first]
+    assert (reused["status"], reused["code"], reused["retry_after"]) == (422, "idempotency_key_reused", None)
+    assert (keyless["status"], keyless["code"]) == (400, "idempotency_key_invalid")
+    assert third["status"] == 201
+    assert Transfer.objects.count() == 3
+
+
 def test_the_streamed_report_is_rebuilt(run_page):
     first, retry = twice(run_page("how-to/protect-a-view.md")["create_report"], {})
     assert b"".join(first) == b"".join(retry) == b"a,b\n1,2\n"
