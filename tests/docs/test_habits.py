@@ -92,10 +92,6 @@ REFUSED = {
     r"\b(nobody|somebody|no one|whatever)\b": "the client, the operator, the process",
     r"\bgo(es|ing)? on \w+ing\b": "continue, keep",
 }
-#: Pages that still have such phrases. A page leaves the list when it is rewritten, and none is added.
-NOT_REWRITTEN = {
-    "reference/api.md",
-}
 
 
 def refused_phrases(text):
@@ -111,10 +107,7 @@ def refused_phrases(text):
 def test_a_page_has_no_refused_phrase(name):
     path = PAGES[name].relative_to(ROOT)
     refused = [f"{path}:{line}: {phrase}" for line, phrase in sorted(refused_phrases(text_of(name)))]
-    if name in NOT_REWRITTEN:
-        assert refused != [], "the page is clean: remove it from the list"
-    else:
-        assert refused == []
+    assert refused == []
 
 
 @pytest.mark.parametrize(
