@@ -28,6 +28,8 @@ FILLED_BY_MIGRATE = {"django_content_type", "auth_permission"}
 #: What lets a test use the database, beside the mark ``django_db``.
 DATABASE_FIXTURES = {"db", "live_server", "transactional_db"}
 
+CONNECT_TIMEOUT = 60  # seconds
+
 LARGE = 200_000  # bytes, of the rows of one table
 
 #: One round trip in place of one for each table, because they cost more than what the server does in them. The locks
@@ -66,6 +68,16 @@ def _tables_are_emptied_by_delete():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TransactionTestCase, "_fixture_teardown", _delete_rows)
         patch.setattr(TransactionTestCase, "_should_reload_connections", lambda case: False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _connections_may_take_long():
+    """The project's limit is for one request. Hundreds of threads that connect at once share the processor."""
+    options = connections.settings["default"].get("OPTIONS", {})
+    with pytest.MonkeyPatch.context() as patch:
+        if "connect_timeout" in options:
+            patch.setitem(options, "connect_timeout", CONNECT_TIMEOUT)
         yield
 
 
