@@ -8,7 +8,7 @@ from ..public import adopt
 from .erasure import AccountRows, ErasureResult, erase_account, erase_batches, find_rows
 from .purge import PurgeResult, bodies_past_retention, due, purge_batches, purge_body_batches, purge_once
 from .resolutions import ResolutionRefusedError, forget, mark_not_executed, record_outcome, release
-from .statistics import Number, Precision, Stats, by_operation, stats
+from .statistics import Number, Precision, Stats, stats
 from .sweep import RecoveryResult, abandoned, recover_batches, recover_once
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "Stats",
     "abandoned",
     "bodies_past_retention",
-    "by_operation",
     "due",
     "erase_account",
     "erase_batches",

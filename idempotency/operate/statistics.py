@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
-from itertools import chain
 from typing import Any, Protocol
 
 from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
@@ -183,7 +182,8 @@ def _events(using: str) -> dict[str, Number]:
     counts = event_counts()
     if counts is None:
         return dict.fromkeys([*EVENTS, "replay_rate", "since_purge"], Number(None, Precision.UNKNOWN))
-    counted = _name_events(sum(counts.read(using).values(), Counter()))
+    events = sum(counts.read(using).values(), Counter())
+    counted = {name: events[event] for name, event in EVENTS.items()}
     settled = counted["replays"] + counted["claims"] + counted["take_overs"]
     hour, kind = counts.read_last_purge(using), Precision.RECENT
     if hour is None:
@@ -192,30 +192,6 @@ def _events(using: str) -> dict[str, Number]:
         **{name: Number(count, Precision.RECENT) for name, count in counted.items()},
         "replay_rate": Number(round(counted["replays"] / settled, 4) if settled else None, Precision.RECENT),
         "since_purge": Number(None if hour is None else max(0, round(time.time() - hour * 3600)), kind),
-    }
-
-
-def by_operation(using: str | None = None) -> dict[str, dict[str, int]]:
-    """Read the counts of events of each operation, and how many of its records are stuck now.
-
-    :returns: ``{"charges.create": {"claims": 3, "replays": 1, ..., "parked": 0, "abandoned": 0}, ...}``. The names are
-        those of ``Stats``. Operations without any of it are left out. The empty name stands for operations that were
-        not declared in the process in which a person resolved one of their records.
-    """
-    using = using or records_database()
-    records = RecordQuerySet(IdempotencyRecord, using=using)
-    counts = event_counts()
-    counted = {} if counts is None else counts.read(using)
-    stuck = {
-        "parked": _count_by_operation(records.parked()).by_operation or {},
-        "abandoned": _count_by_operation(records.abandoned()).by_operation or {},
-    }
-    return {
-        operation: {
-            **({} if counts is None else _name_events(counted.get(operation, Counter()))),
-            **{name: numbers.get(operation, 0) for name, numbers in stuck.items()},
-        }
-        for operation in sorted({*counted, *chain.from_iterable(stuck.values())})
     }
 
 
@@ -265,7 +241,3 @@ def _claims_in_progress(records: RecordQuerySet) -> dict[str, Number]:
 def _age(now: datetime | None, since: datetime | None) -> float | None:
     """:returns: seconds; 0 if ``since`` is in the future; None if a time is missing."""
     return None if now is None or since is None else max(0.0, round((now - since).total_seconds(), 3))
-
-
-def _name_events(events: Counter[str]) -> dict[str, int]:
-    return {name: events[event] for name, event in EVENTS.items()}

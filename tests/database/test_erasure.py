@@ -162,10 +162,10 @@ def test_the_command_erases_and_says_what_is_left_and_why():
     assert code == running.EXIT_WORK_LEFT
     assert lines == [
         "Erased 0 records and 0 messages.",
-        "Left: 1 claim is alive. Run this again when the lease is over.",
+        "Left: 1 claim is live. Run this again when the lease is over.",
         "Left: 2 claims are abandoned. Run recover_idempotency first, or use --include-unresolved.",
         "Left: 3 records are parked. Resolve every parked record first, or use --include-unresolved.",
-        "Left: 4 messages are still to be sent. Run relay_outbox first.",
+        "Left: 4 messages are not sent yet. Run relay_outbox first.",
         "Left: 5 messages are dead. Requeue every dead message first, or use --include-unresolved.",
     ]
 

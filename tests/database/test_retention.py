@@ -1,7 +1,6 @@
 """The purge deletes what is past retention and never a claim, also under load; and ``purge_idempotency``."""
 
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -12,7 +11,6 @@ from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
 from idempotency.lifecycle import Status
-from idempotency.management import running
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import due, purge_batches, purge_body_batches, purge_once
 from idempotency.operate.sweep import recover_batches
@@ -185,25 +183,6 @@ def test_a_signal_ends_a_purge_before_its_messages():
         purge()
     assert stopped.value.returncode == 143
     assert (remaining(), OutboxMessage.objects.count()) == (set(), 1)
-
-
-@pytest.mark.parametrize("pause", [-0.1, 3600.1, float("nan"), float("inf")])
-def test_a_wrong_pause_is_named_and_nothing_is_done(pause):
-    ids = make_records(1)
-    with pytest.raises(CommandError, match="--pause must be between 0 and 3600 seconds") as refused:
-        purge(pause=pause)
-    assert refused.value.returncode == 2
-    assert remaining() == {*ids}
-
-
-def test_a_pause_lies_between_batches_only(monkeypatch):
-    make_records(25)
-    slept = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(time, "monotonic", lambda: sum(slept))
-    assert purge(batch_size=10, pause=1.0)[0] == 0
-    assert sum(slept) == pytest.approx(2.0)
-    assert max(slept) <= running.SLICE
 
 
 # Responses past a retention of their own are deleted, and their records stay
