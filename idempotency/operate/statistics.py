@@ -52,9 +52,6 @@ class EventCounts(Protocol):
     def read_first_hour(self, using: str) -> int | None:
         """The first hour of which counts are kept, in hours since 1970. None if there are no counts."""
 
-    def operations(self, using: str, limit: int) -> set[str]:
-        """The names of up to ``limit`` operations of which anything was counted."""
-
     def flush_if_due(self) -> None:
         """Write the counts of this process, unless it has just done so."""
 

@@ -17,15 +17,12 @@ from django.core.checks import Warning as CheckWarning
 from ...checks import check_settings
 from ...conf import settings
 from .deliveries import longest_wait
-from .policy import LOOK_BACK, TaskPolicy, idempotent_tasks
+from .policy import TaskPolicy, idempotent_tasks
 
 #: If a message is not acknowledged for this long, another worker gets it. These are the defaults of the
 #: ``visibility_timeout`` of kombu's Redis transport and of RabbitMQ's ``consumer_timeout``.
 VISIBILITY_TIMEOUT = timedelta(hours=1)
 CONSUMER_TIMEOUT = timedelta(minutes=30)
-
-#: The task that has lost messages sent again. It is named and not imported, because there may be no outbox.
-RESEND = "idempotency.contrib.celery.tasks.resend_lost_messages"
 
 
 def check_tasks(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
@@ -59,15 +56,6 @@ def _check(app: Any, task: Any, policy: TaskPolicy) -> Iterator[CheckMessage]:
             "setting longer.",
             id="idempotency.W007",
         )
-    back = look_back(app)
-    if back is not None and in_force.retention < back:
-        yield CheckWarning(
-            f"Operation {operation.name!r} forgets a message after {in_force.retention}, but resend_lost_messages "
-            f"looks {back} back. Lost messages of task {task.name!r} that are older than {in_force.retention} are "
-            f"not found.",
-            hint="Give the operation a longer retention=, or the scheduled resend_lost_messages a shorter look_back.",
-            id="idempotency.W008",
-        )
     limit = time_limit(app, task)
     alive = in_force.lease + (in_force.heartbeat or timedelta(0))
     if limit is not None and alive < limit:
@@ -100,17 +88,6 @@ def longest_redelivery(app: Any, task: Any, policy: TaskPolicy) -> timedelta:
         getattr(task, "retry_backoff_max", 600) if getattr(task, "retry_backoff", False) else 0,
     ]
     return unacknowledged + timedelta(seconds=max(countdowns)) + longest_wait(policy.operation)
-
-
-def look_back(app: Any) -> timedelta | None:
-    """How far back the beat's schedule searches for lost messages, or None if it does not search for them."""
-    found = []
-    for entry in app.conf.beat_schedule.values():
-        if isinstance(entry, dict) and entry.get("task") == RESEND:
-            args: Sequence[float] = entry.get("args") or ()
-            kwargs = entry.get("kwargs") or {}
-            found.append(args[1] if len(args) > 1 else kwargs.get("look_back", LOOK_BACK.total_seconds()))
-    return timedelta(seconds=max(found)) if found else None
 
 
 def time_limit(app: Any, task: Any) -> timedelta | None:

@@ -22,12 +22,15 @@ from ...models import IdempotencyRecord
 from ...outbox import CELERY
 from ...outbox.models import MessageStatus, OutboxMessage, outbox_database
 from .messages import ACCOUNT_HEADER, DEFAULT_ACCOUNT, KEY_HEADER
-from .policy import LOOK_BACK, TaskPolicy, idempotent_tasks
+from .policy import TaskPolicy, idempotent_tasks
 
 #: A message that was not consumed is taken for lost this long after it was sent. This is longer than messages usually
 #: wait in a queue. A message that still waits there is sent a second time, which is harmless: its consumer finds its
 #: record.
 OLDER_THAN = timedelta(minutes=10)
+
+#: Messages sent longer ago than this are not searched.
+LOOK_BACK = timedelta(days=1)
 
 #: The number of messages that are compared at once. One statement finds the records of all of them.
 PAGE = 100

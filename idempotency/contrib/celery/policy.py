@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +15,6 @@ from ...operation import Operation
 #: The attribute of a task's function that holds the policy. Decorators that use ``functools.wraps``, such as Celery's
 #: autoretry, copy it.
 ATTRIBUTE = "__idempotent_task__"
-
-#: The search for lost messages looks at none that were sent longer ago than this.
-LOOK_BACK = timedelta(days=1)
 
 _POSITIONAL = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 

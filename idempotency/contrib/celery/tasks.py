@@ -63,7 +63,6 @@ def purge_expired_records(batch_size: int = PURGE_BATCH_SIZE, max_batches: int =
 if apps.is_installed("idempotency.outbox"):
     from ...outbox.relay import DEFAULT_BATCH_SIZE, RelayResult, relay_batches
     from . import lost
-    from .policy import LOOK_BACK
 
     @scheduled
     def relay_outbox(batch_size: int = DEFAULT_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
@@ -79,7 +78,7 @@ if apps.is_installed("idempotency.outbox"):
 
     @scheduled
     def resend_lost_messages(
-        older_than: float = lost.OLDER_THAN.total_seconds(), look_back: float = LOOK_BACK.total_seconds()
+        older_than: float = lost.OLDER_THAN.total_seconds(), look_back: float = lost.LOOK_BACK.total_seconds()
     ) -> dict[str, Any]:
         """Have messages sent again that a broker confirmed and lost. Durations are in seconds."""
         older, back = timedelta(seconds=older_than), timedelta(seconds=look_back)

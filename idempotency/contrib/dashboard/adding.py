@@ -10,15 +10,9 @@ from typing import Final
 from django.db import connections
 from django.db.models import F
 
-from ...store import retry_lost_races, store_for
+from ...operate.batches import in_transaction
 from .models import IdempotencyCounter
 
-#: The database may refuse a flush: under REPEATABLE READ because another process flushes too, under InnoDB because
-#: another process inserts a new counter. The flush is tried this often, and then the counts are kept for the next one.
-MAX_ROUNDS: Final = 5
-
-#: If the process freezes before its COMMIT, the database ends the transaction after this time and frees its rows.
-IDLE_TIMEOUT: Final = timedelta(seconds=5)
 #: Another process that adds to the same rows is done in milliseconds.
 STATEMENT_TIMEOUT: Final = timedelta(seconds=5)
 
@@ -34,23 +28,16 @@ ON CONFLICT (hour, operation, event) DO UPDATE SET total = counter.total + exclu
 
 
 def write_counts(using: str, counts: Mapping[tuple[str, str], int], hour: int) -> None:
-    """Add to the counters of each (operation, event): to that of the hour, and to that of all hours, which is 0.
+    """Add to the counters of each (operation, event): those of the hour, and the sums, which have the hour 0.
 
-    The transaction contains nothing else, and its COMMIT need not wait for the disk: if the server crashes, it may lose
-    the last counts, which is acceptable for statistics.
+    The COMMIT need not wait for the disk: statistics may lose their last counts in a crash of the server.
 
-    :raises DatabaseError: the database refuses.
-    :raises OuterTransactionError: a transaction is open.
+    :raises DatabaseError: the database refuses: under REPEATABLE READ because another process flushes, under InnoDB
+        because another process inserts a new counter.
+    :raises RuntimeError: a transaction is open.
     """
     add = _ADDS.get(connections[using].vendor, _add)
-
-    def transact() -> None:
-        store = store_for(using)
-        with store.own_transaction("A flush of the counters"):
-            store.bound_transaction(idle=IDLE_TIMEOUT, statement=STATEMENT_TIMEOUT, wait_for_disk=False)
-            add(using, counts, hour)
-
-    retry_lost_races(MAX_ROUNDS, using, transact)
+    in_transaction(using, lambda _: add(using, counts, hour), statement_timeout=STATEMENT_TIMEOUT, wait_for_disk=False)
 
 
 def _add_at_once(using: str, counts: Mapping[tuple[str, str], int], hour: int) -> None:

@@ -28,14 +28,11 @@ from ...admin.display import ReadOnlyAdmin, format_duration, show_key, url_of
 from ...models import IdempotencyRecord
 from ...operate.statistics import Number, Precision, Stats, stats
 from ...store import records_database
-from .counting import PURGED, counters, this_hour
+from .counting import counters, this_hour
 from .models import IdempotencyCounter
 
 #: Hours that the page shows, with the running one.
 HOURS = 25
-
-#: The last hour is the running one and the one before it. That is never less than an hour.
-LAST_HOURS = 2
 
 #: The rows of each kind that the page lists. The lists behind the links have all of them.
 MAX_ROWS = 10
@@ -108,33 +105,26 @@ class DashboardAdmin(ReadOnlyAdmin):
 def _events() -> dict[str, Any]:
     now = this_hour()
     first = now - HOURS + 1
-    hours = counters.read_hours(records_database(), first)
-    by_hour = {hour: sum(hours.get(hour, {}).values(), Counter()) for hour in range(first, now + 1)}
-    last_hour = sum((by_hour[hour] for hour in range(now - LAST_HOURS + 1, now + 1)), Counter())
-    last_day = sum(by_hour.values(), Counter())
+    read = counters.read_hours(records_database(), first)
+    by_hour = {hour: sum(read.get(hour, {}).values(), Counter()) for hour in range(first, now + 1)}
     by_operation: dict[str, Counter[str]] = {}
-    for operations in hours.values():
+    for operations in read.values():
         for operation, counted in operations.items():
             by_operation.setdefault(operation, Counter()).update(counted)
     busiest = sorted(by_operation.items(), key=lambda item: (-item[1].total(), item[0]))
+    total = sum(by_hour.values(), Counter())
     ended = counters.read_last_purge(records_database())
-    began = counters.read_first_hour(records_database()) or now
     return {
-        "hour_since": _start_of(max(now - LAST_HOURS + 1, began)),
-        "day_since": _start_of(max(first, began)),
-        "events": [(label, _shown(last_hour[event], last_day[event])) for event, label in EVENTS.items()],
-        "event_labels": list(EVENTS.values()),
+        "since": _start_of(first),
+        "events": [(label, f"{total[event]:,}") for event, label in EVENTS.items()],
         "operations": [
             (
                 operation or gettext("(unknown where it was settled)"),
-                list(zip(EVENTS.values(), _shown(*(seen[event] for event in EVENTS)), strict=True)),
+                [(label, f"{counted[event]:,}") for event, label in EVENTS.items()],
             )
-            for operation, seen in busiest[:MAX_OPERATIONS]
-            if any(seen[event] for event in EVENTS)
+            for operation, counted in busiest[:MAX_OPERATIONS]
+            if any(counted[event] for event in EVENTS)
         ],
-        # The retry of a released claim counts as an execution and adds no record, and a killed process loses counts.
-        "growth": f"≈ {last_day['claimed'] - last_day[PURGED]:+,}",
-        "purged": f"{last_day[PURGED]:,}",
         "purge_ended": None if ended is None else _start_of(ended),
         "purge_is_overdue": ended is None or ended < first,
         "chart": {
@@ -142,10 +132,6 @@ def _events() -> dict[str, Any]:
             "series": [[str(label), [by_hour[hour][event] for hour in by_hour]] for event, label in EVENTS.items()],
         },
     }
-
-
-def _shown(*counts: int) -> list[str]:
-    return [f"{count:,}" for count in counts]
 
 
 def _start_of(hour: int) -> datetime:

@@ -41,9 +41,8 @@ FLUSH_WAIT = 1.0
 #: Counts of single hours are kept for this long: the last week, and the same day of the week before.
 HOURS_KEPT = 8 * 24
 
-#: Two events of the purge, which are counted under the operation "": deleted records, and purges that found nothing
-#: more to delete.
-PURGED, PURGE_ENDED = "purged", "purge_ended"
+#: Counts the purges that found nothing more to delete, under the operation "".
+PURGE_ENDED = "purge_ended"
 
 #: (operation, event) → how often. The operation is "" if a person resolved a record of an operation that this process
 #: doesn't know.
@@ -69,18 +68,15 @@ class Counters:
     def connect(self) -> None:
         """Count from now on."""
         signals.connect_events("counters", lambda operation, event, attempt: self.count(operation, event))
-        signals.purged.connect(
-            lambda count, **more: self.count("", PURGED, count), weak=False, dispatch_uid="idempotency.counters.purged"
-        )
         request_finished.connect(self._request_finished, weak=False, dispatch_uid="idempotency.counters")
         os.register_at_fork(after_in_child=self.reset)
         atexit.register(self.flush)
 
-    def count(self, operation: str, event: str, count: int = 1) -> None:
+    def count(self, operation: str, event: str) -> None:
         if self._database is None:
             self._database = _database(records_database())
         with self._lock:
-            self._pending[operation, event] += count
+            self._pending[operation, event] += 1
 
     def _request_finished(self, sender: object, **arguments: Any) -> None:
         # The sender is None for a request of Django's test client. Don't flush after those: the test may count
@@ -161,11 +157,6 @@ class Counters:
     def read_first_hour(self, using: str) -> int | None:
         """Read the first hour of which counts are kept, in hours since 1970. None if there are no counts."""
         return _hours(using).order_by("hour").values_list("hour", flat=True).first()
-
-    def operations(self, using: str, limit: int) -> set[str]:
-        """The names of up to ``limit`` operations of which anything was counted and written."""
-        counted = IdempotencyCounter.objects.using(using).filter(hour=0).exclude(operation="")
-        return set(counted.order_by("operation").values_list("operation", flat=True).distinct()[:limit])
 
     def _rows(self, using: str, since: int) -> list[tuple[int, str, str, int]]:
         """The rows of the sums, if ``since`` is 0, or of the hours since then. Counts in memory have the hour 0."""

@@ -16,6 +16,7 @@ from idempotency.contrib.dashboard import adding
 from idempotency.contrib.dashboard import counting as counters_module
 from idempotency.contrib.dashboard.counting import counters, this_hour
 from idempotency.contrib.dashboard.models import IdempotencyCounter
+from idempotency.operate import batches
 from idempotency.operate.statistics import stats
 from idempotency.store import store_for
 from tests.concurrency.failures import server_error
@@ -65,7 +66,7 @@ def test_a_connection_is_left_open_or_closed_as_it_was():
 def test_no_count_is_lost_between_many_that_write_the_same_counters_at_once(monkeypatch):
     """In any order, and for the first time: none of them may be refused, not even once, but by InnoDB."""
     if connection.vendor != "mysql":
-        monkeypatch.setattr(adding, "MAX_ROUNDS", 1)
+        monkeypatch.setattr(batches, "MAX_ROUNDS", 1)
     keys = [(f"tests.{number:02}", "claimed") for number in range(20)]
     for _ in range(10):
         counts = [dict.fromkeys(own, 1) for own in (keys, keys[::-1]) * 2]
@@ -196,7 +197,7 @@ def test_a_deadlock_is_tried_again_at_once(caplog, monkeypatch):
     if connection.vendor == "sqlite":  # which knows no deadlock, so this may be any race
         monkeypatch.setattr(store_for(connection.alias), "lost_a_race", lambda error: True)
     count()
-    with refusing(deadlock, adding.MAX_ROUNDS - 1):
+    with refusing(deadlock, batches.MAX_ROUNDS - 1):
         counters.flush()
     assert written() == {CLAIMED: 1}
     assert caplog.records == []

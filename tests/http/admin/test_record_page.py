@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.urls import reverse
 
 from idempotency import PARK, Operation, Reconcile, Unknown
 from idempotency.admin import decisions
@@ -269,16 +268,6 @@ def test_the_page_has_the_derived_keys_of_steps_and_of_named_calls(operator):
     for name in ("charge", "refund"):
         assert f"{name} {row.derive_key(name)} or {row.derive_text(name)}" in shown
     assert row.scope.trace in shown
-
-
-def test_the_index_has_one_section_for_the_apps_of_the_package(client):
-    log_in(client, superuser=True)
-    own = [app for app in client.get(reverse("admin:index")).context["app_list"] if "idempotency" in app["app_label"]]
-    names = ["Dashboard", "Idempotency records", "Outbox messages"]
-    assert [(app["name"], [model["name"] for model in app["models"]]) for app in own] == [("Idempotency", names)]
-    for label in ("idempotency", "idempotency_outbox", "auth"):
-        page = client.get(reverse("admin:app_list", args=[label]))
-        assert len(page.context["app_list"]) == 1, label
 
 
 def test_a_live_claim_is_released_by_force_alone(operator):
