@@ -16,8 +16,8 @@ from .models import OutboxMessage
 # attempt was cut off, the next one normally finds its messages.
 _INSERT = """
 INSERT INTO idempotency_outbox_message (message_id, account_id, idempotency_key, topic, sender, payload, headers,
-    ordering_key, status, attempts, error, next_try_at)
-VALUES (%s, %s, %s, %s, %s, %s::json, %s::jsonb, %s, 'pending', 0, '', statement_timestamp() + %s)
+    status, attempts, error, next_try_at)
+VALUES (%s, %s, %s, %s, %s, %s::json, %s::jsonb, 'pending', 0, '', statement_timestamp() + %s)
 ON CONFLICT (message_id) DO NOTHING
 RETURNING id, created_at, next_try_at
 """
@@ -34,7 +34,7 @@ def insert_message(using: str, message: OutboxMessage, delay: timedelta) -> bool
 
 def _insert_at_once(using: str, message: OutboxMessage, delay: timedelta) -> bool:
     scope = (message.message_id, message.account_id, message.idempotency_key)
-    content = (message.topic, message.sender, message.payload, json.dumps(message.headers), message.ordering_key)
+    content = (message.topic, message.sender, message.payload, json.dumps(message.headers))
     row = store_for(using).row_of(_INSERT, (*scope, *content, delay))
     if row is None:
         return False

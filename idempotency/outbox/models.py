@@ -40,8 +40,6 @@ class OutboxMessage(models.Model):
     sender: BytewiseCharField = BytewiseCharField(_("sender"), max_length=255)
     payload: JSONTextField = JSONTextField(_("payload"))
     headers: models.JSONField[Any, Any] = models.JSONField(_("headers"), default=dict, blank=True)
-    #: Messages with one ordering key are sent in the order in which they were written. Empty means no order.
-    ordering_key: BytewiseCharField = BytewiseCharField(_("ordering key"), max_length=255, blank=True, default="")
     status: models.CharField[str, str] = models.CharField(
         _("status"), max_length=8, choices=MessageStatus.choices, default=MessageStatus.PENDING
     )
@@ -74,12 +72,6 @@ class OutboxMessage(models.Model):
                 fields=["status", "next_try_at"],
                 condition=models.Q(status=MessageStatus.PENDING.value) | models.Q(status=MessageStatus.DEAD.value),
                 name="idempotency_outbox_unsent",
-            ),
-            # Finds the unsent messages that come before a message in its order.
-            models.Index(
-                fields=["ordering_key", "id"],
-                condition=~models.Q(ordering_key="") & ~models.Q(status=MessageStatus.SENT.value),
-                name="idempotency_outbox_order",
             ),
             # Finds the messages that a purge deletes.
             models.Index(

@@ -47,7 +47,6 @@ def publish(
     *,
     name: str | None = None,
     headers: Mapping[str, str] | None = None,
-    ordering_key: str = "",
     delay: timedelta | None = None,
     sender: str = CELERY,
     using: str | None = None,
@@ -63,8 +62,6 @@ def publish(
     :param name: distinguishes this message from the operation's other messages on the same topic, so that neither their
         number nor their order matters. Ignored outside of a claim.
     :param headers: text that is sent with the message.
-    :param ordering_key: messages of one key are sent in the order in which they were written, and each waits until the
-        one before it is confirmed. A dead message holds up those behind it. Empty means no order.
     :param delay: the message is sent no earlier than after this time.
     :param sender: the dotted path of the callable that hands the message to a broker.
     :param using: the alias of the transaction's database; by default the claim's, or else that of the outbox.
@@ -96,7 +93,6 @@ def publish(
         topic=_text("topic", topic),
         payload=json_text(payload, f"The payload of a message on {topic!r} must be JSON"),
         headers={name: text for source in sources for name, text in source().items()} | _checked_headers(headers or {}),
-        ordering_key=_text("ordering_key", ordering_key) if ordering_key else "",
         sender=sender,
     )
     # If the process dies before the caller's COMMIT, nothing was published. If it dies after the COMMIT, a relay finds

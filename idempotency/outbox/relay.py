@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.module_loading import import_string
 
@@ -74,7 +74,7 @@ class RelayResult(BatchResult):
     postponed: int = 0
     #: Their sender failed too often, or their relay died too often. They wait to be requeued.
     dead: int = 0
-    #: Not tried, because a broker can't be reached, an earlier message of their order was not sent, or the time was up.
+    #: Not tried, because a broker can't be reached or the time was up.
     put_back: int = 0
     #: The senders whose broker can't be reached, each with the error.
     unavailable: dict[str, str] = field(default_factory=dict)
@@ -88,10 +88,7 @@ def due(using: str) -> QuerySet[OutboxMessage]:
     """The messages that may be sent now, in no particular order."""
     messages = OutboxMessage.objects.using(using)
     free = Q(lease_expires_at=None) | Q(lease_expires_at__lte=Now())
-    # Written exactly as the conditions of the partial index, so that the planner uses it.
-    earlier = messages.exclude(ordering_key="").exclude(status=MessageStatus.SENT)
-    held_up = Exists(earlier.filter(ordering_key=OuterRef("ordering_key"), pk__lt=OuterRef("pk")))
-    return messages.filter(free, Q(ordering_key="") | ~held_up, status=MessageStatus.PENDING, next_try_at__lte=Now())
+    return messages.filter(free, status=MessageStatus.PENDING, next_try_at__lte=Now())
 
 
 def relay_once(
@@ -157,7 +154,6 @@ def _take(store: Store, limit: int, skip: Collection[str]) -> _Batch:
     dead = [message for message in suspicious if message.attempts >= MAX_ATTEMPTS]
     suspects = [message for message in suspicious if message.attempts < MAX_ATTEMPTS][:1]
     messages = [message for message in due_now if message not in suspicious]
-    messages += _followers(store, messages, limit - len(due_now), skip)
     rows = OutboxMessage.objects.using(using)
     leased = rows.filter(pk__in=[message.pk for message in messages + suspects])
     leased.update(attempts=F("attempts") + 1, lease_expires_at=Now() + LEASE)
@@ -166,32 +162,7 @@ def _take(store: Store, limit: int, skip: Collection[str]) -> _Batch:
     )
     for message in messages + suspects:
         message.attempts += 1
-    return _Batch(messages, suspects, dead, exhausted=len(messages) < limit and not suspicious)
-
-
-def _followers(store: Store, heads: list[OutboxMessage], limit: int, skip: Collection[str]) -> list[OutboxMessage]:
-    """Find and lock the messages that directly follow the ordered messages of ``heads``.
-
-    A message that is not ready, or that another transaction has locked, ends its order here: those behind it wait, too.
-    """
-    last = {message.ordering_key: message.pk for message in heads if message.ordering_key}
-    if not last or limit < 1:
-        return []
-    messages = OutboxMessage.objects.using(store.using)
-    unsent = messages.exclude(ordering_key="").exclude(status=MessageStatus.SENT)
-    behind = unsent.filter(ordering_key__in=last, pk__gt=min(last.values())).order_by("ordering_key", "pk")
-    places = list(behind.values_list("pk", "ordering_key")[: limit + len(last)])
-    free = Q(lease_expires_at=None) | Q(lease_expires_at__lte=Now(), attempts__lt=SUSPICIOUS)
-    ready = messages.filter(free, pk__in=[pk for pk, _ in places], status=MessageStatus.PENDING, next_try_at__lte=Now())
-    locked = {message.pk: message for message in store.select_unlocked(ready.exclude(sender__in=list(skip)))}
-    followers: list[OutboxMessage] = []
-    for pk, ordering_key in places:
-        if pk > last.get(ordering_key, pk):
-            if pk in locked:
-                followers.append(locked[pk])
-            else:
-                del last[ordering_key]
-    return followers[:limit]
+    return _Batch(messages, suspects, dead, exhausted=len(due_now) < limit and not suspicious)
 
 
 @dataclass
@@ -203,13 +174,12 @@ class _Outcomes:
 
 def _send(messages: list[OutboxMessage], until: float, result: RelayResult) -> _Outcomes:
     outcomes = _Outcomes()
-    held_up: set[str] = set()
     for message in messages:
         if time.monotonic() >= until:
             outcomes.put_back.append((message, ""))
             result.exhausted = False
-        elif message.sender in result.unavailable or message.ordering_key in held_up:
-            outcomes.put_back.append((message, result.unavailable.get(message.sender, "")))
+        elif message.sender in result.unavailable:
+            outcomes.put_back.append((message, result.unavailable[message.sender]))
         else:
             try:
                 _hand_over(message)
@@ -224,9 +194,6 @@ def _send(messages: list[OutboxMessage], until: float, result: RelayResult) -> _
             else:
                 fault_point["relay.published"]()
                 outcomes.confirmed.append(message)
-                continue
-        if message.ordering_key:
-            held_up.add(message.ordering_key)
     return outcomes
 
 

@@ -41,10 +41,10 @@ _STATES: Final = {
 class Backlog:
     """The messages that have not been sent."""
 
-    #: Messages that wait for a relay, for their time or for another message. Counted up to ``MAX_COUNTED``.
+    #: Messages that wait for a relay or for their time. Counted up to ``MAX_COUNTED``.
     pending: int
     #: How long the oldest due message has been due; None if no message is due. If this is above a minute, no relay is
-    #: running, a broker can't be reached, or a message holds up others of its ordering key.
+    #: running, or a broker can't be reached.
     oldest_due: timedelta | None
     #: Messages that were tried too often and wait to be requeued. Counted up to ``MAX_COUNTED``.
     dead: int
@@ -65,7 +65,7 @@ def backlog(*, using: str | None = None) -> Backlog:
 
 
 def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
-    """Have a dead message tried again, as often as a new one. It keeps its id and its place in its order.
+    """Have a dead message tried again, as often as a new one. It keeps its id.
 
     Logs the decision as those about records are logged.
 

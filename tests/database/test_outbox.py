@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_message_is_there_when_its_transaction_has_committed():
-    message = send(payload={"id": 1}, headers={"tenant": "a"}, ordering_key="order 1")
+    message = send(payload={"id": 1}, headers={"tenant": "a"})
     assert OutboxMessage.objects.values().get() == {
         **{name: getattr(message, name) for name in ("id", "message_id", "created_at", "next_try_at")},
         "topic": "orders.placed",
@@ -33,7 +33,6 @@ def test_a_message_is_there_when_its_transaction_has_committed():
         "headers": {"tenant": "a"},
         "account_id": "",
         "idempotency_key": str(message.message_id),
-        "ordering_key": "order 1",
         "sender": SENDER,
         "status": MessageStatus.PENDING,
         "attempts": 0,
@@ -143,8 +142,6 @@ TOO_DEEP = functools.reduce(lambda inner, _: [inner], range(100_000), [])
         ({"topic": "t" * 256}, ValueError, "topic must be 1 to 255"),
         ({"topic": "a\0"}, ValueError, "topic must be 1 to 255"),
         ({"topic": 1}, TypeError, "topic must be a str"),
-        ({"ordering_key": "k" * 256}, ValueError, "ordering_key must be 1 to 255"),
-        ({"ordering_key": "\ud800"}, ValueError, "ordering_key must be 1 to 255"),
         ({"delay": -timedelta(seconds=1)}, ValueError, "delay must be 0 to 36500 days"),
         ({"delay": timedelta(days=36_501)}, ValueError, "delay must be 0 to 36500 days"),
         ({"delay": timedelta.max}, ValueError, "delay must be 0 to 36500 days"),

@@ -137,9 +137,9 @@ def test_it_sends_what_is_due_and_says_so():
 def test_it_tells_what_became_of_the_rest():
     make_messages(3)
     make_messages(1, payload='"dies"', attempts=15)
-    make_messages(2, ordering_key="a", payload='"refused"')
+    make_messages(1, payload='"refused"')
     broker.refuse("dies", "refused", error=ValueError("no such queue"))
-    assert run() == (0, ["Sent 3 messages, 1 postponed, 1 not tried, 1 dead."], [])
+    assert run() == (0, ["Sent 3 messages, 1 postponed, 1 dead."], [])
 
 
 def test_a_broker_that_can_not_be_reached_has_an_exit_code_of_its_own():
@@ -156,9 +156,8 @@ def test_a_dry_run_counts_and_sends_nothing():
     assert run(dry_run=True) == (0, ["0 messages pending, 0 ready to send.", "0 messages dead."], [])
     make_messages(2, due=-HOUR)
     make_messages(3, due=HOUR)
-    make_messages(2, due=-HOUR, ordering_key="a")
     make_messages(1, MessageStatus.DEAD)
     code, (pending, due, dead), errors = run(dry_run=True)
-    assert (code, pending, errors) == (0, "7 messages pending, 3 ready to send.", [])
+    assert (code, pending, errors) == (0, "5 messages pending, 2 ready to send.", [])
     assert (due[:31], dead) == ("The oldest has been due for 3,6", "1 message dead.")
     assert broker.deliveries == []

@@ -247,8 +247,7 @@ def completed_long_ago(declaration):
 
 
 def messages(declaration):
-    make_messages(2, sender=SENDER)
-    make_messages(2, sender=SENDER, ordering_key="o")
+    make_messages(4, sender=SENDER)
 
 
 #: Which pairs are played: the pair, the declaration, and what was there before.

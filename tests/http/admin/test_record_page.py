@@ -129,7 +129,7 @@ def test_a_button_leads_to_the_decision_and_back_to_the_record(operator):
     IdempotencyRecord.objects.all().delete()
     answer = operator.post(LIST, {**hidden_fields(question), "reason": "asked"}, follow=True)
     assert answer.redirect_chain == [(LIST, 302)]
-    assert said(answer) == [f"Idempotency record {pk} is gone: it was purged."]
+    assert said(answer) == [f"Idempotency record {pk} has been purged."]
     assert decide(operator, question, reason="") == []  # a form that is wrong is shown again, without the record
 
 
@@ -194,7 +194,7 @@ def undecidable():
     }
 
 
-STATE_LEAVES_NOTHING = "Its state leaves nothing to decide here."
+STATE_LEAVES_NOTHING = "Its state does not allow this action."
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_what_was_decided_is_what_was_seen(operator):
     answers = decide(operator, page, reason="asked")
     assert [answer for answer in answers if "is completed, attempt 1 by now" in answer]
     assert [answer for answer in answers if "is parked, attempt 2 by now" in answer]
-    assert f"Idempotency record {fourth} is gone: it was purged." in answers
+    assert f"Idempotency record {fourth} has been purged." in answers
     assert answers[-1] == "Mark as not executed: 1 idempotency record."
     assert [state_of(pk) for pk in (first, second, third)] == [("recoverable", 1), ("completed", 1), ("parked", 2)]
 
