@@ -35,18 +35,12 @@ MAX_DECIDED = 100
 
 
 class ReasonForm(forms.Form):
-    """:param rows: the rows to decide about."""
-
     reason: forms.CharField = forms.CharField(
         label=_("Reason"),
         max_length=500,
         help_text=_("How you know. The reason is kept in the history and the log."),
         widget=AdminTextInputWidget,
     )
-
-    def __init__(self, *args: Any, rows: Sequence[Any], **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.rows = rows
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of the decision, besides ``by``."""
@@ -243,7 +237,7 @@ class DecisionPage:
         # operator has resolved meanwhile and that the page has to report.
         seen = [Seen.parse(token, self.action.statuses) for token in self.request.POST.getlist("seen")][:MAX_DECIDED]
         rows = self._find(seen)
-        form = self.action.form(self.request.POST, rows=list(rows.values()))
+        form = self.action.form(self.request.POST)
         if not form.is_valid():
             return self._confirm(list(rows.values()), form)
         decided = sum(self._decide(state, rows.get(state.pk), form) for state in seen)
@@ -267,7 +261,7 @@ class DecisionPage:
             self._report(text % {"action": self.action.title, "reasons": reasons})
             return None
         free = [row for row, obstacle in obstacles if obstacle is None]
-        return self._confirm(free, self.action.form(rows=free), left_out)
+        return self._confirm(free, self.action.form(), left_out)
 
     def _find(self, seen: list[Seen]) -> dict[int, Any]:
         """Read the rows as they are now, but set attempt and status to what the page showed."""

@@ -1,27 +1,22 @@
-"""Records in the admin: find a record by key or account, see its state, and resolve a record that is stuck.
+"""Records in the admin: find a record by key or account, view its state, and resolve a stuck one.
 
-Nothing can be edited. A decision about a record calls ``operate.resolutions``. A page explains it first, and it needs a
-separate permission: ``idempotency.resolve_idempotencyrecord``, ``idempotency.release_idempotencyrecord`` or
-``idempotency.forget_idempotencyrecord``.
+Decisions call ``operate.resolutions`` and have separate permissions. Recorded responses may hold secrets, so they need
+the permission ``view_response_body`` and can't be filtered on.
 
-Recorded responses may hold secrets, so only people with the permission ``idempotency.view_response_body`` see them, and
-they can't be filtered on. Everything else needs ``idempotency.view_idempotencyrecord``, as usual.
-
-The table may be huge. So no page here counts the whole table, sorts it by a column that has no index, or searches it
-for the names of operations. Searches without an index have a time limit.
+The table may be huge, so no page counts it or sorts it by a column without an index. Searches without an index have a
+time limit.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.utils.safestring import SafeString
@@ -59,7 +54,7 @@ TRACE_LIMIT = 1.0  # seconds
 
 _TRACE = re.compile("[0-9a-f]{32}")
 
-#: The states of the records in the index ``idempotency_record_unfinished``.
+#: The states in the index ``idempotency_record_unfinished``.
 _UNFINISHED = (Status.IN_PROGRESS, Status.RECOVERABLE, Status.PARKED)
 
 _STATES: dict[str, tuple[Any, Callable[[RecordQuerySet], RecordQuerySet]]] = {
@@ -71,7 +66,7 @@ _STATES: dict[str, tuple[Any, Callable[[RecordQuerySet], RecordQuerySet]]] = {
     "past_retention": (_("past retention"), RecordQuerySet.past_retention),
 }
 
-#: The kind of badge, and so its colour, of each state. A live claim has no colour, because it needs no attention.
+#: The kind of badge of each state. A live claim needs no attention.
 _BADGES = {"abandoned": "waiting", "completed": "done", "recoverable": "waiting", "parked": "stuck"}
 
 
@@ -96,9 +91,9 @@ class OperationFilter(admin.SimpleListFilter):
 
 
 class BoundedList(IndexedList):
-    """A list that is empty, and says why, if the database would have to look at too many records for it.
+    """A list that is empty, with a warning, if the database would have to read too many records.
 
-    No index begins with the operation or the key. If few records match, the newest of them may be anywhere.
+    No index begins with the operation or the key. If few records match, they may be anywhere in the table.
     """
 
     queryset: Any
@@ -125,7 +120,7 @@ class BoundedList(IndexedList):
 class IdempotencyRecordAdmin(DecisionAdmin):
     list_display: tuple[str, ...] = ("key", "state_with_details", "subject", "age", "retention")
     list_filter: ClassVar[tuple[type[admin.SimpleListFilter], ...]] = (RecordStateFilter, OperationFilter)
-    # Shows the search box; get_search_results() does the search.
+    # Shows the search box. get_search_results() searches.
     search_fields: ClassVar[tuple[str, ...]] = ("idempotency_key", "account_id")
     search_help_text: ClassVar[Any] = _(
         'An account, "account key", "account trace", a trace, or a key or its beginning. Case matters. Without the '
@@ -181,7 +176,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
 
     @admin.display(description=_("derived keys"))
     def derived_keys(self, record: IdempotencyRecord) -> str:
-        """The keys of the calls that have the names of steps, and of the one that the page's address names."""
+        """The keys of calls named after steps, and of those that the page's URL names."""
         request: Any = record.request  # type: ignore[attr-defined]
         names = dict.fromkeys([*names_of_steps(record), *filter(None, request.GET.getlist("call"))])
         return render_to_string(
@@ -214,16 +209,14 @@ class IdempotencyRecordAdmin(DecisionAdmin):
         return queryset.filter(pk__in=[*found, *traced]), False
 
     def _find(self, request: HttpRequest, queryset: QuerySet[Any], term: str) -> QuerySet[Any]:
-        """Try one search after another, the cheapest first, because an OR costs as much as its most expensive part."""
-        searches = [_of_account(queryset, term)]
+        """Try one search after another, because an OR costs as much as its most expensive part."""
+        of_account = _of_account(queryset, term)
+        if of_account.exists():
+            return of_account
         account, *key = term.rsplit(maxsplit=1)  # an account may contain white space, a key never does
         if key:
-            records = _of_account(queryset, account)
-            searches += [records.filter(idempotency_key=key[0]), records.filter(idempotency_key__startswith=key[0])]
-        for records in searches:
-            if records.exists():
-                return records
-        return queryset.none() if key else self._find_key(request, queryset, term)
+            return _of_account(queryset, account).filter(idempotency_key__startswith=key[0])
+        return self._find_key(request, queryset, term)
 
     def _find_trace(self, request: HttpRequest, records: QuerySet[Any], trace: str) -> list[int]:
         """The ids of the newest records with a trace.
@@ -248,26 +241,24 @@ class IdempotencyRecordAdmin(DecisionAdmin):
         return found
 
     def _find_key(self, request: HttpRequest, queryset: QuerySet[Any], key: str) -> QuerySet[Any]:
-        """Records with the key or, if there are none, with a key that begins with it, up to ``MAX_FOUND``.
+        """Records whose key begins with a text, up to ``MAX_FOUND``.
 
         No index begins with the key. So the unfinished records are searched first, in their small index, and the whole
         table only within the time limit, which is enough if the project adds an index on the key.
         """
-        unfinished = queryset.filter(status__in=_UNFINISHED)
-        end = time.monotonic() + statement_timeout.LIMIT
+        matching = queryset.filter(idempotency_key__startswith=key)
         gave_up = False
-        for search in (Q(idempotency_key=key), Q(idempotency_key__startswith=key)):
-            for records, limit in ((unfinished, statement_timeout.LIMIT), (queryset, end - time.monotonic())):
-                # Without an order, because the database might follow the index of the order and read the whole table.
-                wanted = records.filter(search).order_by().values_list("pk", flat=True)[:MAX_FOUND]
-                try:
-                    with statement_timeout.time_limit(queryset.db, limit):
-                        pks = list(wanted)
-                except statement_timeout.OutOfTimeError:
-                    gave_up = True
-                    continue
-                if pks:
-                    return queryset.filter(pk__in=pks)
+        for records in (matching.filter(status__in=_UNFINISHED), matching):
+            # Without an order, because the database might follow the index of the order and read the whole table.
+            found = records.order_by().values_list("pk", flat=True)[:MAX_FOUND]
+            try:
+                with statement_timeout.time_limit(queryset.db):
+                    pks = list(found)
+            except statement_timeout.OutOfTimeError:
+                gave_up = True
+                continue
+            if pks:
+                return queryset.filter(pk__in=pks)
         if gave_up:
             text = _(
                 "The table is too large to be searched for a key alone. No unfinished record has this key. "
@@ -281,7 +272,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             self.message_user(request, text, messages.WARNING)
 
     def get_ordering(self, request: HttpRequest) -> Any:
-        # In the order of ids the database would pass over all records that are not past their retention.
+        # In the order of ids, the database would skip over all records that are not past their retention.
         past_retention = request.GET.get(RecordStateFilter.parameter_name) == "past_retention"
         return ("-expires_at", "-id") if past_retention else self.ordering
 
@@ -340,5 +331,5 @@ class IdempotencyRecordAdmin(DecisionAdmin):
 
 
 def _of_account(records: QuerySet[Any], account: str) -> QuerySet[Any]:
-    """The account's records. No account is longer than its column, and Citus refuses a statement with one that is."""
+    """The account's records. Citus rejects a statement with an account that is longer than its column."""
     return records.filter(account_id=account) if len(account) <= MAX_ACCOUNT_LENGTH else records.none()

@@ -1,7 +1,6 @@
-"""Operating the records: scheduled purge and sweep, statistics, erasure, and decisions that people make.
+"""Operating the records: purge, sweep, statistics, erasure, and operators' decisions.
 
-Plain functions belong here. A command (``management``), a task (``contrib.celery.tasks``) or an admin page calls them.
-Work that is done in batches is built on ``batches.py``.
+Plain functions, called by commands (``management``), tasks (``contrib.celery.tasks``) and admin pages.
 """
 
 from ..public import adopt

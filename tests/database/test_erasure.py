@@ -46,7 +46,7 @@ def consume(message):
 
 def test_nothing_is_erased_if_the_caller_does_not_say_who_decides():
     make_records(1, Status.COMPLETED, account_id="alice")
-    with pytest.raises(TypeError, match="must name who decides"):
+    with pytest.raises(TypeError, match="by= must be a user"):
         erase_account("alice", by="")
     assert IdempotencyRecord.objects.count() == 1
 

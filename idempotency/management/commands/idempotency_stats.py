@@ -11,31 +11,7 @@ from ...operate.statistics import Number, Precision, stats
 from ...store import records_database
 from ..running import check_database, refusals_as_errors
 
-LABELS = {
-    "table_bytes": "table and indexes",
-    "records": "records",
-    "in_progress": "  in progress",
-    "recoverable": "  recoverable",
-    "completed": "  completed",
-    "parked": "  parked",
-    "abandoned": "abandoned claims",
-    "overdue": "  longest overdue",
-    "oldest_in_progress": "oldest in progress",
-    "most_attempts": "most attempts of one in progress",
-    "since_purge": "last complete purge",
-    "claims": "claims",
-    "take_overs": "take-overs",
-    "completions": "completions",
-    "replays": "replays",
-    "replay_rate": "  replay rate",
-    "conflicts": "conflicts (409)",
-    "reused_keys": "reused keys (422)",
-    "releases": "releases",
-    "unrecorded": "unrecorded responses",
-    "lease_losses": "lease losses",
-    "recoveries": "recoveries",
-    "parkings": "parkings",
-}
+UNITS = {"table_bytes": "B", "overdue": "s", "oldest_in_progress": "s", "since_purge": "s"}
 
 
 class Command(BaseCommand):
@@ -57,23 +33,12 @@ class Command(BaseCommand):
 
 
 def _table_of_numbers(numbers: dict[str, Number]) -> str:
-    kinds = {name: "" if number.kind is Precision.NEVER else str(number.kind) for name, number in numbers.items()}
-    rows = [(label, _format(name, numbers[name]), kinds[name]) for name, label in LABELS.items()]
+    rows = [(name.replace("_", " "), _format(name, number), str(number.kind)) for name, number in numbers.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return "\n".join(f"{label:{widths[0]}}  {value:>{widths[1]}}  {kind}" for label, value, kind in rows)
 
 
 def _format(name: str, number: Number) -> str:
-    if number.kind is Precision.NEVER:
-        return "never"
-    if number.value is None:
+    if number.value is None or number.kind is Precision.NEVER:
         return "-"
-    if name == "table_bytes":
-        return f"{number.value / 1e6:,.1f} MB"
-    if name in {"overdue", "oldest_in_progress"}:
-        return f"{number.value:,.0f} s"
-    if name == "since_purge":
-        return f"{number.value / 3600:,.0f} h"
-    if name == "replay_rate":
-        return f"{number.value:.1%}"
-    return f"{number.value:,}"
+    return f"{number.value:,} {UNITS.get(name, '')}".rstrip()

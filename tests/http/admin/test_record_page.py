@@ -70,7 +70,7 @@ ABANDONED = {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2}
         ),
         ({**RECOVERABLE, "attempt": 3}, "waiting", "recoverable", "Attempt 3 is known to have had no effect.", []),
         ({**RECOVERABLE, "expires": -HOUR}, "waiting", "recoverable", "the same key now makes a new request", []),
-        (LIVE, "plain", "in progress, lease running", ", attempt 2 is presumed to be running.", ["release"]),
+        (LIVE, "plain", "in progress, lease running", ", attempt 2 is presumed to be running.", []),
         (ABANDONED, "waiting", "in progress, lease over", "The lease of attempt 2 ended at ", ["release"]),
         ({"attempt": 4}, "stuck", "parked", "Attempt 4 ended without a recorded outcome", EVERY_ACTION),
         ({}, "stuck", "parked", "If it took effect, record its outcome.", EVERY_ACTION),
@@ -180,7 +180,7 @@ def test_an_outcome_that_was_recorded_is_replayed_as_it_was_entered(operator):
 def test_what_the_operation_would_not_record_is_refused_with_the_reason(operator):
     pk = record()
     (answer,) = decide(operator, ask(operator, "record_outcome", pk), **{**OUTCOME, "status": "503"})
-    assert "503 is not an outcome" in answer
+    assert "does not record responses of status 503" in answer
     assert state_of(pk) == ("parked", 1)
 
 
@@ -201,7 +201,7 @@ STATE_LEAVES_NOTHING = "Its state does not allow this action."
     ("action", "name", "why"),
     [
         *[(action, state, STATE_LEAVES_NOTHING) for action in EVERY_ACTION for state in ("completed", "newer")],
-        ("record_outcome", "unknown", "No operation of this name is declared in this process."),
+        ("record_outcome", "unknown", "Its operation is not declared in this process."),
         ("mark_not_executed", "alive", STATE_LEAVES_NOTHING),
         ("release", "alive", "Wait until the lease is over."),
     ],
@@ -240,17 +240,11 @@ def test_what_was_decided_is_what_was_seen(operator):
     IdempotencyRecord.objects.filter(pk=third).update(attempt=2)
     IdempotencyRecord.objects.filter(pk=fourth).delete()
     answers = decide(operator, page, reason="asked")
-    assert [answer for answer in answers if "is completed, attempt 1 by now" in answer]
-    assert [answer for answer in answers if "is parked, attempt 2 by now" in answer]
+    assert [answer for answer in answers if "is now completed, attempt 1" in answer]
+    assert [answer for answer in answers if "is now parked, attempt 2" in answer]
     assert f"Idempotency record {fourth} has been purged." in answers
     assert answers[-1] == "Mark as not executed: 1 idempotency record."
     assert [state_of(pk) for pk in (first, second, third)] == [("recoverable", 1), ("completed", 1), ("parked", 2)]
-
-
-def test_release_offers_force_for_live_claims_alone(operator):
-    live = record(Status.IN_PROGRESS, lease=HOUR, expires=2 * HOUR)
-    for pk, offers in ((live, True), (record(), False), (record(Status.IN_PROGRESS, lease=-HOUR), False)):
-        assert ('name="force"' in ask(operator, "release", pk).content.decode()) is offers
 
 
 def test_a_decision_that_can_double_an_effect_looks_dangerous(operator):
@@ -268,17 +262,6 @@ def test_the_page_has_the_derived_keys_of_steps_and_of_named_calls(operator):
     for name in ("charge", "refund"):
         assert f"{name} {row.derive_key(name)} or {row.derive_text(name)}" in shown
     assert row.scope.trace in shown
-
-
-def test_a_live_claim_is_released_by_force_alone(operator):
-    pk = record(Status.IN_PROGRESS, lease=HOUR, expires=2 * HOUR)
-    page = ask(operator, "release", pk)
-    assert "in progress, lease running" in text(page)
-    (answer,) = decide(operator, page, reason="the host is gone")
-    assert "its lease is running" in answer
-    assert state_of(pk) == ("in_progress", 1)
-    assert decide(operator, page, reason="the host is gone", force="on") == ["Release: 1 idempotency record."]
-    assert state_of(pk) == ("recoverable", 2)
 
 
 def test_no_more_are_decided_at_once_than_fit_a_page(operator, monkeypatch):
