@@ -127,7 +127,7 @@ def test_a_broker_that_is_gone_costs_the_first_commit_a_warning_and_the_next_one
             publish(send.name, [label])
     warnings = [line for line in caplog.records if line.levelno == logging.WARNING]
     assert len(warnings) == 1
-    assert "No worker could be asked to relay the outbox" in warnings[0].getMessage()
+    assert "No worker could be nudged to relay the outbox" in warnings[0].getMessage()
     assert OutboxMessage.objects.filter(status=MessageStatus.PENDING).count() == 2
     monkeypatch.setattr(fresh_sender, "_quiet_until", 0.0)  # the while is over
     fresh_sender.nudge()
