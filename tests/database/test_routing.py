@@ -8,9 +8,9 @@ from django.db import connections, transaction
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 from django.utils.connection import ConnectionDoesNotExist
-from idempotency.contrib.dashboard.adding import write_counts
 
 from idempotency import PARK, REEXECUTE, Operation, claim, idempotent
+from idempotency.contrib.dashboard.counting import write_counts
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.exceptions import InProgressError
 from idempotency.http.accounts import Fixed
