@@ -233,7 +233,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             rows, is_complete = [], False
         found = [pk for pk, *scope in rows if Scope(*scope).trace == trace]
         if not found and not is_complete:
-            text = _(
+            text = gettext(
                 "The table is too large to be searched for a trace alone. Choose the operation that the log names, or "
                 'search for "account trace".'
             )
@@ -260,7 +260,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             if pks:
                 return queryset.filter(pk__in=pks)
         if gave_up:
-            text = _(
+            text = gettext(
                 "The table is too large to be searched for a key alone. No unfinished record has this key. "
                 'Search for "account key".'
             )

@@ -160,7 +160,7 @@ def _events(using: str) -> dict[str, Number]:
     counts = event_counts()
     if counts is None:
         return dict.fromkeys([*EVENTS, "replay_rate", "since_purge"], Number(None, Precision.UNKNOWN))
-    events = sum(counts.read(using).values(), Counter())
+    events: Counter[str] = sum(counts.read(using).values(), Counter())
     counted = {name: events[event] for name, event in EVENTS.items()}
     settled = counted["replays"] + counted["claims"] + counted["take_overs"]
     hour, kind = counts.read_last_purge(using), Precision.RECENT

@@ -1,7 +1,7 @@
-"""The dashboard in the admin: alarms, stuck rows, the events of the last hours, and the growth of the tables.
+"""The dashboard in the admin: alarms, stuck rows, the events of the last day, and the tables.
 
-All of it is read with a bounded number of rows, and only for people who may view records. Messages need the
-permission to view them. The tables need no JavaScript. The chart is drawn from the same numbers.
+Every query reads a bounded number of rows. The page needs the permission to view records; messages need the permission
+to view them. Only the chart needs JavaScript.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ...store import records_database
 from .counting import counters, this_hour
 from .models import IdempotencyCounter
 
-#: Hours that the page shows, with the running one.
+#: The hours that the page covers, including the current one.
 HOURS = 25
 
-#: The rows of each kind that the page lists. The lists behind the links have all of them.
+#: The maximum of listed rows of each kind. The links lead to all of them.
 MAX_ROWS = 10
 
-#: The operations that the page lists, those with the most events first.
+#: The maximum of listed operations, those with the most events first.
 MAX_OPERATIONS = 50
 
-#: The events that the page shows, in this order.
+#: The events on the page, in this order.
 EVENTS: Mapping[str, Any] = {
     "claimed": _("executions"),
     "replayed": _("replays"),
@@ -53,7 +53,7 @@ EVENTS: Mapping[str, Any] = {
 
 
 def _admin_of_messages(site: admin.AdminSite, request: HttpRequest) -> DecisionAdmin | None:
-    """The admin of messages, if there is an outbox and the person may see it."""
+    """The admin of messages, if there is an outbox and the user may view it."""
     if not apps.is_installed("idempotency.outbox"):
         return None
     from ...outbox.timeline import admin_of_messages
@@ -65,7 +65,7 @@ def _admin_of_messages(site: admin.AdminSite, request: HttpRequest) -> DecisionA
 class DashboardAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(self.changelist_view)
-        # The second is the name by which Django's index of the admin links to it.
+        # The admin's index links to the second name.
         names = ("idempotency_dashboard", f"{self.opts.app_label}_{self.opts.model_name}_changelist")
         return [path("", view, name=name) for name in names]
 
@@ -119,7 +119,7 @@ def _events() -> dict[str, Any]:
         "events": [(label, f"{total[event]:,}") for event, label in EVENTS.items()],
         "operations": [
             (
-                operation or gettext("(unknown where it was settled)"),
+                operation or gettext("(not known)"),
                 [(label, f"{counted[event]:,}") for event, label in EVENTS.items()],
             )
             for operation, counted in busiest[:MAX_OPERATIONS]
@@ -164,7 +164,7 @@ def _stuck_records(shown: Any, request: HttpRequest, read: Stats) -> Iterator[di
     records = shown.get_queryset(request)
     abandoned = records.abandoned().order_by("lease_expires_at")
     kinds: list[tuple[Any, Number, str, QuerySet[Any]]] = [
-        (_("Parked: a person has to find out how these ended"), read.parked, "parked", records.parked().order_by()),
+        (_("Parked: an operator has to find out how these ended"), read.parked, "parked", records.parked().order_by()),
         (_("Abandoned: the next sweep settles these"), read.abandoned, "abandoned", abandoned),
     ]
     for title, number, state, selected in kinds:
@@ -179,7 +179,7 @@ def _stuck_records(shown: Any, request: HttpRequest, read: Stats) -> Iterator[di
 def _stuck(
     shown: Any, request: HttpRequest, title: Any, state: str, count: str, selected: QuerySet[Any], key: str
 ) -> dict[str, Any]:
-    """Rows that wait for a decision or a sweep, the first of them with the decisions that are offered."""
+    """Rows that wait for a decision or a sweep. The first ones are listed with their possible decisions."""
     rows = [
         {
             "pk": row.pk,

@@ -69,7 +69,7 @@ ABANDONED = {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2}
             ["forget"],
         ),
         ({**RECOVERABLE, "attempt": 3}, "waiting", "recoverable", "Attempt 3 is known to have had no effect.", []),
-        ({**RECOVERABLE, "expires": -HOUR}, "waiting", "recoverable", "the same key now makes a new request", []),
+        ({**RECOVERABLE, "expires": -HOUR}, "waiting", "recoverable", "a request with its key now runs", []),
         (LIVE, "plain", "in progress, lease running", ", attempt 2 is presumed to be running.", []),
         (ABANDONED, "waiting", "in progress, lease over", "The lease of attempt 2 ended at ", ["release"]),
         ({"attempt": 4}, "stuck", "parked", "Attempt 4 ended without a recorded outcome", EVERY_ACTION),
@@ -105,10 +105,10 @@ def test_times_have_one_form(operator):
 @pytest.mark.parametrize(
     ("operation", "abandoned", "parked"),
     [
-        (charges.name, "the next retry runs it again", "declares REEXECUTE now"),
-        (asks.name, "declares a reconciler: the next retry or sweep asks it", "none of its answers settled"),
+        (charges.name, "the next retry runs it again", "now declares REEXECUTE"),
+        (asks.name, "declares a reconciler, which the next retry or sweep calls", "none of its results settled"),
         (parks.name, "declares PARK: the next retry or sweep parks", "declares PARK, so it never runs again"),
-        ("tests.admin.elsewhere", "No operation of this name is declared", "No operation of this name is declared"),
+        ("tests.admin.elsewhere", "Its operation is not declared", "Its operation is not declared"),
     ],
 )
 def test_what_comes_next_is_as_declared(operator, operation, abandoned, parked):
