@@ -95,7 +95,7 @@ def show(chromium, url, size=(1100, 1500), *, dark=False):
     return str(chromium.page_source)
 
 
-def test_the_chart_is_drawn_under_a_strict_policy_and_nothing_is_wider_than_a_phone(chromium, url):
+def test_the_chart_is_drawn_under_a_strict_policy_and_fits_a_phone(chromium, url):
     page = show(chromium, url, (390, 2400))
     assert "<canvas" in page
     assert 'class="u-legend' in page

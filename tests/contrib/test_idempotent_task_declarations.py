@@ -74,7 +74,7 @@ def test_a_record_outlives_the_longest_redelivery(app, broker, transport, longes
     assert declare(app, options, retention=last + timedelta(seconds=1)) == []
 
 
-def test_a_consumer_remembers_a_message_for_no_longer_than_its_producer_its_request(app, settings):
+def test_a_consumer_whose_retention_exceeds_the_producers_is_reported(app, settings):
     settings.IDEMPOTENCY = {"RETENTION": 48 * HOUR}
     assert declare(app, retention=48 * HOUR + MINUTE) == ["idempotency.W007"]
     assert declare(app, retention=48 * HOUR) == []

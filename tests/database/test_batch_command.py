@@ -89,7 +89,7 @@ def run(command, apples=0, **options):
     return run_command(command, **options)
 
 
-def test_it_takes_batches_until_nothing_is_due_and_reports_once(eat):
+def test_a_run_takes_batches_until_nothing_is_due_and_reports_once(eat):
     assert run(eat, 5) == (0, ["Eaten 5."], [])
     assert eat.batches == 3
     assert run(eat) == (0, ["Eaten 0."], [])
@@ -115,7 +115,7 @@ def test_a_run_stops_after_its_last_batch_and_tells_that_work_may_be_left(eat):
     assert run(eat, max_batches=2) == (0, ["Eaten 3."], []), "it ended with its last batch"
 
 
-def test_what_was_not_right_has_an_exit_code_of_its_own_and_is_never_silenced(eat):
+def test_complaints_have_a_separate_exit_code_and_are_never_silenced(eat):
     eat.worms = ["a", "b"]
     assert run(eat, 1) == (7, ["Eaten 1."], ["Worm a.", "Worm b."])
     assert run(eat, 1, verbosity=0) == (7, [], ["Worm a.", "Worm b."])
@@ -246,11 +246,11 @@ def test_a_handler_from_outside_of_python_is_put_back_as_the_default(monkeypatch
     assert {signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)} == {signal.SIG_DFL}
 
 
-def test_it_runs_in_a_thread_where_no_signal_can_be_handled(eat):
+def test_a_command_runs_in_a_thread_without_signal_handlers(eat):
     assert elsewhere(lambda: run(eat, 3)) == (0, ["Eaten 3."], [])
 
 
-def test_it_watches_until_it_is_told_to_stop(eat, monkeypatch):
+def test_a_watch_runs_until_a_signal(eat, monkeypatch):
     """What falls due later, silence where nothing does, and what is not right, which is news once."""
     happens = {
         2: lambda: vars(eat).update(apples=3, worms=["a"]),

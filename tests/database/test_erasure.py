@@ -70,7 +70,7 @@ def make_unfinished():
     make_messages(5, MessageStatus.DEAD, account_id="alice")
 
 
-def test_rows_under_way_and_rows_that_wait_for_a_decision_are_left_unless_the_caller_says_so():
+def test_live_and_undecided_rows_are_not_erased_by_default():
     make_unfinished()
     make_records(1, account_id="alice")
     assert erase() == (1, 0, {"live": 1, "abandoned": 2, "parked": 3, "pending": 4, "dead": 5})

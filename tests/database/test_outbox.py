@@ -217,7 +217,7 @@ def test_a_step_that_is_skipped_does_not_shift_what_comes_after_it():
 
 
 @pytest.mark.parametrize("payload", [{"id": 2}, {"id": 1.0}, {"id": True}, None])
-def test_another_message_in_the_place_of_one_is_refused_and_the_transaction_lives(payload):
+def test_a_different_message_in_the_same_place_is_refused(payload):
     def other():
         with transaction.atomic():
             with pytest.raises(MessageReusedError, match="name="):
@@ -282,7 +282,7 @@ def test_a_sender_that_can_not_be_nudged_is_left_alone():
     assert len(broker.deliveries) == 1
 
 
-def test_a_message_that_the_database_refuses_is_not_taken_for_one_that_exists():
+def test_a_message_refused_by_the_database_does_not_count_as_existing():
     message = OutboxMessage(message_id=uuid4(), idempotency_key="k", topic=None, sender=SENDER, payload="1")
     with pytest.raises(IntegrityError), transaction.atomic():
         inserting._insert("default", message, timedelta(0))

@@ -31,7 +31,7 @@ def relay_killed(place=None):
     faults.disarm()
 
 
-def test_what_is_due_is_sent_longest_due_first_and_marked_and_nothing_is_held_meanwhile():
+def test_due_messages_are_sent_longest_due_first_outside_a_transaction():
     held = []
     broker.answer = lambda message: held.append(connection.in_atomic_block)
     make_messages(due=-MINUTE, payload='"second"')
@@ -159,7 +159,7 @@ def test_a_relay_that_has_used_half_of_its_lease_puts_the_rest_back(monkeypatch)
     assert broker.payloads == [1, 2]
 
 
-def test_a_message_that_kills_its_relay_ends_up_dead_and_takes_no_other_along():
+def test_a_message_that_kills_its_relay_dies_alone():
     make_messages(4)
     broker.refuse(1, error=Killed())
     for times in (1, 2):

@@ -66,7 +66,7 @@ def test_a_broker_that_can_not_be_reached_counts_as_no_attempt():
     assert statuses() == [("sent", 1)] * 2
 
 
-def test_a_broker_that_can_not_be_reached_is_asked_once_a_run_and_holds_up_no_other():
+def test_an_unreachable_broker_is_tried_once_a_run_and_blocks_no_other():
     broker.answer = asked = Mock(side_effect=UNREACHABLE)
     make_messages(3, due=-HOUR)
     make_messages(3, due=-HOUR, sender=OTHER_SENDER)
@@ -127,14 +127,14 @@ def test_the_log_says_where_a_sender_failed_and_not_what_it_quotes(kind, caplog)
 run = partial(run_command, "relay_outbox")
 
 
-def test_it_sends_what_is_due_and_says_so():
+def test_relay_outbox_sends_due_messages_and_reports_them():
     make_messages(600)
     assert run() == (0, ["Sent 600 messages."], [])
     assert len(broker.deliveries) == 600  # more than one batch
     assert run() == (0, ["Sent 0 messages."], [])
 
 
-def test_it_tells_what_became_of_the_rest():
+def test_relay_outbox_reports_unsent_messages():
     make_messages(3)
     make_messages(1, payload='"dies"', attempts=15)
     make_messages(1, payload='"refused"')

@@ -224,7 +224,7 @@ DECISIONS = {
         *itertools.product(["mark_not_executed", "record_outcome"], [Status.IN_PROGRESS], [HOUR, -HOUR]),
     ],
 )
-def test_what_is_settled_or_not_yet_parked_is_not_decided(decision, status, lease):
+def test_a_settled_or_live_record_can_not_be_decided(decision, status, lease):
     seen = record(status=status, lease=lease)
     said = f"is {status.replace('_', ' ')}, attempt 1. The decision is not possible"
     with pytest.raises(ResolutionRefusedError, match=said):
@@ -244,7 +244,7 @@ def test_what_is_settled_or_not_yet_parked_is_not_decided(decision, status, leas
         (None, "has been purged"),
     ],
 )
-def test_who_saw_another_state_is_told_and_changes_nothing(decision, change, said):
+def test_a_decision_on_an_outdated_state_changes_nothing(decision, change, said):
     seen = record()
     if change is None:
         IdempotencyRecord.objects.all().delete()

@@ -81,7 +81,7 @@ def test_records_that_are_kept_do_not_keep_a_batch_from_those_behind_them():
 
 
 @pytest.mark.sqlite
-def test_steps_are_found_by_their_accounts_and_not_by_every_pair_of_account_and_record():
+def test_steps_are_deleted_by_account_and_record():
     make_records(3)
     plans = []
 
@@ -109,7 +109,7 @@ def purge(**options):
 make_sent = partial(make_messages, status=MessageStatus.SENT, sent=-96 * HOUR)  # longer ago than the retention
 
 
-def test_it_purges_all_that_is_due_and_says_so():
+def test_a_purge_deletes_all_due_rows_and_reports_them():
     make_records(1_233)
     make_bodies_past_the_retention_of_their_records(1)
     bodies = make_bodies(2)
@@ -193,7 +193,7 @@ def purge_bodies():
 
 
 @pytest.mark.parametrize(("reference", "body"), [(None, BODY_GONE), ("7", None)], ids=["alone", "with a reference"])
-def test_what_is_due_is_deleted_with_what_the_steps_tell_and_the_rest_of_the_record_stays(reference, body):
+def test_due_bodies_are_deleted_with_their_steps_and_the_record_stays(reference, body):
     error = "ValueError: of an attempt before, which may quote the payload"
     due = make_bodies(10, error=error, response_reference=reference)
     (kept,) = make_bodies(1, due=-HOUR)  # is not due yet

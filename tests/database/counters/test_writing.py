@@ -50,7 +50,7 @@ def test_a_connection_is_left_open_or_closed_as_it_was():
     assert written() == {CLAIMED: 2}
 
 
-def test_no_count_is_lost_between_many_that_write_the_same_counters_at_once(monkeypatch):
+def test_no_count_is_lost_between_concurrent_writers(monkeypatch):
     """In any order, and for the first time: none of them may be refused, not even once, but by InnoDB."""
     if connection.vendor != "mysql":
         monkeypatch.setattr(batches, "MAX_ROUNDS", 1)
@@ -110,7 +110,7 @@ def test_a_flush_in_the_thread_of_an_event_loop_does_nothing():
     assert counters._pending == {CLAIMED: 1}
 
 
-def test_what_was_counted_in_a_test_database_is_not_written_to_the_one_that_takes_its_place(monkeypatch):
+def test_counts_of_a_test_database_are_not_written_to_its_successor(monkeypatch):
     """As when a test runner has ended, and then the interpreter does."""
     count()
     with monkeypatch.context() as patch, CaptureQueriesContext(connection) as captured:
@@ -177,7 +177,7 @@ def test_a_deadlock_is_tried_again_at_once(caplog, monkeypatch):
 
 
 @pytest.mark.postgres
-def test_a_lock_that_a_frozen_process_holds_is_not_waited_for_without_bound():
+def test_the_wait_for_the_lock_of_a_frozen_process_is_bounded():
     count()
     counters.flush()
     gate = Gate()
@@ -237,7 +237,7 @@ from tests.database.counters.counting import count
 
 
 @pytest.mark.once
-def test_a_process_that_ends_without_its_database_says_so_once_and_ends_well():
+def test_a_process_that_ends_without_its_database_warns_once():
     process = processes.start(PROCESS + "count(2)", env={"DATABASE_URL": "postgres://nobody@/nothing?host=/nowhere"})
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0

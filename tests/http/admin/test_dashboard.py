@@ -39,7 +39,7 @@ def write(event, hours_ago, total, operation="charges.create"):
     IdempotencyCounter.objects.create(hour=this_hour() - hours_ago, operation=operation, event=event, total=total)
 
 
-def test_it_counts_the_last_day_by_event_and_operation(client):
+def test_the_dashboard_counts_the_last_day_by_event_and_operation(client):
     write("claimed", 1, 10)
     write("claimed", 2, 1000)
     write("claimed", 24, 10_000, "payouts.create")
@@ -60,7 +60,7 @@ def test_it_counts_the_last_day_by_event_and_operation(client):
     assert dict(data["series"])["executions"] == [10_000, *[0] * 21, 1000, 10, 0]
 
 
-def test_it_names_the_hour_in_which_a_purge_left_nothing_due(client):
+def test_the_dashboard_names_the_hour_of_the_last_complete_purge(client):
     log_in(client, superuser=True)
     make_records(3)
     for exhausted in (False, True):
@@ -87,7 +87,7 @@ def test_the_purge_deletes_the_counts_of_hours_that_are_long_ago(monkeypatch):
     assert counters.read("default") == {"charges.create": {"claimed": 3}}  # and not what a purge counts for itself
 
 
-def test_what_is_stuck_is_one_click_away_from_its_decision(client):
+def test_stuck_rows_are_one_click_away_from_their_decision(client):
     (parked,) = make_records(1, Status.PARKED, expires=HOUR)
     make_records(1, Status.PARKED, operation="payouts.create")
     make_records(1, Status.IN_PROGRESS, lease=-10 * MINUTE)
@@ -111,7 +111,7 @@ def test_what_is_stuck_is_one_click_away_from_its_decision(client):
     assert IdempotencyRecord.objects.get(pk=parked).status == Status.RECOVERABLE
 
 
-def test_where_nothing_is_stuck_there_is_no_alarm(client):
+def test_a_dashboard_without_stuck_rows_has_no_alarm(client):
     make_records(1, Status.IN_PROGRESS, lease=MINUTE)
     make_messages(1)
     text = told(log_in(client, superuser=True).get(DASHBOARD).content.decode())
@@ -119,7 +119,7 @@ def test_where_nothing_is_stuck_there_is_no_alarm(client):
     assert [alarm for alarm in ("no sweep", "no relay", "Parked", "Dead", "Decide") if alarm in text] == []
 
 
-def test_who_may_only_view_records_sees_no_messages_and_no_decisions(client):
+def test_a_viewer_of_records_sees_no_messages_and_no_decisions(client):
     make_records(1, Status.PARKED)
     make_messages(1, MessageStatus.DEAD)
     page = log_in(client, "view_idempotencyrecord").get(DASHBOARD)
@@ -173,5 +173,5 @@ def test_each_admin_site_has_a_dashboard_of_its_own(client):
 
 
 @pytest.mark.parametrize("permissions", [[], ["view_outboxmessage", "view_response_body"]])
-def test_without_the_permission_it_is_not_shown(client, permissions):
+def test_the_dashboard_needs_the_permission_to_view_records(client, permissions):
     assert log_in(client, *permissions).get(DASHBOARD).status_code == 403

@@ -110,7 +110,7 @@ def test_the_page_of_a_dead_message_offers_to_requeue_it_and_comes_back(operator
         assert 'name="action"' not in shown.content.decode()
 
 
-def test_a_list_tells_in_one_column_how_often_a_message_was_tried_and_when_it_is_again(viewer):
+def test_the_list_of_messages_shows_tries_and_the_next_try_in_one_column(viewer):
     make_messages(1, attempts=1, due=timedelta(seconds=90), account_id="alice")
     make_messages(1, DEAD, attempts=16)
     rows = text(viewer.get(LIST))

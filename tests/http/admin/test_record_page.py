@@ -111,7 +111,7 @@ def test_times_have_one_form(operator):
         ("tests.admin.elsewhere", "Its operation is not declared", "Its operation is not declared"),
     ],
 )
-def test_what_comes_next_is_as_declared(operator, operation, abandoned, parked):
+def test_the_page_explains_the_declared_recovery(operator, operation, abandoned, parked):
     left = record(Status.IN_PROGRESS, operation, lease=-timedelta(minutes=3))
     assert abandoned in text(operator.get(detail(left)))
     assert parked in text(operator.get(detail(record(operation=operation))))
@@ -133,7 +133,7 @@ def test_a_button_leads_to_the_decision_and_back_to_the_record(operator):
     assert decide(operator, question, reason="") == []  # a form that is wrong is shown again, without the record
 
 
-def test_the_list_tells_of_attempts_and_leases_where_there_is_something_to_tell(operator):
+def test_the_list_shows_attempts_and_leases_of_unfinished_records(operator):
     record(Status.COMPLETED, account_id="alice")
     record(Status.IN_PROGRESS, lease=-timedelta(seconds=90), attempt=3, account_id="bob")
     rows = text(operator.get(LIST))
@@ -147,7 +147,7 @@ def state_of(pk):
 
 @pytest.mark.scenario_28
 @pytest.mark.parametrize("action", EVERY_ACTION)
-def test_a_parked_record_is_resolved_after_a_question_and_leaves_an_audit_entry(operator, action):
+def test_resolving_a_parked_record_asks_first_and_leaves_an_audit_entry(operator, action):
     pk = record(idempotency_key="8e03978e")
     page = ask(operator, action, pk)
     seen = text(page)
@@ -177,7 +177,7 @@ def test_an_outcome_that_was_recorded_is_replayed_as_it_was_entered(operator):
     assert response_of(Outcome.stored(402, row.response_headers, row.response_body, None)).content == b"  no\n"
 
 
-def test_what_the_operation_would_not_record_is_refused_with_the_reason(operator):
+def test_an_outcome_that_the_operation_does_not_record_is_refused(operator):
     pk = record()
     (answer,) = decide(operator, ask(operator, "record_outcome", pk), **{**OUTCOME, "status": "503"})
     assert "does not record responses of status 503" in answer
@@ -206,7 +206,7 @@ STATE_LEAVES_NOTHING = "Its state does not allow this action."
         ("release", "alive", "Wait until the lease is over."),
     ],
 )
-def test_what_can_not_be_decided_is_not_asked_about(operator, action, name, why):
+def test_an_impossible_decision_is_not_offered(operator, action, name, why):
     pk = undecidable()[name]
     before = state_of(pk)
     page = operator.post(LIST, {"action": action, "_selected_action": [pk]}, follow=True)
@@ -219,7 +219,7 @@ def test_what_can_not_be_decided_is_not_asked_about(operator, action, name, why)
     assert state_of(pk) == before
 
 
-def test_what_can_not_be_decided_is_listed_apart_and_left_out(operator):
+def test_rows_that_can_not_be_decided_are_listed_separately(operator):
     pks = {**undecidable(), "parked": record(idempotency_key="8e03978e")}
     page = ask(operator, "mark_not_executed", *pks.values())
     assert re.findall(r'name="seen" value="(\d+):', page.content.decode()) == [str(pks["parked"]), str(pks["unknown"])]
@@ -232,7 +232,7 @@ def test_what_can_not_be_decided_is_listed_apart_and_left_out(operator):
     assert state_of(pks["alive"]) == ("in_progress", 1)
 
 
-def test_what_was_decided_is_what_was_seen(operator):
+def test_a_decision_applies_to_the_displayed_state_only(operator):
     """Between the question and the answer another operator, a retry or the purge may have been faster."""
     first, second, third, fourth = (record() for _ in range(4))
     page = ask(operator, "mark_not_executed", first, second, third, fourth, url=f"{LIST}?state=parked")

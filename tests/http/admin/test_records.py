@@ -126,7 +126,7 @@ def test_the_time_limit_cancels_a_statement_and_leaves_no_setting_behind(monkeyp
         assert cursor.fetchone() == ("150ms",)
 
 
-def test_it_filters_by_state(viewer):
+def test_records_are_filtered_by_state(viewer):
     def record(key, status, **times):
         make_records(1, status, idempotency_key=key, **{"expires": HOUR, **times})
 
@@ -142,7 +142,7 @@ def test_it_filters_by_state(viewer):
     assert len(found(viewer)) == len(found(viewer, state="no such state")) == 6
 
 
-def test_records_past_retention_are_listed_in_the_order_of_the_index_that_finds_them(viewer):
+def test_records_past_retention_are_listed_in_index_order(viewer):
     make_records(1, idempotency_key="later", expires=-HOUR)
     make_records(1, idempotency_key="earlier", expires=-2 * HOUR)
     for order in ({}, {"o": "1"}):  # one that is dropped leaves that of the filter
@@ -150,7 +150,7 @@ def test_records_past_retention_are_listed_in_the_order_of_the_index_that_finds_
     assert found(viewer) == ["earlier", "later"]
 
 
-def test_it_filters_by_account_and_by_the_operations_that_are_declared(viewer, monkeypatch):
+def test_records_are_filtered_by_account_and_declared_operation(viewer, monkeypatch):
     monkeypatch.setattr(statement_timeout, "LIMIT", 60)
     make_records(1, operation=charges.name, idempotency_key="a")
     make_records(1, operation=refunds.name, idempotency_key="b", account_id="bob")
