@@ -14,8 +14,10 @@ from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.timezone import is_naive, localtime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -137,6 +139,11 @@ def show_key(key: str) -> SafeString:
 def show_code(text: str) -> SafeString:
     """A whole key or trace, which one click selects."""
     return format_html('<code class="idempotency-code">{}</code>', text)
+
+
+def show_time(moment: datetime) -> str:
+    """A time as in logs: "2026-11-23 14:26:30"."""
+    return date_format(moment if is_naive(moment) else localtime(moment), "Y-m-d H:i:s")
 
 
 def format_time_left(left: timedelta) -> str:

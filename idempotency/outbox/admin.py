@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from django.contrib import admin
+from django.contrib.admin.utils import label_for_field
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
@@ -28,6 +29,7 @@ from ..admin.display import (
     format_duration,
     show_badge,
     show_text,
+    show_time,
     show_with_detail,
     time_left,
 )
@@ -110,7 +112,7 @@ class OutboxMessageAdmin(DecisionAdmin):
 
     def page_columns(self, request: HttpRequest) -> tuple[str, ...]:
         content = ("last_error", "all_headers", "content") if _may_read(request) else ()
-        return ("message_id", "idempotency_key", "sender", "age", "created_at", "lease_expires_at", "sent_at", *content)
+        return ("message_id", "idempotency_key", "sender", "age", "times", *content)
 
     def has_requeue_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("idempotency_outbox.requeue_outboxmessage")
@@ -149,6 +151,12 @@ class OutboxMessageAdmin(DecisionAdmin):
     def subject(self, message: OutboxMessage) -> str:
         account = message.account_id and gettext("account %(account)s") % {"account": message.account_id}
         return show_with_detail(message.topic, account)
+
+    @admin.display(description=_("times"))
+    def times(self, message: OutboxMessage) -> Any:
+        names = ("created_at", "lease_expires_at", "sent_at")
+        dated = ((label_for_field(name, OutboxMessage), getattr(message, name)) for name in names)
+        return show_text("\n".join(f"{label} {show_time(moment)}" for label, moment in dated if moment is not None))
 
     @admin.display(description=_("next try"))
     def next_try(self, message: OutboxMessage) -> str:

@@ -137,7 +137,7 @@ TOO_DEEP = functools.reduce(lambda inner, _: [inner], range(100_000), [])
         ({"headers": {1: "tenant"}}, TypeError, "headers must be str"),
         ({"headers": {"tenant": "a\0"}}, ValueError, "printable"),
         ({"headers": {"tenant\n": "a"}}, ValueError, "printable"),
-        ({"headers": {"idempotency-KEY": "k"}}, ValueError, "A message has its own key"),
+        ({"headers": {"idempotency-KEY": "k"}}, ValueError, "because each message has its own key"),
         ({"topic": ""}, ValueError, "topic must be 1 to 255"),
         ({"topic": "t" * 256}, ValueError, "topic must be 1 to 255"),
         ({"topic": "a\0"}, ValueError, "topic must be 1 to 255"),

@@ -251,7 +251,7 @@ def test_a_decision_that_can_double_an_effect_looks_dangerous(operator):
     page = operator.get(detail(record())).content.decode()
     dangerous = re.findall(r'class="button idempotency-dangerous"[^>]* value="(\w+)"', page)
     assert dangerous == ["mark_not_executed", "release"]
-    assert 'class="errornote"' in ask(operator, "mark_not_executed", record()).content.decode()
+    assert 'class="errornote idempotency-alarm"' in ask(operator, "mark_not_executed", record()).content.decode()
 
 
 def test_the_page_has_the_derived_keys_of_steps_and_of_named_calls(operator):
