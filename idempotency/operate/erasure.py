@@ -174,8 +174,7 @@ def erase_batches(
         for left in account.messages.chunks():
             waiting.update(left.values_list("idempotency_key", flat=True))
     for records in account.records.chunks(batch_size, names):
-        # Keep the record of a message that is still in the outbox. It will be delivered, perhaps for the second time,
-        # and without the record the second delivery would run.
+        # Keep the record of a message that is still in the outbox: without it, a second delivery would run.
         busy = [pk for pk, key in records.values_list("pk", "idempotency_key") if key in waiting]
         yield ErasureResult(records=_delete(records.exclude(pk__in=busy), account.account_id))
 

@@ -30,7 +30,7 @@ REASONS = {
     "live": ("claim is", "claims are", "live. Run this again when the lease is over."),
     "abandoned": ("claim is", "claims are", "abandoned. Run recover_idempotency first, or use --include-unresolved."),
     "parked": ("record is", "records are", "parked. Resolve every parked record first, or use --include-unresolved."),
-    "finished": ("record is", "records are", "in use, or needed by a message not yet delivered. Run this again later."),
+    "finished": ("record is", "records are", "in use, or needed by an undelivered message. Run this again later."),
     "pending": ("message is", "messages are", "not sent yet. Run relay_outbox first."),
     "dead": ("message is", "messages are", "dead. Requeue every dead message first, or use --include-unresolved."),
     "sent": ("sent message is", "sent messages are", "in use. Run this again later."),
