@@ -21,7 +21,7 @@ class Extension:
     after_purge: Callable[[str], None] | None = None
     #: Called with an account and an alias, or None. Returns the ``operate.erasure.TableRows`` of its messages.
     find_messages: Callable[[str, str | None], Any] | None = None
-    #: The ``operate.statistics.EventCounts`` of all processes.
+    #: The ``contrib.dashboard.counting.Counters``.
     event_counts: Any = None
     #: Called when a message of the outbox is published. Returns headers for it, and must not raise. Those of the caller
     #: win over them.
