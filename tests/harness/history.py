@@ -38,7 +38,7 @@ class Call:
     def answered(cls, *, end, headers, status, body, **sent):
         """The call that was ``sent``, with its answer."""
         answer = headers.get("Idempotency-Status", UNKNOWN)
-        if answer == UNKNOWN:
+        if answer in {UNKNOWN, "ignored"}:  # a route without protection, which has crashed
             is_parked = b"idempotency_outcome_unknown" in body
             return cls(**sent, **{"end": end, "answer": PARKED} if is_parked else {})
         if answer not in {EXECUTED, REPLAYED}:

@@ -120,10 +120,6 @@ RULES = {
         [CUT_OFF, call("b", 0, 3, PARKED), call("c", 1, 2, BUSY)],
         [CUT_OFF, FIRST, call("b", 2, 3, PARKED)],
     ),
-    "ignored is no answer of a protected operation": (
-        [FIRST],
-        [FIRST, call("b", 2, 3, "ignored")],
-    ),
 }
 
 
@@ -143,6 +139,7 @@ def test_a_history_that_breaks_a_rule_is_found_and_its_twin_is_not(rule):
         ({"Idempotency-Status": "in-progress"}, 409, b"{}", (BUSY, 1.0, None)),
         ({"Idempotency-Status": "unknown"}, 409, b'{"code": "idempotency_outcome_unknown"}', (PARKED, 1.0, None)),
         ({"Idempotency-Status": "unknown"}, 503, b"{}", (UNKNOWN, inf, None)),
+        ({"Idempotency-Status": "ignored"}, 500, b"{}", (UNKNOWN, inf, None)),
         ({}, 500, b"<h1>Server Error (500)</h1>", (UNKNOWN, inf, None)),
     ],
 )
