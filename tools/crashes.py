@@ -132,7 +132,7 @@ def note_storms(what: str, storms: Storms, *, as_expected: bool, **figures: obje
     note(
         what,
         database="postgres",
-        operations=sum(len(storm.known) for storm in storms.all),
+        operations=storms.acknowledged,
         rows=len(storms.inside.known),
         lost=len(storms.inside.unexplained),
         torn=storms.torn,

@@ -4,9 +4,7 @@ In the end every operation is delivered once more. Then a record has to explain 
 effects are counted in the database and in the ledger of the provider, which deduplicates for none of them.
 """
 
-import os
 import random
-import signal
 import tempfile
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -69,14 +67,12 @@ class Storm:
                 self.known.add(call.key)
         return len(self.known)
 
-    @contextmanager
-    def one_frozen(self, lots):
-        """Freeze a client, and wake it after the block and after its lease, when the other one has gone past it."""
+    def overtake_one(self, lots):
+        """Freeze a client while its handler runs, and wake it after its lease, when its twin has gone past it."""
         client, prefix = lots.choice(self._clients)
-        os.kill(client.pid, signal.SIGSTOP)
+        self._marks.leave(f"freeze.{client.pid}")
         client.wait_until_stopped()
         reached = self._reached_by(prefix)
-        yield
         wait_until(lambda: self._reached_by(prefix) >= reached + 2, "a client goes past its frozen twin")
         client.wake()
 
@@ -129,6 +125,10 @@ class Storms:
     def is_whole(self):
         """Even if records are lost: nothing in the database is torn or doubled, and each outcome has its effect."""
         return not (self.torn or self.inside.doubled or any(storm.lost for storm in self.all))
+
+    @property
+    def acknowledged(self):
+        return sum(len(storm.known) for storm in self.all)
 
     @property
     def figures(self):
@@ -194,11 +194,10 @@ def run_restarts(server, rounds, *, seed=0):
         database.query("CHECKPOINT")  # a control is to lose what clients were told, and not the tables
     with storms_on(server.url) as (storms, provider):
         for _ in range(rounds):
+            for storm in storms.all:
+                storm.overtake_one(lots)
             # In mid-load: clients have got through since the last restart, a few or many of them.
-            with ExitStack() as frozen:
-                for storm in storms.all:
-                    frozen.enter_context(storm.one_frozen(lots))
-                storms.get_further(storms.inside, by=lots.randint(20, 120))
+            storms.get_further(storms.inside, by=lots.randint(20, 120))
             server.restart()
         storms.get_further()
         storms.settle(server.url, provider)

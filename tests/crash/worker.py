@@ -325,6 +325,7 @@ class Worker:
     def storm(self):
         """One operation after the other, each retried until its outcome is known. When told to stop, each once more."""
         marks, asked = Marks(self.spec["marks"]), 0
+        faults.fault_point["handler.wrote"] = partial(self._freeze_if_marked, marks)
         while not self.channel.has_something():
             self._ask_until_known(asked, marks)
             asked += 1
@@ -333,6 +334,12 @@ class Worker:
             self._ask_until_known(number, marks)
         self.channel.tell(event="redelivered")
         return {}
+
+    def _freeze_if_marked(self, marks):
+        mark = marks.directory / f"freeze.{os.getpid()}"
+        if mark.exists():
+            mark.unlink()
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def _ask_until_known(self, number, marks):
         """Until one operation has its outcome, of which each draws another kind, or is parked."""
