@@ -303,7 +303,7 @@ class Worker:
         is_async = self.kind == "async"
         client = (AsyncClient if is_async else Client)(raise_request_exception=False)
         post = async_to_sync(client.post) if is_async else client.post
-        sent = {"id": uuid4().hex, "key": self.spec["key"], "start": time.monotonic()}
+        sent = {"id": self.spec.get("call", uuid4().hex), "key": self.spec["key"], "start": time.monotonic()}
         answer = post(
             "/operate/",
             {"label": self.label},

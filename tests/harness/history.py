@@ -113,16 +113,17 @@ class Record:
         self._lease = lease
         #: What an attempt without an answer may have recorded: the outcomes that a client has got.
         self._replayed = {(call.outcome, call.author) for call in calls if call.answer in {REPLAYED, RECORDED}}
-        answered = [call for call in calls if call.answer in {IN_PROGRESS, PARKED, REUSED}]
-        #: The ids of refusals that another call explains.
+        #: The ids of answers that an attempt of another call explains.
         self._explained = {
-            call.id for call in answered if any(self._explains(other, call) for other in calls if other is not call)
+            call.id for call in calls if any(self._explains(other, call) for other in calls if other is not call)
         }
 
     def _explains(self, other, call):
-        """Whether an attempt of the other call explains this refusal."""
         if other.answer == REUSED or other.start > call.end:
             return False
+        if call.answer == REPLAYED:
+            # A reconciler may find the effect of an attempt that has lost its lease, whatever that one is answered.
+            return call.author is None and other.answer in {REPLAYED, IN_PROGRESS} and other.payload == call.payload
         if call.answer == IN_PROGRESS:
             # An attempt that could not release its claim leaves it in the way until its lease is over.
             return other.end + self._lease * (other.answer == NOT_RECORDED) >= call.start
@@ -135,7 +136,8 @@ class Record:
                 # Once, and with the outcome of its own handler.
                 return [(call.outcome, call.payload)] * (state is None and call.author in {None, call.id})
             case "replayed":
-                return [state] * (state == (call.outcome, call.payload))
+                outcome = call.outcome, call.payload
+                return [outcome] * (state == outcome or (state is None and call.id in self._explained))
             case "recorded":
                 return [state] * (isinstance(state, tuple) and state[1] == call.payload)
             case "in-progress":

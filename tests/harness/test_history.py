@@ -64,6 +64,10 @@ RULES = {
         [CUT_OFF, call("b", 0, 1, NOT_RECORDED), call("c", 2, 3, REPLAYED, "Y", author="a")],
         [CUT_OFF, call("b", 0, 1, NOT_RECORDED), call("c", 2, 3, REPLAYED, "Y", author="b")],
     ),
+    "a reconciler finds the effect of an attempt that lost its lease": (
+        [call("a", 0, 3, BUSY), call("b", 1, 2, REPLAYED, "X")],
+        [call("a", 0, 3, NOT_RECORDED), call("b", 1, 2, REPLAYED, "X")],
+    ),
     "what was not recorded is not replayed": (
         [call("a", 0, 1, NOT_RECORDED), call("b", 2, 3, EXECUTED, "Y")],
         [call("a", 0, 1, NOT_RECORDED), OTHER],
