@@ -14,7 +14,7 @@ from math import inf
 
 #: The values of Idempotency-Status, and one for the status "unknown" of an operation that is parked.
 EXECUTED, REPLAYED, RECORDED, PARKED = "executed", "replayed", "recorded", "parked"
-IN_PROGRESS, REUSED, NOT_RECORDED, UNKNOWN = "in-progress", "reused", "not-recorded", "unknown"
+IN_PROGRESS, REUSED, UNKNOWN = "in-progress", "reused", "unknown"
 #: The header by which a handler learns the id of the call that it answers.
 CALL_HEADER = "X-Call"
 
@@ -126,7 +126,7 @@ class Record:
             return call.author is None and other.answer in {REPLAYED, IN_PROGRESS} and other.payload == call.payload
         if call.answer == IN_PROGRESS:
             # An attempt that could not release its claim leaves it in the way until its lease is over.
-            return other.end + self._lease * (other.answer == NOT_RECORDED) >= call.start
+            return other.end + self._lease >= call.start
         return call.answer == PARKED or other.payload != call.payload
 
     def after(self, state, call):

@@ -29,6 +29,8 @@ a replay ends after its execution begins
     a 2.5-4 executed X; b 2-3 replayed X | a 3.5-4 executed X; b 2-3 replayed X
 a call without an answer takes effect once
     a 0- unknown; b 2-3 replayed Y | a 0- unknown; b 2-3 replayed Y; c 4-5 executed Z
+a call without an answer has no effect after an execution
+    a 0- unknown; b 0-1 executed X; c 2-3 replayed X | a 0- unknown; b 0-1 executed X; c 2-3 replayed Y
 a call without an answer may take effect late or never
     a 0- unknown; b 2-3 not-recorded; c 4-5 replayed Y | a 0- unknown; b 2-3 replayed Y; c 4-5 not-recorded
 an outcome names the call that executed it
@@ -37,6 +39,10 @@ what is replayed was made by a call whose end is not known
     a 0- unknown; b 0-1 not-recorded; c 2-3 replayed Y of a | a 0- unknown; b 0-1 not-recorded; c 2-3 replayed Y of b
 a reconciler finds the effect of an attempt that lost its lease
     a 0-3 in-progress; b 1-2 replayed X | a 0-3 not-recorded; b 1-2 replayed X
+only a reconciler finds an effect
+    a 0-3 in-progress; b 1-2 replayed X | a 0-3 in-progress; b 1-2 replayed X of a
+an effect is found for its payload
+    a 0-3 in-progress; b 1-2 replayed X | a 0-3 in-progress for q; b 1-2 replayed X
 what was not recorded is not replayed
     a 0-1 not-recorded; b 2-3 executed Y | a 0-1 not-recorded; b 2-3 replayed Y
 not-recorded is no answer once there is an outcome
@@ -44,7 +50,7 @@ not-recorded is no answer once there is an outcome
 in-progress is an answer while another attempt may be running
     a 0-1 executed X; b 0.5-0.6 in-progress | a 0.7-1 executed X; b 0.5-0.6 in-progress
 in-progress is no answer once there is an outcome
-    a 0-1 executed X; b 0.9-3 in-progress | a 0-1 executed X; b 2-3 in-progress
+    a 0- unknown; b 0-1 executed X; c 0.9-3 in-progress | a 0- unknown; b 0-1 executed X; c 2-3 in-progress
 in-progress is an answer after an attempt whose end is not known
     a 0- unknown; b 9-10 in-progress | b 9-10 in-progress
 a claim that was not released is in the way until its lease is over
@@ -52,7 +58,9 @@ a claim that was not released is in the way until its lease is over
 reused is an answer to another payload
     a 0-1 executed X; b 2-3 reused for q | a 0-1 executed X; b 2-3 reused
 reused is an answer to the later payload
-    a 0- unknown; b 2-3 reused for q | b 2-3 reused for q; c 4-5 executed X
+    a 0- unknown; b 2-3 reused for q | a 0- unknown; b 2-3 reused
+a refusal of another payload is no attempt
+    a 0-1 in-progress; b 0-1 reused for q; c 0-3 executed X | a 0-1 in-progress; b 0-1 reused for q; c 9-10 executed X
 another payload is not replayed to
     a 0-1 executed X; b 2-3 replayed X | a 0-1 executed X; b 2-3 replayed X for q
 an outcome that can't be sent is one
