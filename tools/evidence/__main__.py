@@ -69,6 +69,12 @@ RUNS: dict[str, tuple[str, str, str, str]] = {
         "operations",
         "python -m tools.crashes --restarts 50",
     ),
+    "cuts": (
+        "the same",
+        "power cuts that lose what PostgreSQL has not synced, under load",
+        "operations",
+        "python -m pytest tests/crash/test_power_cut.py",
+    ),
     "failover": (
         "the same over a failover, with a synchronous standby",
         "the primary killed behind a broken network, [a standby promoted](#failover)",
@@ -239,11 +245,15 @@ def deliveries(lines: list[Line]) -> str:
 
 
 def soaks(lines: list[Line]) -> str:
-    names = ("requests", "operations", "fired", "take_overs", "ambiguous", "sent_again", "p50", "p99")
+    names = (
+        *("requests", "operations", "histories", "invocations", "fired"),
+        *("take_overs", "ambiguous", "sent_again", "p50", "p99"),
+    )
     rows = []
     for line in latest(lines, "soak"):
         control = f"{line['doubled']:,} of {line['controls']:,}"
-        rows.append([line["seed"], *(f"{line[name]:,}" for name in names), control, *_origin([line])])
+        figures = (f"{line[name]:,}" if name in line else "–" for name in names)
+        rows.append([line["seed"], *figures, control, *_origin([line])])
     return markdown(["seed", *names, "control: doubled", "commit", "run on"], rows)
 
 
@@ -254,10 +264,11 @@ def controls(lines: list[Line]) -> str:
             calls, doubled = line["reconcile"] + line["park"], line["reconcile_doubled"] + line["park_doubled"]
             lost = f"{line['lost']} of {line['rows']} rows lost, {doubled} of {calls} calls doubled"
             rows.append(["stops, with `synchronous_commit = off`", lost, *_origin([line])])
-    rows += [
-        ["soak, without a claim", f"{line['doubled']:,} of {line['controls']:,} doubled", *_origin([line])]
-        for line in latest(lines, "soak")
-    ]
+    for line in latest(lines, "soak"):
+        doubled = f"{line['doubled']:,} of {line['controls']:,} doubled"
+        if "unexplained" in line:
+            doubled += f", {line['unexplained']:,} with answers that no record explains"
+        rows.append(["soak, without a claim", doubled, *_origin([line])])
     return markdown(["control", "what came of it", "commit", "run on"], rows)
 
 
