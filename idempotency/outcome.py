@@ -244,7 +244,7 @@ def _as_json_text(content: bytes, content_type: str) -> str:
         try:
             text = content.decode("utf-8")
             _STRICT.decode(text)
-            if depth_of(text, MAX_DEPTH) > MAX_DEPTH:
+            if depth_of(content) > MAX_DEPTH:
                 raise RecursionError
         except (ValueError, RecursionError):
             pass  # some database might refuse it, so the envelope keeps it

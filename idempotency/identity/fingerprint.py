@@ -1,4 +1,4 @@
-"""The fingerprint tells whether a retry has the same payload as the request that claimed its key.
+"""The fingerprint of a payload. It identifies a retry that sends another payload under the same key.
 
 A payload is written as a canonical text. A record keeps a keyed digest of that text, the version of the algorithm that
 wrote it, and an id of the secret that keyed it. This module imports neither DRF nor models.
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from django.core.files.uploadedfile import UploadedFile
@@ -35,31 +35,25 @@ from django.utils.functional import cached_property
 
 from ..conf import settings
 from ..exceptions import PayloadInvalidError
-from .parsing import CSRF_FIELD, MAX_DEPTH, NOT_FINITE, TOO_DEEP, CanonicalJSON, decimal_text, sorted_pairs, whole
+from .parsing import CSRF_FIELD, MAX_DEPTH, NOT_FINITE, TOO_DEEP, CanonicalJSON, decimal_text, sorted_pairs
 
-CURRENT_VERSION: Final = "v3"
-
-#: Their fingerprints don't name the secret that keyed them.
-_WITHOUT_SECRET_ID: Final = frozenset({"v1", "v2"})
+#: The version of the algorithm, with which each fingerprint starts. Never change a released algorithm, because records
+#: were made with it: a change adds a version.
+VERSION: Final = "v1"
 
 #: Makes these keys differ from others that are derived from the same secret.
 _PURPOSE: Final = "idempotency.fingerprint"
+
+#: The number of digits before the point of the largest float, and one more.
+_FLOAT_DIGITS: Final = 310
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class _Text(list[str]):
-    """A canonical text of ``v2`` and ``v3`` while it is written, in parts."""
+    """A canonical text while it is written, in parts."""
 
     write = list.append
-    #: Whether numbers of different types may be equal.
-    numbers_by_value: ClassVar[bool] = True
-
-
-class _TextOfV1(_Text):
-    """A canonical text of ``v1``, in which an int, a float and a Decimal always differ."""
-
-    numbers_by_value = False
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -86,24 +80,19 @@ class Payload:
         :raises PayloadInvalidError: the payload contains a number that is not finite, or is nested too deeply.
         :raises TypeError: the command contains an object whose type has no canonical form.
         """
-        return _keyed(CURRENT_VERSION, self._digest(CURRENT_VERSION), settings().fingerprint_secrets[0])
+        return _keyed(self._digest, settings().fingerprint_secrets[0])
 
     def matches(self, request_hash: str) -> bool:
-        """Whether a recorded fingerprint is the fingerprint of this payload.
+        """Whether a recorded fingerprint is the fingerprint of this payload under one of the secrets.
 
-        It is compared under the version in which it was recorded and under every secret in force. A version that this
-        release doesn't know never matches, so such a record is never replayed. Raises the errors of ``request_hash``.
+        A version that this release doesn't know never matches, so such a record is never replayed. Raises the errors
+        of ``request_hash``.
         """
-        if self.request_hash == request_hash:
-            return True
-        version, _, _ = request_hash.partition(":")
-        if version not in _ALGORITHMS:
-            return False
-        digest = self._digest(version)
-        return any(_keyed(version, digest, secret) == request_hash for secret in settings().fingerprint_secrets)
+        return any(_keyed(self._digest, secret) == request_hash for secret in settings().fingerprint_secrets)
 
-    def _digest(self, version: str) -> bytes:
-        canonical = _ALGORITHMS[version]()
+    @cached_property
+    def _digest(self) -> bytes:
+        canonical = _Text()
         try:
             for part in (self.method, self.route, sorted_pairs(self.query), self.command):
                 _write_value(part, canonical, MAX_DEPTH)
@@ -113,32 +102,26 @@ class Payload:
         except TypeError as error:
             # Raise a new error, because the frames of this one hold the payload, and crash reports show frames.
             raise TypeError(*error.args) from None
-        # A lone surrogate is legal in JSON (as an escape) and in Python, but not in UTF-8.
+        # A lone surrogate is legal in Python, but not in UTF-8.
         return hashlib.sha256("".join(canonical).encode("utf-8", "surrogatepass")).digest()
 
 
 def is_known(request_hash: str) -> bool:
     """Whether this release has the algorithm with which a recorded fingerprint was made."""
-    return request_hash.partition(":")[0] in _ALGORITHMS
+    return request_hash.startswith(f"{VERSION}:")
 
 
 def has_known_secret(request_hash: str) -> bool:
-    """Whether this process has the secret with which a recorded fingerprint was made. True for a fingerprint of a
-    version that doesn't name its secret."""
-    version, _, keyed = request_hash.partition(":")
-    if version in _WITHOUT_SECRET_ID:
-        return True
-    secret_id = keyed.partition(":")[0]
-    known = settings().fingerprint_secrets
-    return any(_key_of(secret)[1] == secret_id for secret in known)
+    """Whether this process has the secret with which a recorded fingerprint of a known version was made."""
+    secret_id = request_hash.split(":")[1]
+    return any(_key_of(secret)[1] == secret_id for secret in settings().fingerprint_secrets)
 
 
-def _keyed(version: str, digest: bytes, secret: str | bytes) -> str:
+def _keyed(digest: bytes, secret: str | bytes) -> str:
     # If the digest were not keyed, a reader of the table could find a short secret in the payload, such as a PIN
     # or a card number, by trying all of them.
     key, secret_id = _key_of(secret)
-    keyed = hmac.digest(key, digest, "sha256").hex()
-    return f"{version}:{keyed}" if version in _WITHOUT_SECRET_ID else f"{version}:{secret_id}:{keyed}"
+    return f"{VERSION}:{secret_id}:{hmac.digest(key, digest, 'sha256').hex()}"
 
 
 @lru_cache(maxsize=16)
@@ -166,11 +149,6 @@ class DigestedUpload(_UploadedFile):
         self.sha256 = sha256
 
 
-# Never change a released algorithm, because records were made with it. Add a new one and make it CURRENT_VERSION.
-# v2 and v3 have the same canonical text; v3 adds the id of the secret.
-_ALGORITHMS: Mapping[str, type[_Text]] = {"v1": _TextOfV1, "v2": _Text, "v3": _Text}
-
-
 def _write_value(value: object, out: _Text, depth: int) -> None:
     """Write the canonical form of one value, which may have ``depth`` further levels of nesting."""
     # A JSON text and the types of JSON come first and are compared by identity, which is fast. Most payloads have no
@@ -194,8 +172,8 @@ def _write_value(value: object, out: _Text, depth: int) -> None:
     elif kind is float:
         _write_float(value, out)  # type: ignore[arg-type]
     elif isinstance(value, CanonicalJSON):
-        text = value.text if out.numbers_by_value else value.by_type()
-        out.write(f"J{len(text)}:{text}")
+        # The digest has a fixed length, so no length comes before it. The text would be copied several times.
+        out.write(f"J{hashlib.sha256(value.text).hexdigest()}")
     else:
         _write_other(value, out, depth)
 
@@ -204,11 +182,7 @@ def _write_float(value: float, out: _Text) -> None:
     if not math.isfinite(value):
         raise PayloadInvalidError(NOT_FINITE)
     # repr() is the shortest text that reads back as the same float, and the number that JSON writes for it.
-    text = float.__repr__(value)
-    if out.numbers_by_value:
-        _write_decimal(Decimal(text), out)
-    else:
-        out.write(f"d{text};")
+    _write_decimal(Decimal(float.__repr__(value)), out)
 
 
 def _write_items(tag: str, items: Sequence[object], out: _Text, depth: int) -> None:
@@ -251,8 +225,11 @@ def _write_bytes(value: bytes | bytearray | memoryview, out: _Text, depth: int) 
 def _write_decimal(value: Decimal, out: _Text, depth: int = 0) -> None:
     if not value.is_finite():
         raise PayloadInvalidError(NOT_FINITE)
-    number = whole(value) if out.numbers_by_value else None
-    out.write(f"D{decimal_text(value)};" if number is None else f"i{number:x};")
+    # A Decimal with more digits before its point than any float is not equal to one, and may have a billion of them.
+    if not value or (value.adjusted() < _FLOAT_DIGITS and value == value.to_integral_value()):
+        out.write(f"i{int(value):x};")
+    else:
+        out.write(f"D{decimal_text(value)};")
 
 
 def _write_datetime(value: dt.datetime, out: _Text, depth: int) -> None:
