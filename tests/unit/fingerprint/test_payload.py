@@ -86,11 +86,8 @@ def test_the_algorithm_is_what_it_was_when_it_was_released():
         query="b=2&a=1",
     )
     version, secret_id, digest = payload.request_hash.split(":")
-    assert (version, len(secret_id), digest) == (
-        "v1",
-        8,
-        "cb57689f42e9fbb790c0a8090b7de751f2d1e67bf778d8f9313c6aac28d447e1",
-    )
+    assert (version, len(secret_id)) == ("v1", 8)
+    assert digest == "cb57689f42e9fbb790c0a8090b7de751f2d1e67bf778d8f9313c6aac28d447e1"
 
 
 KEYED = Payload({"pin": 1234}, method="POST")
