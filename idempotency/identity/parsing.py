@@ -25,12 +25,12 @@ from django.core.exceptions import TooManyFieldsSent
 
 from ..exceptions import PayloadInvalidError
 
-# The number of levels to which a payload may nest. Payloads written by hand stay below 20. Each level takes one of the
-# interpreter's 1000 frames (by default), and a request has used about a hundred for middleware when it arrives here.
+# Payloads written by hand stay below 20 levels. Each level takes one of the interpreter's 1000 frames, and middleware
+# has used about a hundred.
 MAX_DEPTH: Final = 200
 
-# JSON with more lists and objects is compared by its bytes and not by its values. A body of 2.5 MB may hold a million,
-# and parsing them takes a second. A retry usually sends the same bytes.
+# JSON with more lists and objects is compared by its bytes. A body of 2.5 MB may have a million, and parsing them takes
+# a second. A retry usually sends the same bytes.
 MAX_CONTAINERS: Final = 100_000
 
 TOO_DEEP: Final = f"The payload is nested more than {MAX_DEPTH} levels deep."
@@ -126,10 +126,10 @@ class _RepeatedNameError(Exception):
 
 
 def parse_json(body: bytes) -> CanonicalJSON | bytes:
-    """The canonical form of a JSON text, or ``body`` itself if it has more than ``MAX_CONTAINERS`` lists and objects or
-    an object with a repeated name.
+    """The canonical form of a JSON text, or ``body`` itself if it contains a repeated name, or more than
+    ``MAX_CONTAINERS`` lists and objects.
 
-    The standard library decodes and encodes it in C, because a loop in Python would take long.
+    The standard library decodes and encodes it in C, because a loop in Python would be slow.
 
     :raises PayloadInvalidError: it contains NaN, a number beyond the range of a float such as 1e400, an integer of
         thousands of digits, or too many levels of nesting.
@@ -140,7 +140,7 @@ def parse_json(body: bytes) -> CanonicalJSON | bytes:
         return body
     text = body.decode("utf-8")
     try:
-        # A function for each integer would make the parser slow, and few texts hold one that needs it.
+        # A Python function for each integer would be slow, and few texts need it.
         decoder = _DECODER_OF_LONG_INTEGERS if _LONG_INTEGER in body.translate(_ZEROS) else _DECODER
         # A lone surrogate is legal in JSON (as an escape), but not in UTF-8.
         canonical = _ENCODER.encode(decoder.decode(text)).encode("utf-8", "surrogatepass")
@@ -173,7 +173,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_parse_pairs, parse_constant=_refu
 _DECODER_OF_LONG_INTEGERS = json.JSONDecoder(
     object_pairs_hook=_parse_pairs, parse_constant=_refuse_constant, parse_float=by_value, parse_int=integer_by_value
 )
-# No circular check, because the value was just parsed from a text and so can't contain itself.
+# No circular check, because a parsed value can't contain itself.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"), check_circular=False)
 
 _NOT_STRUCTURE = bytes(code for code in range(256) if chr(code) not in '[]{}"')
@@ -198,10 +198,10 @@ _VALUE = re.compile("=[^&]*")
 def sorted_pairs(query: str, without: Collection[bytes] = ()) -> list[str]:
     """The parameters of a query string or a form, sorted by name. Parameters of one name keep their order.
 
-    They stay encoded, because a handler may read the text as something else than parameters.
+    They stay encoded, because a handler may read the text as something else.
 
-    :param without: the names of parameters to leave out.
-    :raises TooManyFieldsSent: there are more parameters than Django itself accepts. Django turns this error into 400.
+    :param without: the names of parameters to omit.
+    :raises TooManyFieldsSent: there are more parameters than Django accepts. Django turns this error into 400.
     """
     if not query:
         return []
@@ -214,14 +214,13 @@ def sorted_pairs(query: str, without: Collection[bytes] = ()) -> list[str]:
 
 
 def _decoded_names(query: str) -> list[bytes]:
-    # All at once: ten calls for each of a thousand parameters would be more than the rest of the request makes.
+    # All at once, because ten calls for each of a thousand parameters would cost more than the rest of the request.
     names = _VALUE.sub("", query).replace("+", " ")
     return list(map(_unquoted, names.split("&"))) if "%26" in names else _unquoted(names).split(b"&")
 
 
 def _unquoted(text: str) -> bytes:
-    # Compare bytes, because only the handler knows the character set of a form. WSGI decodes the query string as
-    # Latin-1, ASGI as UTF-8.
+    # Bytes, because only the handler knows the form's character set. WSGI decodes the query as Latin-1, ASGI as UTF-8.
     try:
         return unquote_to_bytes(text.encode("latin-1"))
     except UnicodeEncodeError:
@@ -229,5 +228,5 @@ def _unquoted(text: str) -> bytes:
 
 
 def form_pairs(body: bytes) -> list[str]:
-    """The fields of a urlencoded form as ``sorted_pairs``, without the CSRF token."""
+    """The fields of a urlencoded form, as ``sorted_pairs`` without the CSRF token."""
     return sorted_pairs(body.decode("latin-1"), without={CSRF_FIELD.encode()})

@@ -238,7 +238,7 @@ def test_who_gives_up_says_with_which_key_to_resume(sender, server):
     assert isinstance(error.__cause__, sender.transport_errors)
     message = str(error)
     assert re.search(r"POST http://127.0.0.1/charges/: the outcome is unknown after 3 attempt", message)
-    assert "Resume later with the same Idempotency-Key" in message
+    assert "Resend it later with the same Idempotency-Key" in message
     assert "secret" not in message
     assert error.key not in message
 

@@ -145,7 +145,7 @@ MUTANTS = {
     ),
     "the payload ignored": (
         idempotent("kit.payload", payload=lambda request: None),
-        {"other_payload": "look at payload="},
+        {"other_payload": "payload= must return every field"},
     ),
     "a dictionary": (
         in_a_dictionary,
@@ -284,7 +284,7 @@ def test_a_view_that_fails_for_the_other_account_is_told_from_its_key(serve):
         return HttpResponse(status=500) if len(accounts) > 1 else plain_answer(request)
 
     advice = broken(leave_out=all_but("other_account"))["other_account"]
-    assert "the view fails for this account" in advice
+    assert "The view fails for this account" in advice
     assert "@idempotent" not in advice
 
 
