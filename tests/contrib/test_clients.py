@@ -226,7 +226,7 @@ def test_such_an_error_leaves_the_outcome_of_the_attempt_before_unknown(sender, 
         assert (unresolved.__cause__, unresolved.attempts, len(sender.waits)) == (error, 2, 1)
 
 
-def test_who_gives_up_says_with_which_key_to_resume(sender, server):
+def test_the_final_error_contains_the_key_to_resume_with(sender, server):
     sender.policy = RetryPolicy(attempts=3)
     server.script = [answer(503, b'{"busy": true}'), cut, cut]
     error = sender.give_up(server.url + "/charges/?token=secret")
@@ -243,7 +243,7 @@ def test_who_gives_up_says_with_which_key_to_resume(sender, server):
     assert error.key not in message
 
 
-def test_an_answer_that_can_not_be_decoded_says_what_its_status_says(sender, server):
+def test_a_response_that_cannot_be_decoded_counts_by_its_status(sender, server):
     sender.policy = RetryPolicy(attempts=2)
     broken = {"body": b"not gzip", "content_encoding": "gzip"}
     server.script = [answer(503, **broken), answer(503, **broken)]

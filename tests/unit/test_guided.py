@@ -90,7 +90,7 @@ def check_texts():
         check(text)
 
 
-def test_what_the_parsers_make_of_bytes_is_what_others_make_of_them():
+def test_the_parsers_agree_with_independent_parsers():
     given(st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")))(check)()
     check_texts()
 

@@ -184,7 +184,7 @@ def test_options_are_typed_keywords(takes_options, arguments):
     assert parameter.annotation == f"Unpack[{arguments}]"
 
 
-def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant():
+def test_an_unknown_argument_is_reported_with_the_likely_one():
     with pytest.raises(TypeError, match=r"'leese'. Did you mean 'lease'"):
         Operation("tests.unknown", leese=timedelta(seconds=1))
     with pytest.raises(TypeError, match=r"'qqqq'. It takes retention, lease"):

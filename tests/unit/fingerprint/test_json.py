@@ -48,7 +48,7 @@ JSON = nested(scalars | near.filter(lambda value: not isinstance(value, bytes)))
 
 
 @given(JSON, JSON)
-def test_two_texts_have_one_fingerprint_only_if_they_say_the_same(one, other):
+def test_two_texts_have_one_fingerprint_only_if_their_values_are_equal(one, other):
     first, second = (json.dumps(value).encode("ascii") for value in (one, other))
     assert (of(parse_json(first)) == of(parse_json(second))) == (typed(one) == typed(other))
 

@@ -94,7 +94,7 @@ KEYED = Payload({"pin": 1234}, method="POST")
 
 
 @pytest.mark.parametrize("setting", ["SECRET_KEY", "FINGERPRINT_KEYS"])
-def test_a_fingerprint_can_not_be_computed_without_the_secret(setting):
+def test_a_fingerprint_depends_on_the_secret(setting):
     def fingerprint_with(secret):
         changed = {"SECRET_KEY": secret} if setting == "SECRET_KEY" else {"IDEMPOTENCY": {"FINGERPRINT_KEYS": [secret]}}
         with override_settings(**changed):
