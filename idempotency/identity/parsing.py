@@ -99,7 +99,7 @@ def integer_by_value(text: str) -> float:
 
     :raises ValueError: it has more digits than the interpreter allows (``sys.set_int_max_str_digits``).
     """
-    if len(text) > _WHOLE_DIGITS and len(text.rstrip("0")) <= _EXACT_DIGITS:
+    if len(text) > _WHOLE_DIGITS and len(text.strip("-0")) <= _EXACT_DIGITS:
         number = float(text)
         if _WHOLE_LIMIT <= abs(number) < math.inf:
             return number
