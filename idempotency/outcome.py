@@ -238,7 +238,7 @@ def _as_json_text(content: bytes, content_type: str) -> str:
         try:
             text = content.decode("utf-8")
             _STRICT.decode(text)
-            if depth_of(content) > MAX_DEPTH:
+            if content.count(b"[") + content.count(b"{") > MAX_DEPTH and depth_of(content) > MAX_DEPTH:
                 raise RecursionError
         except (ValueError, RecursionError):
             pass  # a database might refuse it
