@@ -18,7 +18,7 @@ from tests.harness.zygote import ImpossibleError, wait_until
 
 #: How long fresh processes try to learn the outcome, in seconds. What takes longest is a claim whose owner is frozen
 #: inside the transaction that holds the record's lock, until the database ends that session after five seconds.
-LIMIT = 20.0
+LIMIT = 60.0
 #: A lease that a cell waits for by the real clock, in seconds.
 SHORT_LEASE = 0.5
 #: Four heartbeats, of which the first one is broken.

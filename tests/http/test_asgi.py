@@ -160,8 +160,9 @@ def test_a_claim_is_made_in_djangos_thread(alice, serve, monkeypatch):
 @pytest.mark.failure_33
 @policies
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_cancelled_async_view_ends_its_run_first_and_leaves_what_it_has_set(alice, serve, policy, times):
+def test_a_cancelled_async_view_ends_its_run_first_and_leaves_what_it_has_set(alice, serve, monkeypatch, policy, times):
     """Cancelled itself, as by a server that shuts down, and once more because it has not obeyed."""
+    monkeypatch.setattr(AsyncToSync, "main_wrap", _wake_after_the_copy)
 
     async def scenario():
         slow = Slow(serve, _answer, **policy)

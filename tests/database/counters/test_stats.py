@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from datetime import timedelta
 
 import pytest
@@ -78,7 +77,7 @@ def test_the_time_since_the_last_purge_is_told_to_the_hour():
         _, shown, _ = run_command("idempotency_stats")
         [line] = [line.split() for line in shown if line.startswith("last complete purge")]
         assert line[3:] == ([str(round(since.value / 3600)), "h", "recent"] if ended else ["never"])
-        assert since.value == pytest.approx(hours_ago * 3600 + time.time() % 3600, abs=60)
+        assert since.value == round(hours_ago * 3600 + statistics.time.time() % 3600)
     assert not purge_once(batch_size=1).deleted
     assert numbers()["since_purge"].value < 3660
     code, _, errors = run_command("idempotency_stats", "--fail-if", "since_purge < 3660")
@@ -163,7 +162,7 @@ def test_the_command_shows_a_table():
     table = [" ".join(line.split()) for line in run()]
     shown = ["completed 1,234 exact", "parked 2 exact", "replays 12 recent", "replay rate 75.0% recent"]
     assert set(shown) < set(table)
-    assert any(re.fullmatch("longest overdue 9[0-9] s exact", line) for line in table), table
+    assert any(re.fullmatch(r"longest overdue (9|1\d)\d s exact", line) for line in table), table
     size = r"table and indexes [\d,.]+ MB exact" if connection.vendor == "postgresql" else "table and indexes - unknown"
     assert re.fullmatch(size, table[0])
 

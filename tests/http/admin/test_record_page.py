@@ -136,7 +136,7 @@ def test_a_button_leads_to_the_decision_and_back_to_the_record(operator):
 
 def test_the_list_tells_of_attempts_and_leases_where_there_is_something_to_tell(operator):
     record(Status.COMPLETED, account_id="alice")
-    record(Status.IN_PROGRESS, lease=-timedelta(seconds=90), attempt=3, account_id="bob")
+    record(Status.IN_PROGRESS, lease=-timedelta(seconds=61), attempt=3, account_id="bob")
     rows = text(operator.get(LIST))
     assert re.search(rf"in progress, lease over attempt 3, over for 1 min \d+ s {charges.name} account bob", rows)
     assert f"completed, 201 {charges.name} account alice" in rows
