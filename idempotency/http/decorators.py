@@ -20,7 +20,8 @@ from django.views import View
 from ..operation import Operation, operation_for, registry
 from ..options.table import RequestArguments
 from .adapter import Adapter, adapter_for, adapters, advice_on_adapters, handlers_of, hooks_of
-from .exchange import Exchange, attempts, is_running
+from .attempt import attempts, is_running
+from .exchange import Exchange
 from .handler import EveryDatabase, Handler, exempt, exempted_by_project, opens_its_transactions
 from .layers import refuse_layers
 from .protection import (

@@ -1,0 +1,174 @@
+"""A run of a protected handler: from its call, over the rendering of its response, to the outcome to record."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from django.db import connections, transaction
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from ..exceptions import IdempotencyError, UnrecordableResponseError
+from ..identity.scope import Scope
+from ..operation import Operation, Policy
+from ..options.values import Attach
+from ..outcome import Outcome, outcome_of
+from ..protocol.execution import Attempt
+from ..protocol.faults import fault_point
+from ..protocol.ownership import on_behalf_of
+from ..store import records_database
+from .adapter import Adapter, advice_on_adapters
+from .body_stream import BODY_STREAM, BodyStream
+from .handler import Handler, finish_transactions
+
+#: The status of a response while the job runs. If the response has no Retry-After, it gets this many seconds.
+RUNNING = 202
+LOOK_AGAIN_AFTER = 1
+
+
+@dataclass(eq=False, repr=False)
+class HandlerAttempt(Attempt):
+    """An attempt that runs the handler of a request."""
+
+    adapter: Adapter
+    handler: Handler
+    #: The response for its client.
+    response: Any = None
+    #: Whether the handler has ended. A copy of the context may outlive it.
+    has_ended: bool = False
+    #: Whether the handler has called ``set_rollback(True)`` on one of its transactions.
+    undoes_itself: bool = False
+
+    def is_here(self) -> bool:
+        """Whether the calling code runs in the attempt's thread, and so in its transaction. A context may be copied."""
+        connection = self.claim.ownership.store.connection
+        return not self.has_ended and connections[connection.alias] is connection
+
+    def call_handler(self) -> Outcome | None:
+        """Run the handler.
+
+        :returns: the outcome to record, or None if nothing of this attempt is kept.
+        :raises UnrecordableResponseError: the handler's response must be recorded, but can't be.
+        """
+        owned = self.claim.ownership
+        others = {using: transaction.atomic(using=using) for using in self.handler.databases if using != owned.using}
+        token = attempts.set((*attempts.get(), self))
+        watched = [owned.store.connection, *(connections[using] for using in others)]
+        try:
+            with ExitStack() as transactions:
+                for block in others.values():
+                    transactions.enter_context(block)
+                for connection in watched:
+                    # Django sets the same mark after an error that the handler may have caught.
+                    mark = partial(self._set_rollback, connection, len(connection.atomic_blocks))
+                    connection.set_rollback = mark  # type: ignore[method-assign]
+                outcome = self._outcome_of(self.handler.call())
+                if others:
+                    # The other transactions commit now. A later failure rolls back only the record's transaction.
+                    owned.has_effects_elsewhere = outcome is not None
+                    with on_behalf_of(owned):
+                        finish_transactions(others, outcome, owned.policy.operation)
+                return outcome
+        finally:
+            for connection in watched:
+                vars(connection).pop("set_rollback", None)
+            self.has_ended = True
+            attempts.reset(token)
+
+    def _set_rollback(self, connection: Any, depth: int, rollback: bool) -> None:
+        type(connection).set_rollback(connection, rollback)
+        if len(connection.atomic_blocks) == depth:  # not within an atomic() of the handler's own
+            self.undoes_itself = rollback
+
+    def outcome_of_error(self, error: Exception) -> Outcome | None:
+        """The outcome of the framework's response to an exception of the handler, whose writes have been rolled back.
+        None if that response is not recorded.
+
+        :raises Exception: ``error`` itself, if it is a crash.
+        """
+        self.discard()
+        body: BodyStream | None = self.adapter.http.META.get(BODY_STREAM)
+        if body is not None:
+            with on_behalf_of(self.claim.ownership):
+                body.refuse_half()  # which may be what the handler failed at
+        answer = self.adapter.answer_to_exception(error)
+        if answer is None:
+            raise error
+        return self._outcome_of(answer)
+
+    def discard(self) -> None:
+        """Free the resources of a response that is not sent, such as an open file."""
+        answer, self.response = self.response, None
+        if isinstance(answer, HttpResponseBase):
+            # Not response.close(), because that also sends the signal request_finished.
+            closers = [*answer._resource_closers]  # type: ignore[attr-defined]
+        else:
+            closers = [answer.close] if hasattr(answer, "close") else []  # such as a coroutine that is never awaited
+        for close in closers:
+            with suppress(Exception):  # as Django does, because the response is not sent any more
+                close()
+
+    def _outcome_of(self, answer: Any) -> Outcome | None:
+        owned = self.claim.ownership
+        policy = owned.policy
+        try:
+            fault_point["render.before"]()
+            self.response = answer  # so that discard() frees it even if rendering fails
+            self.response = self.adapter.render(answer)
+            fault_point["render.after"]()
+            if not isinstance(self.response, HttpResponseBase):
+                raise UnrecordableResponseError(
+                    f"The handler of operation {policy.operation.name!r} must return an HttpResponse, not "
+                    f"{type(self.response).__name__}. If a framework makes the response from what the handler returns, "
+                    f"put @idempotent where the response exists, or register an adapter for the framework."
+                    f"{advice_on_adapters()}"
+                )
+            body: BodyStream | None = self.adapter.http.META.get(BODY_STREAM)
+            if body is not None:
+                body.refuse_half()  # after the rendering, which may read the body
+            del self.response[self.adapter.profile.replayed]  # such as another server's, whose response is passed on
+            if attach_job(policy, owned.fence.scope, self.response):
+                self.claim.reference = self.claim.reference or self.response["Location"]
+            status = self.response.status_code
+            if owned.discarded or (self.undoes_itself and status < 400) or not policy.recordable(status):
+                owned.declined = status < 500
+                return None
+            return outcome_of(self.adapter.form_to_record(self.response), policy, self.claim.reference)
+        except IdempotencyError as error:
+            error.raised_by = owned  # as ``on_behalf_of`` does
+            raise
+
+
+def attach_job(policy: Policy, scope: Scope, response: Any) -> bool:
+    """Tell the client where the operation's job is, and when to look again, if the response says that it still runs."""
+    attach = policy.in_progress
+    if not isinstance(attach, Attach) or response.status_code != RUNNING:
+        return False
+    response.setdefault("Location", attach.location(scope))
+    response.setdefault("Retry-After", str(LOOK_AGAIN_AFTER))
+    return True
+
+
+#: The attempts around the calling code, the innermost last. A context variable, because threads and tasks of one
+#: request may run handlers at the same time.
+attempts: ContextVar[tuple[HandlerAttempt, ...]] = ContextVar("idempotency_attempts", default=())
+
+
+def is_running(operation: Operation, http: HttpRequest) -> bool:
+    """Whether a call under ``operation`` is a part of an operation that this request is already running here.
+
+    It is, if the request runs this operation, as when the handler calls ``super().create()``. It also is, if both
+    operations have ``transaction=True`` in one database, as when DRF's ``partial_update()`` calls ``update()``. A
+    second claim could not commit inside the first one's transaction, and that transaction keeps the promises of both.
+    A copy of the request is another request, because it may have another key.
+    """
+    here = [attempt.claim for attempt in attempts.get() if attempt.adapter.http is http and attempt.is_here()]
+    if any(claim.operation.name == operation.name for claim in here):
+        return True
+    if not here or not (here[-1].ownership.policy.transaction and operation.declared["transaction"]):
+        return False
+    return records_database(operation=operation.name, account_id=here[-1].scope.account_id) == here[-1].using
