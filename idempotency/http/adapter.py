@@ -30,7 +30,6 @@ from django.views import View
 from ..exceptions import IdempotencyError, OutcomeUnreadableError
 from ..operation import Policy
 from ..outcome import UNREADABLE, Outcome, decode_body, is_json
-from .late_changes import remember_context
 from .payload import parsed_body
 from .problems import Profile, problem_response
 from .protection import RoutedHandler, class_of, handlers_of_class, methods_of_class, protection_of
@@ -113,10 +112,7 @@ class Adapter:
 
         Called once per run, inside its transaction. The caller refuses what is no response.
         """
-        if hasattr(answer, "render") and not answer.is_rendered:
-            answer = answer.render()
-            remember_context(self.http, answer)
-        return answer
+        return answer.render() if hasattr(answer, "render") else answer
 
     def form_to_record(self, response: Any) -> Any:
         """The form of the response that is recorded: the response itself, unless it is made for one person only."""
@@ -227,6 +223,8 @@ def response_of(outcome: Outcome) -> HttpResponse:
         raise OutcomeUnreadableError from error
     if "content-type" not in names:
         del response["Content-Type"]  # Django's default, which was not sent
+    # Of a TemplateResponse. A decorator that changes it must not fail at a replay.
+    response.context_data = {}  # type: ignore[attr-defined]
     return response
 
 

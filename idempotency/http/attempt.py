@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from django.db import connections, transaction
@@ -24,6 +25,7 @@ from ..store import records_database
 from .adapter import Adapter, advice_on_adapters
 from .body_stream import BODY_STREAM, BodyStream
 from .handler import Handler, finish_transactions
+from .late_changes import refuse_late_changes
 
 #: The status of a response while the job runs. If the response has no Retry-After, it gets this many seconds.
 RUNNING = 202
@@ -63,9 +65,7 @@ class HandlerAttempt(Attempt):
                 for block in others.values():
                     transactions.enter_context(block)
                 for connection in watched:
-                    # Django sets the same mark after an error that the handler may have caught.
-                    mark = partial(self._set_rollback, connection, len(connection.atomic_blocks))
-                    connection.set_rollback = mark  # type: ignore[method-assign]
+                    transactions.enter_context(self._watching_rollbacks(connection))
                 outcome = self._outcome_of(self.handler.call())
                 if others:
                     # The other transactions commit now. A later failure rolls back only the record's transaction.
@@ -74,15 +74,29 @@ class HandlerAttempt(Attempt):
                         finish_transactions(others, outcome, owned.policy.operation)
                 return outcome
         finally:
-            for connection in watched:
-                vars(connection).pop("set_rollback", None)
             self.has_ended = True
             attempts.reset(token)
 
-    def _set_rollback(self, connection: Any, depth: int, rollback: bool) -> None:
-        type(connection).set_rollback(connection, rollback)
-        if len(connection.atomic_blocks) == depth:  # not within an atomic() of the handler's own
-            self.undoes_itself = rollback
+    @contextmanager
+    def _watching_rollbacks(self, connection: Any) -> Iterator[None]:
+        """Note whether the handler itself calls ``set_rollback()``.
+
+        ``needs_rollback`` doesn't tell, because Django sets it after an error, too, which the handler may have caught.
+        """
+        depth, of_outer = len(connection.atomic_blocks), vars(connection).get("set_rollback")
+
+        def set_rollback(rollback: bool) -> None:
+            type(connection).set_rollback(connection, rollback)
+            if len(connection.atomic_blocks) == depth:  # not within an atomic() of the handler's own
+                self.undoes_itself = rollback
+
+        connection.set_rollback = set_rollback
+        try:
+            yield
+        finally:
+            del connection.set_rollback
+            if of_outer is not None:  # of an operation whose handler calls this one
+                connection.set_rollback = of_outer
 
     def outcome_of_error(self, error: Exception) -> Outcome | None:
         """The outcome of the framework's response to an exception of the handler, whose writes have been rolled back.
@@ -127,6 +141,7 @@ class HandlerAttempt(Attempt):
                     f"put @idempotent where the response exists, or register an adapter for the framework."
                     f"{advice_on_adapters()}"
                 )
+            refuse_late_changes(self.response, policy.operation)
             body: BodyStream | None = self.adapter.http.META.get(BODY_STREAM)
             if body is not None:
                 body.refuse_half()  # after the rendering, which may read the body
@@ -134,7 +149,8 @@ class HandlerAttempt(Attempt):
             if attach_job(policy, owned.fence.scope, self.response):
                 self.claim.reference = self.claim.reference or self.response["Location"]
             status = self.response.status_code
-            if owned.discarded or (self.undoes_itself and status < 400) or not policy.recordable(status):
+            is_outcome = status != HTTPStatus.METHOD_NOT_ALLOWED and policy.recordable(status)
+            if not is_outcome or owned.discarded or (self.undoes_itself and status < 400):
                 owned.declined = status < 500
                 return None
             return outcome_of(self.adapter.form_to_record(self.response), policy, self.claim.reference)

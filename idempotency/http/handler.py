@@ -27,7 +27,6 @@ from ..outcome import Outcome
 from ..protocol.execution import left_open
 from ..store import is_transaction_open
 from .adapter import handlers_of
-from .late_changes import refuse_changed_context
 from .protection import Protection, decorator_stack
 
 #: The attribute of Django's request that holds its ``_ViewTransactions`` while they are open.
@@ -81,20 +80,14 @@ def databases_with_atomic_requests() -> list[str]:
 
 def exempt(view: Callable[..., Any]) -> Callable[..., Any]:
     """The view that ``as_view()`` of a class with protected handlers made, exempt from ATOMIC_REQUESTS."""
-    is_async = iscoroutinefunction(view)
 
     @functools.wraps(view)
     def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if not databases_with_atomic_requests() or _is_protected(view, request):
-            answer = view(request, *args, **kwargs)
-        else:
-            answer = Handler(functools.partial(view, request, *args, **kwargs), request, wrapper).pass_through()
-        return checked(request, answer) if is_async else refuse_changed_context(request, answer, view)
+            return view(request, *args, **kwargs)
+        return Handler(functools.partial(view, request, *args, **kwargs), request, wrapper).pass_through()
 
-    async def checked(request: HttpRequest, answer: Any) -> Any:
-        return refuse_changed_context(request, await answer, view)
-
-    if is_async:
+    if iscoroutinefunction(view):
         markcoroutinefunction(wrapper)
     wrapper._non_atomic_requests = EveryDatabase(wrapper, exempted_by_project(view))  # type: ignore[attr-defined]
     return wrapper

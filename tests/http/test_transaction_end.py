@@ -16,9 +16,10 @@ from rest_framework.views import set_rollback
 
 from idempotency import idempotent
 from idempotency.http.key_sources import FromHeader
+from idempotency.models import IdempotencyRecord
 from idempotency.store import Store, store_for
 from tests.http.callers import assert_nothing_kept, assert_refused, effects, problem_code, records, replayed
-from tests.http.serving import OUTSIDE, policies
+from tests.http.serving import OUTSIDE, part_of, policies
 from tests.http.views import KINDS, AsyncMethodView, HiddenView, async_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.http.views")]
@@ -61,6 +62,25 @@ def test_what_broke_its_transaction_is_no_success(alice, serve, first, caplog):
     replayed(alice, "/?status=409", key="k2", wrote=0)
     assert alice.post("/?status=503", key="k3").status_code == 503
     assert effects() == 0
+
+
+@pytest.mark.django_db  # the transaction around a test, in which both handlers run
+def test_a_rollback_after_a_nested_operation_is_noticed(alice, serve):
+    inner = idempotent("tests.inner", **OUTSIDE)(plain_answer)
+
+    @serve
+    @idempotent("tests.outer", **OUTSIDE)
+    def outer(request):
+        answer = inner(part_of(request))
+        transaction.set_rollback(True)
+        connection.needs_rollback = False  # so that the outer record can be written
+        return answer
+
+    assert alice.post(key="k").status_code == 201
+    assert dict(IdempotencyRecord.objects.values_list("operation", "status")) == {
+        "tests.inner": "completed",
+        "tests.outer": "parked",
+    }
 
 
 @pytest.mark.failure_24

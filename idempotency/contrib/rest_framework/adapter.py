@@ -6,9 +6,8 @@ Authentication, permissions and throttles run before this, because DRF calls a h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 from django.core.exceptions import RequestDataTooBig
@@ -25,14 +24,13 @@ from rest_framework.viewsets import ViewSetMixin
 
 from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register
-from ...http.late_changes import copied, late_change
 from ...http.payload import content_length, fits_in_memory, has_json_in_memory, has_parts, keep_readable, parts
 from ...http.problems import PROFILES, STATUS_HEADER, Profile, problem, text_of
 from ...http.protection import SAFE_METHODS, RoutedHandler, class_of, methods_of_class
 from ...identity.parsing import parse_json
 from ...operation import Policy
 from ...options.values import IETF
-from ...outcome import UNREADABLE, Outcome, decode_body, is_json
+from ...outcome import Outcome, is_json
 from ...store import records_database
 from .commands import as_sent, declared_fields
 from .object_checks import arguments_of_lookup, check_object, object_checks, overrides
@@ -52,7 +50,6 @@ class RestFrameworkAdapter(Adapter):
         super().__init__(request, http=request._request)
         self.view: Any = request.parser_context["view"]
         self._form_to_record: Response | None = None
-        self._finalized: _Finalized
 
     @classmethod
     def speaks_for(cls, request: object) -> bool:
@@ -150,7 +147,12 @@ class RestFrameworkAdapter(Adapter):
     def render(self, answer: Any) -> Any:
         context, finalize = self.request.parser_context, self.view.finalize_response
         response = finalize(self.request, answer, *context["args"], **context["kwargs"])
-        self.view.finalize_response = self._finalized = _Finalized(response, finalize)
+
+        # dispatch() must not finalize the final response again.
+        def finalize_another(request: Any, answer: Any, *args: Any, **kwargs: Any) -> Any:
+            return response if answer is response else finalize(request, answer, *args, **kwargs)
+
+        self.view.finalize_response = finalize_another
         renderer = getattr(response, "accepted_renderer", None)
         if isinstance(renderer, BrowsableAPIRenderer) and not response.is_rendered:
             # Render the data before the page, because the page's renderer may change the status of the response.
@@ -171,7 +173,6 @@ class RestFrameworkAdapter(Adapter):
         return response
 
     def form_to_record(self, response: Any) -> Any:
-        self._finalized.note_recorded()
         # Don't record the page of the browsable API, because it contains the person's name and forms with CSRF tokens.
         return response if self._form_to_record is None else self._form_to_record
 
@@ -227,22 +228,21 @@ class RestFrameworkAdapter(Adapter):
             check_object(view, arguments)
 
     def replay(self, outcome: Outcome) -> Any:
-        """Make a DRF ``Response`` with ``data`` if the recorded body is JSON or empty. Others have no ``data``."""
-        try:
-            headers = dict(outcome.headers)
-            content_type = next((value for name, value in headers.items() if name.lower() == "content-type"), "")
-            content = decode_body(outcome.body)
-            # DRF gives an empty response no type, so an empty one with a type was Django's own.
-            if not (is_json(content_type) if content else not content_type):
-                return super().replay(outcome)
-            data = json.loads(content) if content else None
-            response = Response(data, status=outcome.status, headers=headers, exception=outcome.status >= 400)
-            response.content = content  # the recorded bytes, not another rendering of the data
-        except UNREADABLE:
-            return super().replay(outcome)  # which raises, unless it is only the data that can't be had
-        if not content_type:
-            del response["Content-Type"]
-        return response
+        """Make a DRF ``Response`` if the recorded body is JSON or empty. Other replays have empty ``data``."""
+        plain: Any = super().replay(outcome)
+        content, content_type = plain.content, plain.get("Content-Type", "")
+        # DRF gives an empty response no type, so an empty one with a type was Django's own.
+        if is_json(content_type) if content else not content_type:
+            with suppress(ValueError, RecursionError):
+                data = json.loads(content) if content else None
+                headers, is_error = dict(outcome.headers), outcome.status >= 400
+                response = Response(data, status=outcome.status, headers=headers, exception=is_error)
+                response.content = content  # the recorded bytes, not another rendering of the data
+                if not content_type:
+                    del response["Content-Type"]
+                return response
+        plain.data = {}  # a decorator that changes it must not fail at a replay
+        return plain
 
     def _handle(self, error: Exception) -> Any:
         """The view's own answer to an exception.
@@ -253,27 +253,6 @@ class RestFrameworkAdapter(Adapter):
         using = records_database()
         with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
             return self.view.handle_exception(error)
-
-
-@dataclass(eq=False)
-class _Finalized:
-    """Replaces a view's ``finalize_response``, so that ``dispatch()`` does not finalize the final response again."""
-
-    response: Any
-    finalize: Callable[..., Any]
-    is_recorded: bool = False
-    data: Any = None
-
-    def note_recorded(self) -> None:
-        """Remember the data of the response, whose rendered form is being recorded."""
-        self.is_recorded, self.data = True, copied(getattr(self.response, "data", None))
-
-    def __call__(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
-        if response is not self.response:
-            return self.finalize(request, response, *args, **kwargs)
-        if self.is_recorded and copied(getattr(response, "data", None)) != self.data:
-            raise late_change("data", type(request.parser_context["view"]).__qualname__)
-        return response
 
 
 class IdempotencyAPIException(APIException):
