@@ -199,7 +199,7 @@ class Titling(MiddlewareMixin):
 
 
 @pytest.mark.failure_71
-def test_template_response_middleware_on_the_view_sees_the_response_unrendered(alice, serve):
+def test_template_response_middleware_gets_the_unrendered_response(alice, serve):
     titling = checks_nothing(decorator_from_middleware(Titling))
 
     @serve
@@ -278,7 +278,7 @@ def _registered():
     adapters.remove(ToyAdapter)
 
 
-def test_a_handler_of_a_third_framework_runs_once_its_refusal_is_recorded_and_its_crash_is_not(alice, serve):
+def test_a_third_frameworks_handler_runs_once_and_its_refusal_is_recorded(alice, serve):
     @serve
     @toy_view
     @idempotent("tests.toy")

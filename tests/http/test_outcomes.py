@@ -107,7 +107,7 @@ def test_an_answer_that_is_declared_as_no_outcome_is_no_failure(alice, framework
     ],
 )
 @pytest.mark.parametrize("way", [{}, {"transaction": False, "recovery": REEXECUTE}], ids=["inside", "outside"])
-def test_an_error_that_becomes_such_an_answer_is_no_failure_and_leaves_no_reason(
+def test_an_error_with_such_an_answer_is_not_a_failure_and_has_no_reason(
     alice, serve, sent, error, recordable, name, kept, way
 ):
     serve_raising(serve, "drf", error, recordable=recordable, **way)

@@ -239,7 +239,7 @@ class BoxesSerializer(serializers.Serializer):
     tags = serializers.MultipleChoiceField(choices=["a", "b"], required=False)
 
 
-def test_a_partial_update_tells_a_box_that_is_left_out_from_one_that_is_not_ticked(same, serve):
+def test_a_partial_update_distinguishes_absent_from_unticked_checkboxes(same, serve):
     serve(drf_view(idempotent("tests.boxes", payload=BoxesSerializer)(drf_answer), parsers=[FormParser]))
     absent, unticked = b"other=1", b"active=false"
     assert not same(absent, unticked, method="PATCH", content_type=FORM)

@@ -202,7 +202,7 @@ def test_the_decorator_on_dispatch_is_refused(base):
         protecting("decorator", base, {"dispatch": "tests.dispatch"})
 
 
-def test_the_decorator_within_method_decorator_or_without_a_name_is_refused():
+def test_the_decorator_in_method_decorator_or_without_a_name_is_refused():
     """``method_decorator`` would hide from the class what is protected, and where."""
 
     def post(self, request): ...
@@ -236,9 +236,7 @@ def test_the_decorator_above_what_asks_for_the_caller_is_refused():
     ("base", "name"),
     [*[(base, name) for base in (View, APIView) for name in ("dispatch", "setup")], (APIView, "initial")],
 )
-def test_a_hook_whose_answer_is_thrown_away_is_refused_and_stops_the_request_if_it_is_hidden(
-    alice, serve, caplog, base, name
-):
+def test_a_protected_hook_is_refused_and_a_hidden_one_stops_the_request(alice, serve, caplog, base, name):
     def hook(self, request, *args, **kwargs):
         getattr(super(view, self), name)(request, *args, **kwargs)
 

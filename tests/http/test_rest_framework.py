@@ -136,7 +136,7 @@ def test_a_late_change_of_data_is_refused_and_the_retry_replays(alice, serve, ca
     assert effects() == 1
 
 
-def test_data_that_is_given_to_an_empty_response_is_refused_and_headers_are_not(alice, serve):
+def test_late_data_of_an_empty_response_is_refused_and_headers_are_not(alice, serve):
     class Empty(APIView):
         @idempotent("tests.empty")
         def delete(self, request):
@@ -274,7 +274,7 @@ class Documented(IdempotentMixin, viewsets.GenericViewSet):
     list = idempotent("tests.documented_list")(Methods.post)
 
 
-def test_a_schema_describes_operations_by_their_own_words_and_none_by_those_of_the_mixin():
+def test_a_schema_never_describes_operations_by_the_mixins_docstring():
     assert inspect.getdoc(MixinAPIView) == inspect.getdoc(APIView)
     assert MixinAPIView().get_view_description() == ""
     patterns = [

@@ -153,7 +153,7 @@ def test_what_passes_through_has_its_transaction_unless_async(alice, kind, reque
         ("post", {"key_required": False, "key": FromHeader("Event")}, "", {"method": "POST"}, False),
     ],
 )
-def test_what_is_above_a_handler_has_a_transaction_unless_the_request_is_protected(
+def test_code_above_a_handler_has_a_transaction_unless_it_is_protected(
     alice, serve, protected, policy, others, sent, expected
 ):
     class Looking(View):
@@ -327,7 +327,7 @@ def test_an_error_within_a_transaction_left_open_is_that_error(alice, serve, pol
 
 
 @policies
-def test_an_outcome_that_is_not_recorded_does_not_hide_a_transaction_left_open(alice, serve, policy):
+def test_an_unrecorded_outcome_does_not_hide_a_transaction_left_open(alice, serve, policy):
     leaving = [enter]
 
     @serve
