@@ -1,4 +1,4 @@
-"""A run of a protected handler: from its call, over the rendering of its response, to the outcome to record."""
+"""Runs a protected handler, renders its response, and decides whether that is an outcome."""
 
 from __future__ import annotations
 
@@ -23,38 +23,37 @@ from ..protocol.faults import fault_point
 from ..protocol.ownership import on_behalf_of
 from ..store import records_database
 from .adapter import Adapter, advice_on_adapters
-from .body_stream import BODY_STREAM, BodyStream
+from .body_stream import refuse_half
 from .handler import Handler, finish_transactions
 from .late_changes import refuse_late_changes
 
-#: The status of a response while the job runs. If the response has no Retry-After, it gets this many seconds.
+#: The status of a response while the job runs, and its Retry-After in seconds, if it has none.
 RUNNING = 202
 LOOK_AGAIN_AFTER = 1
 
 
 @dataclass(eq=False, repr=False)
 class HandlerAttempt(Attempt):
-    """An attempt that runs the handler of a request."""
-
     adapter: Adapter
     handler: Handler
-    #: The response for its client.
     response: Any = None
-    #: Whether the handler has ended. A copy of the context may outlive it.
+    #: Whether the handler has returned. A copy of the context may outlive it.
     has_ended: bool = False
     #: Whether the handler has called ``set_rollback(True)`` on one of its transactions.
     undoes_itself: bool = False
 
     def is_here(self) -> bool:
-        """Whether the calling code runs in the attempt's thread, and so in its transaction. A context may be copied."""
+        """Whether the calling code runs on the attempt's connection, and so in its transaction. A context may be copied
+        into another thread.
+        """
         connection = self.claim.ownership.store.connection
         return not self.has_ended and connections[connection.alias] is connection
 
     def call_handler(self) -> Outcome | None:
         """Run the handler.
 
-        :returns: the outcome to record, or None if nothing of this attempt is kept.
-        :raises UnrecordableResponseError: the handler's response must be recorded, but can't be.
+        :returns: the outcome to record, or None to roll back.
+        :raises UnrecordableResponseError: the response must be recorded, but can't be.
         """
         owned = self.claim.ownership
         others = {using: transaction.atomic(using=using) for using in self.handler.databases if using != owned.using}
@@ -79,15 +78,15 @@ class HandlerAttempt(Attempt):
 
     @contextmanager
     def _watching_rollbacks(self, connection: Any) -> Iterator[None]:
-        """Note whether the handler itself calls ``set_rollback()``.
+        """Note the handler's own calls of ``set_rollback()``.
 
-        ``needs_rollback`` doesn't tell, because Django sets it after an error, too, which the handler may have caught.
+        ``needs_rollback`` is not enough, because Django also sets it after an error, which the handler may have caught.
         """
         depth, of_outer = len(connection.atomic_blocks), vars(connection).get("set_rollback")
 
         def set_rollback(rollback: bool) -> None:
             type(connection).set_rollback(connection, rollback)
-            if len(connection.atomic_blocks) == depth:  # not within an atomic() of the handler's own
+            if len(connection.atomic_blocks) == depth:  # not within a nested atomic()
                 self.undoes_itself = rollback
 
         connection.set_rollback = set_rollback
@@ -99,16 +98,14 @@ class HandlerAttempt(Attempt):
                 connection.set_rollback = of_outer
 
     def outcome_of_error(self, error: Exception) -> Outcome | None:
-        """The outcome of the framework's response to an exception of the handler, whose writes have been rolled back.
-        None if that response is not recorded.
+        """Called after the handler's writes are rolled back.
 
+        :returns: the outcome of the framework's response to ``error``, or None if that response is not recorded.
         :raises Exception: ``error`` itself, if it is a crash.
         """
         self.discard()
-        body: BodyStream | None = self.adapter.http.META.get(BODY_STREAM)
-        if body is not None:
-            with on_behalf_of(self.claim.ownership):
-                body.refuse_half()  # which may be what the handler failed at
+        with on_behalf_of(self.claim.ownership):
+            refuse_half(self.adapter.http)  # which may be the cause of the error
         answer = self.adapter.answer_to_exception(error)
         if answer is None:
             raise error
@@ -123,7 +120,7 @@ class HandlerAttempt(Attempt):
         else:
             closers = [answer.close] if hasattr(answer, "close") else []  # such as a coroutine that is never awaited
         for close in closers:
-            with suppress(Exception):  # as Django does, because the response is not sent any more
+            with suppress(Exception):  # as Django does
                 close()
 
     def _outcome_of(self, answer: Any) -> Outcome | None:
@@ -142,9 +139,7 @@ class HandlerAttempt(Attempt):
                     f"{advice_on_adapters()}"
                 )
             refuse_late_changes(self.response, policy.operation)
-            body: BodyStream | None = self.adapter.http.META.get(BODY_STREAM)
-            if body is not None:
-                body.refuse_half()  # after the rendering, which may read the body
+            refuse_half(self.adapter.http)  # after the rendering, which may read the body
             del self.response[self.adapter.profile.replayed]  # such as another server's, whose response is passed on
             if attach_job(policy, owned.fence.scope, self.response):
                 self.claim.reference = self.claim.reference or self.response["Location"]
@@ -160,7 +155,7 @@ class HandlerAttempt(Attempt):
 
 
 def attach_job(policy: Policy, scope: Scope, response: Any) -> bool:
-    """Tell the client where the operation's job is, and when to look again, if the response says that it still runs."""
+    """Add the job's address and a Retry-After, if the response has the status of a running job."""
     attach = policy.in_progress
     if not isinstance(attach, Attach) or response.status_code != RUNNING:
         return False
@@ -169,18 +164,18 @@ def attach_job(policy: Policy, scope: Scope, response: Any) -> bool:
     return True
 
 
-#: The attempts around the calling code, the innermost last. A context variable, because threads and tasks of one
-#: request may run handlers at the same time.
+#: The attempts around the calling code, innermost last. A context variable, because threads and tasks of one request
+#: may run handlers at the same time.
 attempts: ContextVar[tuple[HandlerAttempt, ...]] = ContextVar("idempotency_attempts", default=())
 
 
 def is_running(operation: Operation, http: HttpRequest) -> bool:
-    """Whether a call under ``operation`` is a part of an operation that this request is already running here.
+    """Whether a call under ``operation`` is part of an operation that this request already runs on this connection.
 
-    It is, if the request runs this operation, as when the handler calls ``super().create()``. It also is, if both
-    operations have ``transaction=True`` in one database, as when DRF's ``partial_update()`` calls ``update()``. A
-    second claim could not commit inside the first one's transaction, and that transaction keeps the promises of both.
-    A copy of the request is another request, because it may have another key.
+    It is if the operation is the same, as when the handler calls ``super().create()``, or if both have
+    ``transaction=True`` in one database, as when DRF's ``partial_update()`` calls ``update()``: a second claim could
+    not commit inside the first one's transaction, and that transaction keeps the promises of both. A copy of the
+    request is another request, because it may have another key.
     """
     here = [attempt.claim for attempt in attempts.get() if attempt.adapter.http is http and attempt.is_here()]
     if any(claim.operation.name == operation.name for claim in here):

@@ -1,12 +1,8 @@
-"""One HTTP request of one operation: from its key to its response.
-
-The adapter of a framework has the framework's part (``adapter.py``). All the rest is here.
-"""
+"""One HTTP request of one operation: from its key to its response."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -41,31 +37,28 @@ from ..protocol.execution import End, running
 from ..protocol.ownership import Ownership
 from .adapter import Adapter
 from .attempt import HandlerAttempt, attach_job
-from .body_stream import BODY_STREAM
+from .body_stream import watched
 from .handler import Handler
-from .key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
+from .key_sources import KeySource
 from .payload import route_of
 from .problems import KEY_STATUSES, PROFILES, RETENTION_HEADER, STATUS_HEADER, accepted_response, report
 
 logger: Final = logging.getLogger("idempotency")
 
-#: The attribute of Django's request that holds the headers of the response to a request with a key.
+#: The attribute of Django's request for the headers of every response to a request with a key.
 HEADERS = "_idempotency_headers"
 
-#: The attribute of Django's request that holds an error of the handler that is a crash and no answer to this request,
-#: such as that of another claim, which was in progress elsewhere.
+#: The attribute of Django's request for an ``IdempotencyError`` that is a crash of the handler, for example because
+#: another claim inside it was in progress elsewhere.
 _CRASH = "_idempotency_crash"
-
-#: In the place of a ``BodyStream``, if the server has none.
-_UNWATCHED: Final[AbstractContextManager[None]] = nullcontext()
 
 
 @dataclass(eq=False, repr=False)
 class Exchange:
     """A request, its operation, and its unprotected handler.
 
-    The key, the account and the payload are kept in attributes and in objects whose ``repr`` hides them, and never in
-    local variables, because a crash report shows the local variables of every frame above the handler.
+    The key, the account and the payload are never in local variables, because a crash report shows those of every frame
+    above the handler. They are in attributes, and in objects whose ``repr`` hides them.
     """
 
     policy: Policy
@@ -76,16 +69,16 @@ class Exchange:
     request: ClaimRequest = field(init=False)
 
     def respond(self) -> Any:
-        """Answer the request: run the operation, or replay its outcome, or refuse.
+        """Run the operation, replay its outcome, or refuse.
 
-        Every ``IdempotencyError`` becomes a response here, except for an error of another claim that the handler did
-        not handle. That is a crash of the handler and propagates as it would from an unprotected view.
+        Every ``IdempotencyError`` becomes a response, except an error of another claim that the handler did not handle.
+        That one propagates, as from an unprotected view.
         """
         http = self.adapter.http
         self.adapter.profile = PROFILES[self.policy.profile]
         self.adapter.headers = {STATUS_HEADER: "unknown"}  # until the record has been looked up
         try:
-            with http.META.get(BODY_STREAM, _UNWATCHED):
+            with watched(http):
                 self.key = _key_of(self.policy, self.adapter) or ""
                 response: Any = self._answer() if self.key else None
         except IdempotencyError as error:
@@ -97,27 +90,23 @@ class Exchange:
                 signals.unprotected.send_robust(sender=self.policy.operation)
                 return self.handler.pass_through()
             if response is None:
-                return self._ignored()
+                # The key protects nothing, because the caller has no account.
+                self.adapter.headers = {STATUS_HEADER: "ignored"}
+                setattr(http, HEADERS, self.adapter.headers)
+                response = self.handler.pass_through()
+                if not isinstance(response, HttpResponseBase):  # Ninja makes the response later
+                    return response
         for name, value in self.adapter.headers.items():
             response.headers[name] = value
         return response
 
-    def _ignored(self) -> Any:
-        """Serve a request whose key is nobody's as if it had none, because the operation does not need one."""
-        self.adapter.headers = {STATUS_HEADER: "ignored"}
-        setattr(self.adapter.http, HEADERS, self.adapter.headers)
-        response = self.handler.pass_through()
-        if isinstance(response, HttpResponseBase):  # other frameworks make one of what the handler returns
-            response.headers[STATUS_HEADER] = "ignored"
-        return response
-
     def _answer(self) -> Any | None:
-        """The response, or None if the operation does not need a key and the request has no account."""
+        """The response, or None if the request has no account and the operation doesn't require a key."""
         policy, http = self.policy, self.adapter.http
-        # As it was sent, if it was sent in the header. That is harmless because it is valid.
+        # As it was sent, which is harmless because it is valid.
         self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
         self.adapter.headers[RETENTION_HEADER] = str(int(policy.retention.total_seconds()))
-        setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
+        setattr(http, HEADERS, self.adapter.headers)  # for Django's response to a crash
         self.account = policy.account(self.adapter.request)
         if self.account is None and not policy.key_required:
             return None
@@ -130,7 +119,7 @@ class Exchange:
         )
         self.request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))
         for using in self.handler.databases:
-            if using != self.request.store.using:  # that another can't be reached is found before the claim
+            if using != self.request.store.using:  # fail before the claim
                 connections[using].ensure_connection()
         settled = acquire_or_wait(self.request)
         if isinstance(settled, Outcome):
@@ -150,7 +139,7 @@ class Exchange:
                 adapter.payload(self.policy),
                 method=str(http.method),
                 route=route_of(http.resolver_match, adapter.kwargs, adapter.is_place_named),
-                # A given payload says all that counts. A provider may sign each delivery anew in the query.
+                # payload= returns all that counts. A provider may put a new signature of each delivery in the query.
                 query=http.META.get("QUERY_STRING", "") if self.policy.payload is None else "",
             )
         except RecursionError as error:
@@ -158,13 +147,12 @@ class Exchange:
         try:
             payload.request_hash  # noqa: B018 - computed here, where an error becomes a 400
         except TypeError as error:
-            # Raise a new error, because the frames of this one hold the payload in local variables.
+            # A new error, because the frames of this one have the payload in local variables.
             raise TypeError(str(error)) from None
         return payload
 
     def _run(self, owned: Ownership) -> Any:
         policy, attempt = self.policy, HandlerAttempt(Claim(owned), self.adapter, self.handler)
-        # Nothing is recorded, unless it ends with an outcome.
         is_open = not policy.transaction and policy.recovery is not REEXECUTE
         self.adapter.headers[STATUS_HEADER] = "unknown" if is_open else "not-recorded"
         try:
@@ -203,14 +191,14 @@ class Exchange:
         return response
 
     def _rebuilt(self, outcome: Outcome, reference: str) -> tuple[Any, bool]:
-        """The response that ``rebuild`` makes, and whether it is the outcome: it may say that the object is gone."""
+        """The response that ``rebuild`` makes, and whether it is the outcome. It may instead be a refusal."""
         rebuild = self.policy.rebuild
         if rebuild is None:
             raise OutcomeUnreadableError("The recorded outcome is a reference, and the operation declares no rebuild=.")
         try:
             response = self.adapter.render(rebuild(reference, self.adapter.request))
             succeeds = response.status_code < 400
-            # That of a job is not known when its start is recorded.
+            # A job that has started may end with any status.
             return response, succeeds or outcome.status >= 400 or isinstance(self.policy.in_progress, Attach)
         except ObjectDoesNotExist as error:
             raise BodyGoneError from error
@@ -231,7 +219,7 @@ class Exchange:
     def _refuse(self, error: IdempotencyError) -> Any:
         report(error, self.policy.operation.name, self.key)
         status = self.adapter.headers[STATUS_HEADER]
-        if status != "recorded":  # which is known, whatever kept the outcome from being sent
+        if status != "recorded":  # which stays true, whatever the error
             self.adapter.headers[STATUS_HEADER] = KEY_STATUSES.get(error.code, status)
         if isinstance(error, InProgressError):
             answer = self.policy.in_progress
@@ -244,28 +232,27 @@ class Exchange:
 
 
 def _key_of(policy: Policy, adapter: Adapter) -> str | None:
-    """The key of a request, or None if it has none and needs none.
+    """The key of a request, or None if it has none and the operation doesn't require one.
 
-    :raises KeyMissingError: the request has no key, and the operation needs one.
+    :raises KeyMissingError: the request has no key, and the operation requires one.
     :raises KeyInvalidError: the key is malformed, or the request has two different keys.
     """
-    # The operation's own source comes first, because a crash report of it shows this frame's local variables.
+    # policy.key comes first, because a crash report of it shows the local variables of this frame.
     own = None if policy.key is None else policy.key(adapter.request)
     if own is not None:
         own = keys.validate_key(own)
     if keys.META_NAME in adapter.http.META:
         sent = keys.parse_header(adapter.http.META[keys.META_NAME])
         if own is not None and own != sent:
-            raise KeyInvalidError("The request has one key in the header and another one in its operation's place.")
+            raise KeyInvalidError("The request has two different keys, in the header and in the operation's own place.")
         return sent
     if own is not None or not policy.key_required:
         return own
     if policy.key is None:
         raise KeyMissingError
-    known = isinstance(policy.key, (FromHeader, FromForm, FromJSON, FromBody, FromCookie))
-    place = str(policy.key) if known else "the place that it declares"
+    place = policy.key if isinstance(policy.key, KeySource) else "the place that it declares"
     raise KeyMissingError(
-        f"This operation needs a key: one unique value for each logical operation, in {place} or in the header "
+        f"This operation requires a key, one unique value for each logical operation, in {place} or in the header "
         f"Idempotency-Key."
     )
 

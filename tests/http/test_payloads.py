@@ -361,7 +361,7 @@ def test_a_route_argument_without_a_text_is_refused(alice, settings, caplog, arg
     serve_with(settings, argument)
     for _ in range(2):
         assert alice.post("/0/", key="k").status_code == 500
-    assert f"A route argument of type {name} has only its address" in caplog.text
+    assert f"The text of a route argument of type {name} is its address in memory" in caplog.text
     assert (effects(), records()) == (0, [])
 
 

@@ -244,7 +244,7 @@ def test_a_protected_hook_is_refused_and_a_hidden_one_stops_the_request(alice, s
         ran.append(request)
 
     ran = []
-    why = "where it would run before" if name == "dispatch" else "which is no handler: its answer is ignored"
+    why = "where it would run before" if name == "dispatch" else "which is not a handler: its return value is ignored"
     hook.__name__, hook.__qualname__ = name, f"Shop.{name}"
     for way in WAYS:
         with refused(f"Operation 'tests.refused' is declared for Shop.{name}, {why}"):
