@@ -134,9 +134,8 @@ class HandlerAttempt(Attempt):
             if not isinstance(self.response, HttpResponseBase):
                 raise UnrecordableResponseError(
                     f"The handler of operation {policy.operation.name!r} must return an HttpResponse, not "
-                    f"{type(self.response).__name__}. If a framework makes the response from what the handler returns, "
-                    f"put @idempotent where the response exists, or register an adapter for the framework."
-                    f"{advice_on_adapters()}"
+                    f"{type(self.response).__name__}. If a framework makes the response later, put @idempotent where "
+                    f"the response exists, or register an adapter for the framework.{advice_on_adapters()}"
                 )
             refuse_late_changes(self.response, policy.operation)
             refuse_half(self.adapter.http)  # after the rendering, which may read the body

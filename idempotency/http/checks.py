@@ -101,8 +101,7 @@ def check_atomic_requests() -> Iterator[CheckMessage]:
         elif has_copied_exemption(place.callback):
             yield checks.Warning(
                 f"functools.wraps() has copied the attributes of a protected view to the view of {place.route}, which "
-                f"does not seem to call it. So it is exempt from ATOMIC_REQUESTS, and may run without protection and "
-                f"without a transaction.",
+                f"does not seem to call it, so it may run without protection and without a transaction.",
                 hint="Put @idempotent on it, or don't use functools.wraps() there.",
                 id="idempotency.W019",
             )
@@ -150,16 +149,15 @@ def check_cors() -> Iterator[CheckMessage]:
         return
     if _not_listed("CORS_ALLOW_HEADERS", keys.HEADER):
         yield checks.Warning(
-            f"CORS_ALLOW_HEADERS does not have {keys.HEADER.lower()!r}, so a browser does not send a request with "
-            f"this header from another origin.",
+            f"CORS_ALLOW_HEADERS lacks {keys.HEADER.lower()!r}, so browsers don't send this header to another origin.",
             hint=f'Set CORS_ALLOW_HEADERS = (*corsheaders.defaults.default_headers, "{keys.HEADER.lower()}").',
             id="idempotency.W012",
         )
     replayed = sorted({PROFILES[operation.policy.profile].replayed for operation in _valid_operations()})
     if hidden := _not_listed("CORS_EXPOSE_HEADERS", *replayed, RETENTION_HEADER, STATUS_HEADER, "Retry-After"):
         yield checks.Warning(
-            f"CORS_EXPOSE_HEADERS does not have {', '.join(hidden)}, so a script of another origin can't read "
-            f"what became of its key, or when to retry.",
+            f"CORS_EXPOSE_HEADERS lacks {', '.join(hidden)}, so scripts of another origin can't read the status of "
+            f"their key, or when to retry.",
             hint=f"Add {', '.join(map(repr, hidden))} to CORS_EXPOSE_HEADERS, and 'Location' if scripts follow it.",
             id="idempotency.W016",
         )

@@ -226,23 +226,20 @@ def _refuse_unprotectable(operation: Operation, view: Any) -> None:
     name = operation.name
     if isinstance(view, type):
         raise ImproperlyConfigured(
-            f"Use @idempotent({name!r}) on a method of {view.__name__}, not on the class; for a DRF view use "
-            f"IdempotentMixin and idempotent_operations."
+            f"Use @idempotent({name!r}) on a method of {view.__name__}, not on the class, or use IdempotentMixin."
         )
     if isinstance(view, (staticmethod, classmethod)) or not callable(view):
         raise ImproperlyConfigured(f"Use @idempotent({name!r}) on a view or a method, not on {view!r}.")
     if view.__module__ == "django.utils.decorators":  # what method_decorator() decorates first
         raise ImproperlyConfigured(
             f"@idempotent({name!r}) is within method_decorator(), which hides it from the class. Put it on the method "
-            f"itself, without method_decorator(). For an inherited method write, in the body of the class: "
-            f"post = idempotent({name!r})(Base.post)"
+            f"itself, without method_decorator(), or write in the class body: post = idempotent({name!r})(Base.post)"
         )
     view_class = class_of(view)
     if view_class is not None and view_class.dispatch is not View.dispatch:
         raise ImproperlyConfigured(
-            f"@idempotent({name!r}) is above @api_view or around {view_class.__name__}.as_view(), where it would run "
-            f"before dispatch(), which may check a login or a permission. Put it on the handler method, or below "
-            f"@api_view."
+            f"@idempotent({name!r}) is above @api_view or around {view_class.__name__}.as_view(), so a replay would "
+            f"skip dispatch(), which may check a login or a permission. Put it on the handler, or below @api_view."
         )
     refuse_layers(operation, view)
     if view_class is not None:

@@ -166,11 +166,10 @@ class Handler:
         for connection in connections.all(initialized_only=True):
             if connection.in_atomic_block and is_transaction_open(connection.alias):
                 raise OuterTransactionError(
-                    f"Operation {operation.name!r} was called inside an open transaction of database "
-                    f"{connection.alias!r}, which would commit after the operation's outcome is recorded. Call it "
-                    f"outside of atomic(). A protected view is exempt from ATOMIC_REQUESTS automatically. If "
-                    f"method_decorator(), another decorator or an overridden as_view() hides that, put @idempotent "
-                    f"directly on the function or method, or mark the outermost view with "
+                    f"{operation} was called inside an open transaction of database {connection.alias!r}, which would "
+                    f"commit after the operation's outcome is recorded. Call it outside of atomic(). A protected view "
+                    f"is exempt from ATOMIC_REQUESTS. If a decorator or an overridden as_view() hides that, put "
+                    f"@idempotent directly on the function or method, or mark the outermost view with "
                     f"django.db.transaction.non_atomic_requests(using={connection.alias!r})."
                 )
 
@@ -201,7 +200,7 @@ def finish_transactions(blocks: Mapping[str, Atomic], outcome: Outcome | None, o
         elif outcome.status < 400 and (connections[using].needs_rollback or not connections[using].is_usable()):
             # PostgreSQL rolls back at the COMMIT of a failed transaction, without an error.
             raise TransactionBrokenError(
-                f"Operation {operation.name!r} returned {outcome.status} although its transaction on database "
-                f"{using!r} had been marked for rollback or broken by a database error, so nothing it wrote there "
-                f"could be kept. Let the error propagate, or run the statement that may fail in its own atomic()."
+                f"{operation} returned {outcome.status} although its transaction on database {using!r} had been marked "
+                f"for rollback or broken by a database error, so nothing it wrote there could be kept. Let the error "
+                f"propagate, or run the statement that may fail in its own atomic()."
             )

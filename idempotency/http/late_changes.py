@@ -28,9 +28,9 @@ def refuse_late_changes(response: Any, operation: Operation) -> None:
             if value != rendered_from[name]:
                 raise ImproperlyConfigured(
                     f"The {name} of the response of {operation} was changed after the response had been rendered, so "
-                    f"the change would reach no client. Middleware, a decorator above @idempotent and an override that "
-                    f"calls a protected super() method come too late. Change the {name} in the protected handler or in "
-                    f"a decorator below @idempotent, or return a new response."
+                    f"the change would reach no client. Middleware, decorators above @idempotent and overrides that "
+                    f"call a protected super() method run too late. Change the {name} in the protected handler or in a "
+                    f"decorator below @idempotent, or return a new response."
                 )
         return response
 

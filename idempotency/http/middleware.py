@@ -48,19 +48,13 @@ def _headers_without_exchange(request: HttpRequest, status: int) -> dict[str, st
     The route takes no key, or a check above the handler, such as a throttle, refused without looking up the record. A
     405, and the 404 of an unknown URL, get no status: the key may have been used with another method.
     """
-    if status == HTTPStatus.METHOD_NOT_ALLOWED or request.resolver_match is None:
+    match, method = request.resolver_match, request.method or ""
+    if status == HTTPStatus.METHOD_NOT_ALLOWED or match is None or KEY_HEADERS.isdisjoint(request.META):
         return {}
-    if KEY_HEADERS.isdisjoint(request.META):
-        return {}
-    method = request.method or ""
-    takes_key = any(
-        _takes_key(request, routed.operation_for(method))
-        for routed in handlers_of(request.resolver_match.func)
-        if method in routed.methods or not routed.methods
-    )
-    if not takes_key and keys.META_NAME not in request.META:
-        return {}
-    return {STATUS_HEADER: "unknown" if takes_key else "ignored"}
+    routed = (each for each in handlers_of(match.func) if method in each.methods or not each.methods)
+    if any(_takes_key(request, each.operation_for(method)) for each in routed):
+        return {STATUS_HEADER: "unknown"}
+    return {STATUS_HEADER: "ignored"} if keys.META_NAME in request.META else {}
 
 
 def _takes_key(request: HttpRequest, operation: Operation | None) -> bool:

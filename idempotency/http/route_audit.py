@@ -169,7 +169,7 @@ def _judged(
     if is_within_atomic_requests(place.callback):
         mistakes.append(
             "ATOMIC_REQUESTS opens a transaction around the view, where no claim can be committed: every request is "
-            "refused. Put @idempotent above the other decorators of the method, or mark the outermost view with "
+            "refused. Put @idempotent above the method's other decorators, or mark the outermost view with "
             "transaction.non_atomic_requests."
         )
     asked = (adapter.doubts_about(place.callback, place.parameters) for adapter in adapters)

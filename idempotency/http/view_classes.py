@@ -54,8 +54,7 @@ class IdempotentMixin:
                 _protect_as_named(cls, name)
         else:
             raise ImproperlyConfigured(
-                f"{cls.__name__}.idempotent_operations must map the names of handlers to operations or be EVERY, not "
-                f"{declared!r}."
+                f"{cls.__name__}.idempotent_operations must map handler names to operations or be EVERY: {declared!r}"
             )
         guard(cls, _complete)
 
