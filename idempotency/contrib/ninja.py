@@ -31,10 +31,11 @@ from django.urls import ResolverMatch
 from ..conf import settings
 from ..http.adapter import Adapter, register
 from ..http.decorators import refuse_excluded
+from ..http.problems import PROFILES
 from ..http.protection import RoutedHandler, decorator_stack, held_by, protects_function
 from ..identity import keys
 from ..operation import Operation
-from .openapi import PROBLEMS, add_responses, key_parameter, problem_content
+from .openapi import PROBLEMS, add_responses, key_parameter
 
 #: The attribute of Django's request for Ninja's operation.
 _OPERATION = "_idempotency_ninja_operation"
@@ -139,8 +140,9 @@ def _describe(operation: Operation, route: Any) -> None:
     own = _by_number(described.get("responses", {}))
     responses = {status: own.get(status, {}) for status in (*own, *route.response_models) if status is not ...}
     # Inline, because Ninja's schema has only models as components.
-    name, schema = PROBLEMS[operation.policy.profile]
-    problem = problem_content(operation, {"title": name, **schema})
+    profile = operation.policy.profile
+    name, schema = PROBLEMS[profile]
+    problem = {PROFILES[profile].content_type: {"schema": {"title": name, **schema}}}
     add_responses(operation, responses, problem if settings().error_response is None else None)
     route.openapi_extra = {**described, "responses": _by_number(responses)}
 

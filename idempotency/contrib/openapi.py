@@ -69,14 +69,6 @@ def _retry_after() -> dict[str, Any]:
     return _header("Seconds after which a retry with the same key makes sense.", type="integer", minimum=0)
 
 
-def problem_content(operation: Operation, schema: dict[str, Any]) -> dict[str, Any]:
-    """The content of a problem response.
-
-    :param schema: its schema, or a reference to the component.
-    """
-    return {PROFILES[operation.policy.profile].content_type: {"schema": schema}}
-
-
 def key_parameter(operation: Operation | None) -> dict[str, Any]:
     """The header of an operation, or of a ``KeyStatusView`` if it is None."""
     if operation is None:

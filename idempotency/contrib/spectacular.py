@@ -20,9 +20,10 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.views import exception_handler
 
 from ..conf import settings
+from ..http.problems import PROFILES
 from ..identity import keys
 from ..operation import Operation
-from .openapi import PROBLEMS, add_responses, key_parameter, problem_content
+from .openapi import PROBLEMS, add_responses, key_parameter
 from .rest_framework.key_status import KeyStatusListSerializer, KeyStatusView
 from .rest_framework.view_classes import handlers_of_view
 
@@ -84,7 +85,7 @@ class AutoSchema(openapi.AutoSchema):
         name, schema = PROBLEMS[operation.policy.profile]
         component = make(name=name, type=ResolvedComponent.SCHEMA, object=name, schema=copy.deepcopy(schema))
         self.registry.register_on_missing(component)
-        return problem_content(operation, component.ref)
+        return {PROFILES[operation.policy.profile].content_type: {"schema": component.ref}}
 
     def _lists_keys(self) -> bool:
         view = self.view

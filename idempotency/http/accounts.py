@@ -17,7 +17,7 @@ from uuid import UUID
 from django.db.models import Model
 
 from ..conf import authenticated_user
-from .adapter import adapter_for
+from .adapter import http_of
 
 #: The session's key for a visitor's identifier.
 VISITOR = "idempotency_visitor"
@@ -71,8 +71,7 @@ class FromRoute:
     allows: Callable[[Any, Any], bool]
 
     def __call__(self, request: Any) -> str | None:
-        adapter = adapter_for(request)
-        match = None if adapter is None else adapter.http.resolver_match
+        match = getattr(http_of(request), "resolver_match", None)
         value = None if match is None else match.kwargs.get(self.argument)
         if value is None or not self.allows(request, value):
             return None

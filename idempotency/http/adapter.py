@@ -183,6 +183,13 @@ def adapter_for(request: object) -> Adapter | None:
     return next((adapter(request) for adapter in adapters if adapter.speaks_for(request)), None)
 
 
+def http_of(request: Any) -> HttpRequest:
+    """Django's request inside a framework's."""
+    adapter = adapter_for(request)
+    http: HttpRequest = request if adapter is None else adapter.http
+    return http
+
+
 #: The statuses for which Django has a response class.
 _CLASSES: dict[int, type[HttpResponse]] = {
     400: HttpResponseBadRequest,

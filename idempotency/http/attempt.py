@@ -27,10 +27,6 @@ from .body_stream import refuse_half
 from .handler import Handler, finish_transactions
 from .late_changes import refuse_late_changes
 
-#: The status of a response while the job runs, and its Retry-After in seconds, if it has none.
-RUNNING = 202
-LOOK_AGAIN_AFTER = 1
-
 
 @dataclass(eq=False, repr=False)
 class HandlerAttempt(Attempt):
@@ -154,12 +150,12 @@ class HandlerAttempt(Attempt):
 
 
 def attach_job(policy: Policy, scope: Scope, response: Any) -> bool:
-    """Add the job's address and a Retry-After, if the response has the status of a running job."""
+    """Whether the response is the 202 of a running job, which gets the job's address and a Retry-After."""
     attach = policy.in_progress
-    if not isinstance(attach, Attach) or response.status_code != RUNNING:
+    if not isinstance(attach, Attach) or response.status_code != HTTPStatus.ACCEPTED:
         return False
     response.setdefault("Location", attach.location(scope))
-    response.setdefault("Retry-After", str(LOOK_AGAIN_AFTER))
+    response.setdefault("Retry-After", "1")
     return True
 
 

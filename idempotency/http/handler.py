@@ -29,7 +29,7 @@ from ..store import is_transaction_open
 from .adapter import handlers_of
 from .protection import Protection, decorator_stack
 
-#: The attribute of Django's request for its ``_ViewTransactions`` while they are open.
+#: The attribute of Django's request for the transactions around its view, while they are open.
 _OPENED = "_idempotency_atomic_request"
 
 
@@ -145,7 +145,7 @@ class Handler:
         with ExitStack() as transactions:
             for block in blocks.values():
                 transactions.enter_context(block)
-            setattr(self.request, _OPENED, _ViewTransactions(transactions, blocks))
+            setattr(self.request, _OPENED, (transactions, blocks))
             try:
                 return self.call()
             finally:
@@ -159,10 +159,10 @@ class Handler:
 
         :raises OuterTransactionError: a transaction is open on any database.
         """
-        opened: _ViewTransactions | None = getattr(self.request, _OPENED, None)
-        if opened is not None and all(map(is_innermost, opened.blocks.values())):
+        transactions, blocks = getattr(self.request, _OPENED, None) or (None, {})
+        if transactions is not None and all(map(is_innermost, blocks.values())):
             setattr(self.request, _OPENED, None)
-            opened.transactions.close()
+            transactions.close()
         for connection in connections.all(initialized_only=True):
             if connection.in_atomic_block and is_transaction_open(connection.alias):
                 raise OuterTransactionError(
@@ -172,12 +172,6 @@ class Handler:
                     f"@idempotent directly on the function or method, or mark the outermost view with "
                     f"django.db.transaction.non_atomic_requests(using={connection.alias!r})."
                 )
-
-
-@dataclass
-class _ViewTransactions:
-    transactions: ExitStack
-    blocks: dict[str, Atomic]
 
 
 def is_innermost(block: Atomic) -> bool:

@@ -7,12 +7,11 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django.http import HttpRequest
 from django.http.request import HttpHeaders
 
 from ..exceptions import KeyInvalidError
 from ..identity import keys
-from .adapter import adapter_for
+from .adapter import http_of
 from .payload import FORM, MULTIPART, form_values
 
 #: The form's field, and the name of the template tag.
@@ -44,7 +43,7 @@ class FromHeader(KeySource):
         return f"the header {self.name}"
 
     def __call__(self, request: Any) -> str | None:
-        return _http(request).headers.get(self.name)
+        return http_of(request).headers.get(self.name)
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class FromForm(KeySource):
         return f"the form's field {self.field!r}"
 
     def __call__(self, request: Any) -> str | None:
-        values = form_values(_http(request), self.field)
+        values = form_values(http_of(request), self.field)
         if len(values) > 1:
             raise KeyInvalidError("The form has more than one key.")
         return values[0] if values else None
@@ -88,7 +87,7 @@ class FromJSON(KeySource):
         return f"the body's member {'.'.join(map(str, self.path))!r}"
 
     def __call__(self, request: Any) -> str | None:
-        http = _http(request)
+        http = http_of(request)
         if http.content_type in {FORM, MULTIPART}:
             return None  # a form whose body was read can't be parsed, nor the other way round
         try:
@@ -116,7 +115,7 @@ class FromBody(KeySource):
         return "the bytes of the body"
 
     def __call__(self, request: Any) -> str | None:
-        http = _http(request)
+        http = http_of(request)
         if http.content_type == MULTIPART or not http.body:
             return None
         return hashlib.sha256(http.body).hexdigest()
@@ -135,10 +134,4 @@ class FromCookie(KeySource):
         return f"the cookie {self.name!r}"
 
     def __call__(self, request: Any) -> str | None:
-        return _http(request).COOKIES.get(self.name)
-
-
-def _http(request: Any) -> HttpRequest:
-    adapter = adapter_for(request)
-    http: HttpRequest = request if adapter is None else adapter.http
-    return http
+        return http_of(request).COOKIES.get(self.name)

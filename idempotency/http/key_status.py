@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -116,9 +116,6 @@ def _asked(policy: Policy | None, adapter: Adapter) -> dict[Scope, Policy]:
 
 
 def _members(status: KeyStatus) -> dict[str, Any]:
-    times = {name: _text(getattr(status, name)) for name in ("created_at", "completed_at", "expires_at")}
-    return {"status": status.status, "response_status": status.response_status, **times}
-
-
-def _text(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    times = {name: getattr(status, name) for name in ("created_at", "completed_at", "expires_at")}
+    texts = {name: at and at.astimezone(UTC).isoformat().replace("+00:00", "Z") for name, at in times.items()}
+    return {"status": status.status, "response_status": status.response_status, **texts}

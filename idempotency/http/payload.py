@@ -73,11 +73,6 @@ def fits_in_memory(http: HttpRequest) -> bool:
     return limit is None or content_length(http) <= limit
 
 
-def has_json_in_memory(http: HttpRequest) -> bool:
-    """Whether the body is JSON that Django would keep in memory. A chunked body has no length."""
-    return http.content_type == "application/json" and content_length(http) > 0 and fits_in_memory(http)
-
-
 def keep_readable(http: HttpRequest) -> None:
     """Buffer a body that fits in memory, because parsing would consume its stream."""
     if fits_in_memory(http):

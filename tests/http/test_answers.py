@@ -423,6 +423,14 @@ def test_a_change_of_the_context_of_a_replay_has_no_effect(alice, serve, kind):
 
 
 @pytest.mark.failure_71
+def test_a_context_that_a_middleware_changes_is_refused(alice, serve, settings, caplog):
+    serve(idempotent("declarations.titled")(work_and_show))
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.Titling"]
+    assert [alice.post(key="k").status_code for _ in range(2)] == [500, 201]
+    assert "of the response of Operation 'declarations.titled' was changed" in caplog.text
+
+
+@pytest.mark.failure_71
 @pytest.mark.parametrize("is_json", [True, False])
 def test_data_that_a_decorator_above_changes_is_refused(alice, serve, caplog, is_json):
     def stamping(view):

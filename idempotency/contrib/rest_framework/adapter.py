@@ -24,7 +24,7 @@ from rest_framework.viewsets import ViewSetMixin
 
 from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register
-from ...http.payload import content_length, fits_in_memory, has_json_in_memory, has_parts, keep_readable, parts
+from ...http.payload import content_length, fits_in_memory, has_parts, keep_readable, parts
 from ...http.problems import PROFILES, STATUS_HEADER, Profile, problem, text_of
 from ...http.protection import SAFE_METHODS, RoutedHandler, class_of, methods_of_class
 from ...identity.parsing import parse_json
@@ -118,7 +118,9 @@ class RestFrameworkAdapter(Adapter):
             return command(self.request)
         negotiator, parsers = self.request.negotiator, self.request.parsers
         if (
-            has_json_in_memory(self.http)
+            self.http.content_type == "application/json"
+            and content_length(self.http) > 0  # not chunked
+            and fits_in_memory(self.http)
             and type(negotiator) is DefaultContentNegotiation
             and type(next(iter(parsers), None)) is JSONParser
         ):
