@@ -138,7 +138,7 @@ class Handler:
             return self.call()
         if iscoroutinefunction(self.view):
             raise RuntimeError(
-                "You cannot use ATOMIC_REQUESTS with async views: only a protected request to this view runs in a "
+                "You cannot use ATOMIC_REQUESTS with async views. Only a protected request to this view runs in a "
                 "transaction. Mark the view with django.db.transaction.non_atomic_requests."
             )
         blocks = {using: transaction.atomic(using=using) for using in databases}
