@@ -249,7 +249,7 @@ def test_a_protection_that_is_hidden_from_atomic_requests_is_broken():
     reasons = {route.route: " ".join(route.reasons) for route in audit().routes if route.operation is not None}
     found = {place: reason for place, reason in reasons.items() if "ATOMIC_REQUESTS opens a transaction" in reason}
     assert set(found) == {"/protected/methods/", "/protected/partial/", "/protected/dispatch/"}
-    assert "Put @idempotent above the other decorators of the method" in found["/protected/methods/"]
+    assert "Put @idempotent above the method's other decorators" in found["/protected/methods/"]
     assert "mark the outermost view with transaction.non_atomic_requests." in found["/protected/methods/"]
 
 

@@ -239,7 +239,7 @@ class BoxesSerializer(serializers.Serializer):
     tags = serializers.MultipleChoiceField(choices=["a", "b"], required=False)
 
 
-def test_a_partial_update_tells_a_box_that_is_left_out_from_one_that_is_not_ticked(same, serve):
+def test_a_partial_update_distinguishes_absent_from_unticked_checkboxes(same, serve):
     serve(drf_view(idempotent("tests.boxes", payload=BoxesSerializer)(drf_answer), parsers=[FormParser]))
     absent, unticked = b"other=1", b"active=false"
     assert not same(absent, unticked, method="PATCH", content_type=FORM)
@@ -361,7 +361,7 @@ def test_a_route_argument_without_a_text_is_refused(alice, settings, caplog, arg
     serve_with(settings, argument)
     for _ in range(2):
         assert alice.post("/0/", key="k").status_code == 500
-    assert f"A route argument of type {name} has only its address" in caplog.text
+    assert f"The text of a route argument of type {name} is its address in memory" in caplog.text
     assert (effects(), records()) == (0, [])
 
 
