@@ -17,12 +17,13 @@ from typing import Any, Final
 
 from django.core.signals import request_started
 from django.dispatch import receiver
-from django.http import HttpRequest
 
 from ..exceptions import PayloadInvalidError
 
 #: The key of the ``BodyStream`` in the environment of a WSGI request.
-_BODY_STREAM: Final = "idempotency.body_stream"
+BODY_STREAM: Final = "idempotency.body_stream"
+#: In its place, if the request has none.
+UNWATCHED: Final[AbstractContextManager[None]] = nullcontext()
 
 
 class BodyStream:
@@ -92,22 +93,7 @@ def watch_body(environ: dict[str, Any] | None = None, **signal: object) -> None:
     except ValueError:
         return  # Django takes the body for empty
     if length > 0 or "HTTP_TRANSFER_ENCODING" in environ:
-        environ["wsgi.input"] = environ[_BODY_STREAM] = BodyStream(environ["wsgi.input"], length)
-
-
-def watched(http: HttpRequest) -> AbstractContextManager[None]:
-    """A block in which half a body is an error, also if it was read before.
-
-    :raises PayloadInvalidError: on entry or at a read: the connection ended before the whole body had arrived.
-    """
-    body: AbstractContextManager[None] = http.META.get(_BODY_STREAM, nullcontext())
-    return body
-
-
-def refuse_half(http: HttpRequest) -> None:
-    """:raises PayloadInvalidError: the connection ended before the whole body had arrived."""
-    with watched(http):
-        pass
+        environ["wsgi.input"] = environ[BODY_STREAM] = BodyStream(environ["wsgi.input"], length)
 
 
 def _half_a_body() -> PayloadInvalidError:

@@ -20,7 +20,7 @@ from ..options.values import ACCEPTED, Attach
 from ..store import records_database
 from .accounts import user_or_visitor
 from .adapter import frameworks_without_adapter, handlers_of
-from .handler import databases_with_atomic_requests, has_copied_exemption, is_within_atomic_requests
+from .atomic_requests import databases_with_atomic_requests, has_copied_exemption, is_within_atomic_requests
 from .problems import PROFILES, RETENTION_HEADER, STATUS_HEADER
 from .protection import around, class_of, decorator_stack, is_within_precondition
 from .routes import places

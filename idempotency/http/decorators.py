@@ -16,9 +16,9 @@ from django.views import View
 from ..operation import Operation, operation_for, registry
 from ..options.table import RequestArguments
 from .adapter import Adapter, adapter_for, adapters, advice_on_adapters, handlers_of, hooks_of
-from .attempt import attempts, is_running
+from .atomic_requests import EveryDatabase, exempted_by_project, opens_its_transactions
 from .exchange import Exchange
-from .handler import EveryDatabase, Handler, exempt, exempted_by_project, opens_its_transactions
+from .handler import Handler, attempts, exempt, is_running
 from .layers import refuse_layers
 from .protection import (
     SAFE_METHODS,

@@ -36,9 +36,8 @@ from ..protocol.claim import Claim
 from ..protocol.execution import End, running
 from ..protocol.ownership import Ownership
 from .adapter import Adapter
-from .attempt import HandlerAttempt, attach_job
-from .body_stream import watched
-from .handler import Handler
+from .body_stream import BODY_STREAM, UNWATCHED
+from .handler import Handler, HandlerAttempt, attach_job
 from .key_sources import KeySource
 from .payload import route_of
 from .problems import KEY_STATUSES, PROFILES, RETENTION_HEADER, STATUS_HEADER, accepted_response, report
@@ -78,7 +77,7 @@ class Exchange:
         self.adapter.profile = PROFILES[self.policy.profile]
         self.adapter.headers = {STATUS_HEADER: "unknown"}  # until the record has been looked up
         try:
-            with watched(http):
+            with http.META.get(BODY_STREAM, UNWATCHED):  # in which half a body is an error
                 self.key = _key_of(self.policy, self.adapter) or ""
                 response: Any = self._answer() if self.key else None
         except IdempotencyError as error:
@@ -183,7 +182,8 @@ class Exchange:
                 return response
         else:
             response = self.adapter.replay(outcome)
-        if attach_job(self.policy, self.request.scope, response):
+        job = self.policy.in_progress
+        if isinstance(job, Attach) and attach_job(job, self.request.scope, response):
             self.adapter.headers[STATUS_HEADER] = "in-progress"
         else:
             response[self.adapter.profile.replayed] = "true"

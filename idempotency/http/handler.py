@@ -1,79 +1,44 @@
-"""The handler of a request, and the transactions of ATOMIC_REQUESTS, which this package opens itself.
+"""The handler of a request, its run as an attempt of an operation, and whether its response is an outcome.
 
-A claim must commit before the handler runs, and the outcome must be recorded after all that the handler wrote is
-committed. Neither is possible in a transaction around the whole view, so a view with a protected handler is exempt from
-ATOMIC_REQUESTS on every database. The same transactions are opened here: around the view for an unprotected request,
-and within the claim, on each database but the record's, for a protected one.
+The transactions of ATOMIC_REQUESTS are opened here: around the view for an unprotected request, and within the claim,
+on each database but the record's, for a protected one.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final
+from http import HTTPStatus
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.db import connections, transaction
 from django.db.transaction import Atomic
 from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from django.utils.functional import cached_property
 
-from ..exceptions import OuterTransactionError, TransactionBrokenError
+from ..exceptions import IdempotencyError, OuterTransactionError, TransactionBrokenError, UnrecordableResponseError
 from ..identity import keys
+from ..identity.scope import Scope
 from ..operation import Operation
-from ..outcome import Outcome
-from ..protocol.execution import left_open
-from ..store import is_transaction_open
-from .adapter import handlers_of
-from .protection import Protection, decorator_stack
+from ..options.values import Attach
+from ..outcome import Outcome, outcome_of
+from ..protocol.execution import Attempt, left_open
+from ..protocol.faults import fault_point
+from ..protocol.ownership import on_behalf_of
+from ..store import is_transaction_open, records_database
+from .adapter import Adapter, advice_on_adapters, handlers_of
+from .atomic_requests import EveryDatabase, databases_with_atomic_requests, exempted_by_project
+from .body_stream import BODY_STREAM, UNWATCHED
+from .late_changes import refuse_late_changes
+from .protection import Protection
 
 #: The attribute of Django's request for the transactions around its view, while they are open.
 _OPENED = "_idempotency_atomic_request"
-
-
-class EveryDatabase(set[str]):
-    """The names of all databases, as the set of databases on which Django exempts a view.
-
-    :param view: the view that opens the transactions itself. Decorators above it have a copy of the attribute.
-    :param exempted: where the project has exempted the view. Django's ``non_atomic_requests`` calls ``add()``.
-    """
-
-    def __init__(self, view: object, exempted: Iterable[str] = ()) -> None:
-        super().__init__(connections)
-        self.view = view
-        self.exempted: Final = set(exempted)
-
-    def add(self, using: str) -> None:
-        self.exempted.add(using)
-
-
-def opens_its_transactions(callback: object) -> bool:
-    """Whether ``callback`` calls a view that is exempt because it opens the transactions itself."""
-    exemption = getattr(callback, "_non_atomic_requests", None)
-    return isinstance(exemption, EveryDatabase) and any(layer is exemption.view for layer in decorator_stack(callback))
-
-
-def has_copied_exemption(callback: object) -> bool:
-    """Whether ``callback`` is exempt like a view that opens the transactions itself, but doesn't call that view."""
-    is_exempt = isinstance(getattr(callback, "_non_atomic_requests", None), EveryDatabase)
-    return is_exempt and not opens_its_transactions(callback)
-
-
-def is_within_atomic_requests(callback: object) -> bool:
-    """Whether Django opens a transaction around ``callback`` on any database."""
-    return not set(databases_with_atomic_requests()) <= getattr(callback, "_non_atomic_requests", set())
-
-
-def exempted_by_project(view: object) -> set[str]:
-    """The databases on which the project has exempted ``view`` from ATOMIC_REQUESTS."""
-    exempted: set[str] = getattr(view, "_non_atomic_requests", set())
-    return exempted.exempted if isinstance(exempted, EveryDatabase) else set(exempted)
-
-
-def databases_with_atomic_requests() -> list[str]:
-    return [using for using, options in connections.settings.items() if options["ATOMIC_REQUESTS"]]
 
 
 def exempt(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,6 +137,153 @@ class Handler:
                     f"@idempotent directly on the function or method, or mark the outermost view with "
                     f"django.db.transaction.non_atomic_requests(using={connection.alias!r})."
                 )
+
+
+@dataclass(eq=False, repr=False)
+class HandlerAttempt(Attempt):
+    adapter: Adapter
+    handler: Handler
+    response: Any = None
+    #: Whether the handler has returned. A copy of the context may outlive it.
+    has_ended: bool = False
+    #: Whether the handler has called ``set_rollback(True)`` on one of its transactions.
+    undoes_itself: bool = False
+
+    def is_here(self) -> bool:
+        """Whether the calling code runs on the attempt's connection, and so in its transaction. A context may be copied
+        into another thread.
+        """
+        connection = self.claim.ownership.store.connection
+        return not self.has_ended and connections[connection.alias] is connection
+
+    def call_handler(self) -> Outcome | None:
+        """Run the handler.
+
+        :returns: the outcome to record, or None to roll back.
+        :raises UnrecordableResponseError: the response must be recorded, but can't be.
+        """
+        owned = self.claim.ownership
+        others = {using: transaction.atomic(using=using) for using in self.handler.databases if using != owned.using}
+        token = attempts.set((*attempts.get(), self))
+        connected: list[Any] = [owned.store.connection, *(connections[using] for using in others)]
+        # An operation whose handler calls this one has replaced the method, too.
+        replaced = [(connection, vars(connection).get("set_rollback")) for connection in connected]
+        try:
+            with ExitStack() as transactions:
+                for block in others.values():
+                    transactions.enter_context(block)
+                for connection in connected:
+                    # ``needs_rollback`` is not enough: Django also sets it after an error that the handler may catch.
+                    depth = len(connection.atomic_blocks)
+                    connection.set_rollback = functools.partial(self._set_rollback, connection, depth)
+                outcome = self._outcome_of(self.handler.call())
+                if others:
+                    # The other transactions commit now. A later failure rolls back only the record's transaction.
+                    owned.has_effects_elsewhere = outcome is not None
+                    with on_behalf_of(owned):
+                        finish_transactions(others, outcome, owned.policy.operation)
+                return outcome
+        finally:
+            for connection, of_outer in replaced:
+                vars(connection).pop("set_rollback", None)
+                if of_outer is not None:
+                    connection.set_rollback = of_outer
+            self.has_ended = True
+            attempts.reset(token)
+
+    def _set_rollback(self, connection: Any, depth: int, rollback: bool) -> None:
+        """Note that the handler itself calls ``set_rollback()``."""
+        type(connection).set_rollback(connection, rollback)
+        if len(connection.atomic_blocks) == depth:  # not within a nested atomic()
+            self.undoes_itself = rollback
+
+    def outcome_of_error(self, error: Exception) -> Outcome | None:
+        """Called after the handler's writes are rolled back.
+
+        :returns: the outcome of the framework's response to ``error``, or None if that response is not recorded.
+        :raises Exception: ``error`` itself, if it is a crash.
+        """
+        self.discard()
+        with on_behalf_of(self.claim.ownership), self.adapter.http.META.get(BODY_STREAM, UNWATCHED):
+            pass  # half a body, which may be the cause of the error, is an error on entry
+        answer = self.adapter.answer_to_exception(error)
+        if answer is None:
+            raise error
+        return self._outcome_of(answer)
+
+    def discard(self) -> None:
+        """Free the resources of a response that is not sent, such as an open file."""
+        answer, self.response = self.response, None
+        if isinstance(answer, HttpResponseBase):
+            # Not response.close(), because that also sends the signal request_finished.
+            closers = [*answer._resource_closers]  # type: ignore[attr-defined]
+        else:
+            closers = [answer.close] if hasattr(answer, "close") else []  # such as a coroutine that is never awaited
+        for close in closers:
+            with suppress(Exception):  # as Django does
+                close()
+
+    def _outcome_of(self, answer: Any) -> Outcome | None:
+        owned = self.claim.ownership
+        policy = owned.policy
+        try:
+            fault_point["render.before"]()
+            self.response = answer  # so that discard() frees it even if rendering fails
+            self.response = self.adapter.render(answer)
+            fault_point["render.after"]()
+            if not isinstance(self.response, HttpResponseBase):
+                raise UnrecordableResponseError(
+                    f"The handler of operation {policy.operation.name!r} must return an HttpResponse, not "
+                    f"{type(self.response).__name__}. If a framework makes the response later, put @idempotent where "
+                    f"the response exists, or register an adapter for the framework.{advice_on_adapters()}"
+                )
+            if hasattr(self.response, "render"):
+                refuse_late_changes(self.response, policy.operation)
+            with self.adapter.http.META.get(BODY_STREAM, UNWATCHED):
+                pass  # half a body is an error on entry. After the rendering, because that may read the body.
+            del self.response[self.adapter.profile.replayed]  # such as another server's, whose response is passed on
+            job = policy.in_progress
+            if isinstance(job, Attach) and attach_job(job, owned.fence.scope, self.response):
+                self.claim.reference = self.claim.reference or self.response["Location"]
+            status = self.response.status_code
+            is_outcome = status != HTTPStatus.METHOD_NOT_ALLOWED and policy.recordable(status)
+            if not is_outcome or owned.discarded or (self.undoes_itself and status < 400):
+                owned.declined = status < 500
+                return None
+            return outcome_of(self.adapter.form_to_record(self.response), policy, self.claim.reference)
+        except IdempotencyError as error:
+            error.raised_by = owned  # as ``on_behalf_of`` does
+            raise
+
+
+def attach_job(job: Attach, scope: Scope, response: Any) -> bool:
+    """Whether the response is the 202 of a running job, which gets the job's address and a Retry-After."""
+    if response.status_code != HTTPStatus.ACCEPTED:
+        return False
+    response.setdefault("Location", job.location(scope))
+    response.setdefault("Retry-After", "1")
+    return True
+
+
+#: The attempts around the calling code, innermost last. A context variable, because threads and tasks of one request
+#: may run handlers at the same time.
+attempts: ContextVar[tuple[HandlerAttempt, ...]] = ContextVar("idempotency_attempts", default=())
+
+
+def is_running(operation: Operation, http: HttpRequest) -> bool:
+    """Whether a call under ``operation`` is part of an operation that this request already runs on this connection.
+
+    It is if the operation is the same, as when the handler calls ``super().create()``, or if both have
+    ``transaction=True`` in one database, as when DRF's ``partial_update()`` calls ``update()``: a second claim could
+    not commit inside the first one's transaction, and that transaction keeps the promises of both. A copy of the
+    request is another request, because it may have another key.
+    """
+    here = [attempt.claim for attempt in attempts.get() if attempt.adapter.http is http and attempt.is_here()]
+    if any(claim.operation.name == operation.name for claim in here):
+        return True
+    if not here or not (here[-1].ownership.policy.transaction and operation.declared["transaction"]):
+        return False
+    return records_database(operation=operation.name, account_id=here[-1].scope.account_id) == here[-1].using
 
 
 def is_innermost(block: Atomic) -> bool:

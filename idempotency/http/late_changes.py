@@ -14,12 +14,12 @@ _SOURCES: Final = ("context_data", "data")
 
 
 def refuse_late_changes(response: Any, operation: Operation) -> None:
-    """Make ``response.render()`` raise ``ImproperlyConfigured`` if the context or the data has changed since now.
+    """Make ``render()`` raise ``ImproperlyConfigured`` if the context or the data has changed since now.
 
     Django calls ``render()`` after all decorators of the view, and also on a response that is rendered.
+
+    :param response: a rendered response that has the method ``render()``.
     """
-    if not hasattr(response, "render"):
-        return
     rendered_from = _sources_of(response)
 
     def render() -> Any:

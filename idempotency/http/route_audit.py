@@ -18,9 +18,9 @@ from django.views.generic import RedirectView
 from ..conf import settings
 from ..operation import Operation
 from .adapter import adapters, handlers_of
+from .atomic_requests import is_within_atomic_requests
 from .checks import PRECONDITION_ABOVE, PRECONDITION_BELOW, model_written_elsewhere
 from .decorators import dotted
-from .handler import is_within_atomic_requests
 from .protection import (
     SAFE_METHODS,
     RoutedHandler,

@@ -8,8 +8,9 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from rest_framework import routers
 
+from ...http.atomic_requests import databases_with_atomic_requests, opens_its_transactions
 from ...http.decorators import Protected, dotted, inherited, refuse_atomic_dispatch
-from ...http.handler import databases_with_atomic_requests, exempt, opens_its_transactions
+from ...http.handler import exempt
 from ...http.layers import refuse_layers
 from ...http.protection import protection_of
 from ...http.view_classes import operation_named_after, refuse_shared_name
