@@ -53,6 +53,11 @@ FIRST_POLL = 0.02
 SLOWEST_POLL = 0.25
 
 
+#: How old, in seconds, a claim must be before a duplicate checks its session. The shortest ``Retry-After``, so a double
+#: click costs nothing more.
+LOOK_AFTER = 1
+
+
 @dataclass(frozen=True)
 class ClaimRequest:
     """What a caller wants to claim."""
@@ -184,8 +189,8 @@ def _insert(request: ClaimRequest) -> int | Row | None:
     out and the claim is recovered. If it sleeps for an hour after the COMMIT, another attempt takes over, and
     everything that this one does later is fenced.
 
-    The COMMIT need not wait for the disk if it is harmless to lose the claim. With transaction=True and REEXECUTE it
-    is, because the effects' own COMMIT comes later in the same log: no effect can be durable without the claim.
+    The COMMIT need not wait for the disk if it is harmless to lose the claim. If a crash undoes the attempt it is,
+    because the effects' own COMMIT comes later in the same log: no effect can be durable without the claim.
     """
     policy, store = request.policy, request.store
     fault_point["claim.before"]()
@@ -196,7 +201,7 @@ def _insert(request: ClaimRequest) -> int | Row | None:
                 request.payload.request_hash,
                 lease=policy.lease,
                 retention=policy.retention,
-                wait_for_disk=not (policy.transaction and policy.recovery is Recovery.REEXECUTE),
+                undone_by_crash=_is_undone_by_crash(policy),
             )
             fault_point["claim.sent"]()
     except IntegrityError as error:
@@ -206,6 +211,11 @@ def _insert(request: ClaimRequest) -> int | Row | None:
     if isinstance(inserted, int):
         fault_point["claim.committed"]()
     return inserted
+
+
+def _is_undone_by_crash(policy: Policy) -> bool:
+    """Whether a crash of the attempt's process undoes its effects, and a retry runs the operation again."""
+    return policy.transaction and policy.recovery is Recovery.REEXECUTE
 
 
 def _owned(policy: Policy, fence: Fence, store: Store, signal: Signal) -> Ownership:
@@ -224,7 +234,8 @@ def _follow(decision: Decision, request: ClaimRequest, row: Row) -> Ownership | 
             signals.send(signals.replayed, policy.operation, request.scope, attempt)
             return row.outcome
         case Decision.WAIT:
-            raise InProgressError(retry_after=retry_after(row.lease_left, policy))
+            _leave_to_owner(policy, row, store)
+            return None
         case Decision.REFUSE_REUSED:
             version = row.fence.request_hash.partition(":")[0]
             if not fingerprint.is_known(row.fence.request_hash):
@@ -251,6 +262,19 @@ def _follow(decision: Decision, request: ClaimRequest, row: Row) -> Ownership | 
     raise OutcomeUnknownError  # Decision.REPORT_PARKED
 
 
+def _leave_to_owner(policy: Policy, row: Row, store: Store) -> None:
+    """Raise ``InProgressError``, unless the session in which the owner's handler runs is gone.
+
+    Then the lease is over, and the next round finds an abandoned claim. If this process dies here, another one does.
+    """
+    if row.session is not None and _running_for(row.lease_left, policy) >= LOOK_AFTER:
+        with store.own_statement(policy.operation):
+            ended = store.end_lease_of_gone_session(row.fence)
+        if ended:
+            return
+    raise InProgressError(retry_after=retry_after(row.lease_left, policy))
+
+
 def _unknown_secret(operation: Operation) -> UnavailableError:
     """The error for a payload that can't be compared, for the same reason as one of an unknown version. A retry may
     meet a process that has the secret."""
@@ -271,7 +295,13 @@ def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
         raise request.refusal
     policy, store, request_hash = request.policy, request.store, request.payload.request_hash
     with store.own_transaction(policy.operation):
-        won = store.start_over(row.fence, request_hash, lease=policy.lease, retention=policy.retention)
+        won = store.start_over(
+            row.fence,
+            request_hash,
+            lease=policy.lease,
+            retention=policy.retention,
+            undone_by_crash=_is_undone_by_crash(policy),
+        )
         if won:
             steps.forget(row.fence, store.using)  # those of the earlier request
     next_attempt = replace(row.fence, attempt=row.fence.attempt + 1, request_hash=request_hash)
@@ -286,7 +316,9 @@ def take_over(policy: Policy, observed: Fence, store: Store, signal: Signal) -> 
     because if a crash loses a take-over, the same attempt number could be given out twice.
     """
     with store.own_statement(policy.operation):
-        won = store.take_over(observed, lease=policy.lease, retention=policy.retention)
+        won = store.take_over(
+            observed, lease=policy.lease, retention=policy.retention, undone_by_crash=_is_undone_by_crash(policy)
+        )
         fault_point["takeover.sent"]()
     return _owned(policy, replace(observed, attempt=observed.attempt + 1), store, signal) if won else None
 
@@ -314,6 +346,10 @@ def read_winner(request: ClaimRequest) -> Outcome:
 def retry_after(lease_left: float, policy: Policy) -> int:
     """When to retry, in whole seconds: after as long as the attempt has been running, bounded by the lease and
     ``MAX_RETRY_AFTER``. So duplicates of a long request come less often than those of a short one."""
-    running_for = policy.lease.total_seconds() - lease_left
     bound = min(lease_left, settings().max_retry_after.total_seconds())
-    return max(1, math.ceil(min(running_for, bound)))
+    return max(1, math.ceil(min(_running_for(lease_left, policy), bound)))
+
+
+def _running_for(lease_left: float, policy: Policy) -> float:
+    """How long ago, in seconds, the attempt began or last renewed its lease."""
+    return policy.lease.total_seconds() - lease_left
