@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, router
 from django.dispatch import Signal
@@ -52,9 +52,7 @@ MAX_ROUNDS = 8
 FIRST_POLL = 0.02
 SLOWEST_POLL = 0.25
 
-
-#: How old, in seconds, a claim must be before a duplicate checks its session. The shortest ``Retry-After``, so a double
-#: click costs nothing more.
+#: How old a claim must be, in seconds, before a duplicate checks its session. So a double click costs nothing more.
 LOOK_AFTER = 1
 
 
@@ -196,13 +194,7 @@ def _insert(request: ClaimRequest) -> int | Row | None:
     fault_point["claim.before"]()
     try:
         with store.own_statement(policy.operation):
-            inserted = store.insert_claim(
-                request.scope,
-                request.payload.request_hash,
-                lease=policy.lease,
-                retention=policy.retention,
-                undone_by_crash=_is_undone_by_crash(policy),
-            )
+            inserted = store.insert_claim(request.scope, request.payload.request_hash, **_terms(policy))
             fault_point["claim.sent"]()
     except IntegrityError as error:
         if not store.is_duplicate(error):
@@ -213,9 +205,10 @@ def _insert(request: ClaimRequest) -> int | Row | None:
     return inserted
 
 
-def _is_undone_by_crash(policy: Policy) -> bool:
-    """Whether a crash of the attempt's process undoes its effects, and a retry runs the operation again."""
-    return policy.transaction and policy.recovery is Recovery.REEXECUTE
+def _terms(policy: Policy) -> dict[str, Any]:
+    """What a store needs to know of the policy of an attempt that claims."""
+    undone_by_crash = policy.transaction and policy.recovery is Recovery.REEXECUTE
+    return {"lease": policy.lease, "retention": policy.retention, "undone_by_crash": undone_by_crash}
 
 
 def _owned(policy: Policy, fence: Fence, store: Store, signal: Signal) -> Ownership:
@@ -263,11 +256,8 @@ def _follow(decision: Decision, request: ClaimRequest, row: Row) -> Ownership | 
 
 
 def _leave_to_owner(policy: Policy, row: Row, store: Store) -> None:
-    """Raise ``InProgressError``, unless the session in which the owner's handler runs is gone.
-
-    Then the lease is over, and the next round finds an abandoned claim. If this process dies here, another one does.
-    """
-    if row.session is not None and _running_for(row.lease_left, policy) >= LOOK_AFTER:
+    """Raise ``InProgressError``, unless the owner's session is gone. Then the next round finds an abandoned claim."""
+    if row.session is not None and policy.lease.total_seconds() - row.lease_left >= LOOK_AFTER:
         with store.own_statement(policy.operation):
             ended = store.end_lease_of_gone_session(row.fence)
         if ended:
@@ -295,13 +285,7 @@ def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
         raise request.refusal
     policy, store, request_hash = request.policy, request.store, request.payload.request_hash
     with store.own_transaction(policy.operation):
-        won = store.start_over(
-            row.fence,
-            request_hash,
-            lease=policy.lease,
-            retention=policy.retention,
-            undone_by_crash=_is_undone_by_crash(policy),
-        )
+        won = store.start_over(row.fence, request_hash, **_terms(policy))
         if won:
             steps.forget(row.fence, store.using)  # those of the earlier request
     next_attempt = replace(row.fence, attempt=row.fence.attempt + 1, request_hash=request_hash)
@@ -316,9 +300,7 @@ def take_over(policy: Policy, observed: Fence, store: Store, signal: Signal) -> 
     because if a crash loses a take-over, the same attempt number could be given out twice.
     """
     with store.own_statement(policy.operation):
-        won = store.take_over(
-            observed, lease=policy.lease, retention=policy.retention, undone_by_crash=_is_undone_by_crash(policy)
-        )
+        won = store.take_over(observed, **_terms(policy))
         fault_point["takeover.sent"]()
     return _owned(policy, replace(observed, attempt=observed.attempt + 1), store, signal) if won else None
 
@@ -346,10 +328,6 @@ def read_winner(request: ClaimRequest) -> Outcome:
 def retry_after(lease_left: float, policy: Policy) -> int:
     """When to retry, in whole seconds: after as long as the attempt has been running, bounded by the lease and
     ``MAX_RETRY_AFTER``. So duplicates of a long request come less often than those of a short one."""
+    running_for = policy.lease.total_seconds() - lease_left
     bound = min(lease_left, settings().max_retry_after.total_seconds())
-    return max(1, math.ceil(min(_running_for(lease_left, policy), bound)))
-
-
-def _running_for(lease_left: float, policy: Policy) -> float:
-    """How long ago, in seconds, the attempt began or last renewed its lease."""
-    return policy.lease.total_seconds() - lease_left
+    return max(1, math.ceil(min(running_for, bound)))

@@ -114,18 +114,10 @@ class Store(Upkeep):
         )
 
     def start_over(
-        self,
-        observed: Fence,
-        request_hash: str,
-        *,
-        lease: timedelta,
-        retention: timedelta,
-        undone_by_crash: bool,
+        self, observed: Fence, request_hash: str, *, lease: timedelta, retention: timedelta, undone_by_crash: bool
     ) -> bool:
-        """Own the record for a new request if it is as it was observed, its retention is over and no lease is running.
-
-        :param undone_by_crash: as for ``take_over``.
-        """
+        """Own the record for a new request if it is as it was observed, its retention is over and no lease is
+        running."""
         live = Q(status=Status.IN_PROGRESS, lease_expires_at__gt=Now())
         return self._change_one(
             self.matching(observed).filter(~live, expires_at__lte=Now()),

@@ -247,13 +247,7 @@ class RecordStore(Store):
         return self._change(TAKE_OVER, *owner, entry("taken_over", observed.attempt + 1), *_matching(observed))
 
     def start_over(
-        self,
-        observed: Fence,
-        request_hash: str,
-        *,
-        lease: timedelta,
-        retention: timedelta,
-        undone_by_crash: bool,
+        self, observed: Fence, request_hash: str, *, lease: timedelta, retention: timedelta, undone_by_crash: bool
     ) -> bool:
         owner = (request_hash, _interval(lease), _interval(retention), self._session(undone_by_crash))
         return self._change(START_OVER, *owner, entry("started_over", observed.attempt + 1), *_matching(observed))
