@@ -126,10 +126,10 @@ class Options:
 
     retention: timedelta = option(
         validators.positive_duration,
-        # Longer than clients and queues go on retrying. The usual longest case is a dead-letter queue that is
+        # Longer than clients and queues keep retrying. The usual longest case is a dead-letter queue that is
         # replayed on Monday and holds requests of Friday.
         default=timedelta(days=3),
-        hint="For example timedelta(days=3). It must be longer than any client or queue goes on retrying.",
+        hint="For example timedelta(days=3). It must be longer than any client or queue keeps retrying.",
     )
     lease: timedelta = option(
         validators.positive_duration,

@@ -53,7 +53,7 @@ class Store(Upkeep):
 
     @property
     def has_open_transaction(self) -> bool:
-        """Whether the driver has a transaction open, such as by a BEGIN that bypassed Django, or can't tell."""
+        """Whether the driver has a transaction open, also by a BEGIN that bypassed Django, or can't tell."""
         return True
 
     # Claims

@@ -22,7 +22,7 @@ from tests.records import from_now
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 PAGE = "how-to/choose-recovery.md"
-PROBES = ["find_by_key", "find_by_reference", "find_or_wait"]
+PROBES = ["find_by_key", "find_by_reference"]
 
 
 @pytest.fixture
@@ -76,24 +76,13 @@ def test_a_payout_whose_answer_was_lost_is_found(probe, run_page, payouts_provid
     assert len(payouts_provider.ledger.by_key) == 1
 
 
-@pytest.mark.parametrize("probe", ["find_by_key", "find_by_reference"])
+@pytest.mark.parametrize("probe", PROBES)
 def test_a_payout_that_never_arrived_is_made_by_the_retry(probe, run_page, payouts_provider):
     payouts = Payouts(run_page(PAGE), payouts_provider, probe)
     assert payouts.send(cut="before").status_code == 502
     payouts.end_lease()
     assert json.loads(payouts.send().content) == {"id": 1, "amount": 7}
     assert [len(effects) for effects in payouts_provider.ledger.by_key.values()] == [1]
-
-
-def test_a_payout_that_the_provider_does_not_know_for_sure_is_parked(run_page, payouts_provider):
-    payouts = Payouts(run_page(PAGE), payouts_provider, "find_or_wait", max_attempts=3)
-    assert payouts.send(cut="before").status_code == 502
-    payouts.end_lease()
-    assert json.loads(payouts.send().content)["code"] == "idempotency_in_progress"
-    payouts.end_lease()
-    assert recover_once().parked == 1
-    assert json.loads(payouts.send().content)["code"] == "idempotency_outcome_unknown"
-    assert payouts_provider.ledger.by_key == {}
 
 
 def test_a_reference_that_was_paid_twice_is_left_to_a_person(run_page, payouts_provider):

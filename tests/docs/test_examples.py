@@ -14,7 +14,6 @@ import pytest
 from django.apps import apps
 from django.contrib.auth.models import AnonymousUser, User
 from django.db.models.functions import Now
-from django.http import HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import path
 from rest_framework.test import force_authenticate
@@ -26,15 +25,15 @@ from idempotency.http.checks import check_cors
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.statistics import stats
-from idempotency.operate.sweep import recover_once
+from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
 from idempotency.testing import Request, assert_idempotent
 from testproject.models import Charge, Export, Notification, Transfer
 from tests.contrib.servers import answer, cut
 from tests.docs.conftest import post, twice
 from tests.docs.pages import PAGES, blocks, text_of
-from tests.factories import UserFactory
-from tests.records import abandon, make_records, purge_body_of
+from tests.factories import ChargeFactory, UserFactory
+from tests.records import make_records, purge_body_of
 
 # What the examples show is tested on each database elsewhere.
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
@@ -119,6 +118,25 @@ def test_the_block_outside_of_http_keeps_its_result(run_page):
     assert [send("a", "message-1", {"email": "x@example.org"}) for _ in range(2)] == [{"sent_to": "x@example.org"}] * 2
 
 
+def test_each_item_of_a_bulk_request_takes_effect_once(run_page):
+    run_page("how-to/protect-a-view.md")
+    view, user = sys.modules["shop.bulk_views"].import_transfers, UserFactory()
+
+    def send(*items):
+        response = post(view, {"items": [{"key": key, "amount": amount} for key, amount in items]}, user=user)
+        assert response.status_code == 207
+        return json.loads(response.content)["results"]
+
+    first, second = send(("a", 5), ("b", 6))
+    assert [item["status"] for item in (first, second)] == [201, 201]
+    *replayed, reused, keyless, third = send(("b", 6), ("a", 5), ("a", 7), ("", 8), ("c", 8))
+    assert replayed == [second, first]
+    assert (reused["status"], reused["code"], reused["retry_after"]) == (422, "idempotency_key_reused", None)
+    assert (keyless["status"], keyless["code"]) == (400, "idempotency_key_invalid")
+    assert third["status"] == 201
+    assert Transfer.objects.count() == 3
+
+
 def test_the_streamed_report_is_rebuilt(run_page):
     first, retry = twice(run_page("how-to/protect-a-view.md")["create_report"], {})
     assert b"".join(first) == b"".join(retry) == b"a,b\n1,2\n"
@@ -186,20 +204,6 @@ def test_the_event_is_taken_once_however_often_it_is_delivered(run_page, setting
     assert IdempotencyRecord.objects.get().account_id == "provider"
 
 
-def test_an_event_without_an_id_is_taken_once(run_page, settings):
-    run_page("how-to/protect-a-webhook.md")
-    settings.PROVIDER_SECRET = "secret"
-
-    def deliver(body):
-        headers = {"X-Signature": hmac.new(b"secret", body, "sha256").hexdigest()}
-        request = RequestFactory().post("/", body, content_type="text/plain", headers=headers)
-        return sys.modules["shop.ticker"].ticker_event(request).status_code
-
-    Export.objects.create(pk=uuid4(), label="up", account=UserFactory(), charges=0)
-    assert [deliver(body) for body in (b"up", b"up", b"down")] == [204] * 3
-    assert Export.objects.get().charges == 1
-
-
 def test_the_key_of_an_event_joins_what_distinguishes_it(run_page):
     names = run_page("how-to/protect-a-webhook.md")
 
@@ -211,13 +215,6 @@ def test_the_key_of_an_event_joins_what_distinguishes_it(run_page):
     assert key_of(**refund) == "REFUND:79:true"
     assert key_of(**{**refund, "eventCode": "CHARGEBACK"}) == "CHARGEBACK:79:true"
     assert key_of(eventCode="REFUND") is None
-
-
-def test_every_refusal_becomes_one_that_is_delivered_again(run_page):
-    names = run_page("how-to/protect-a-webhook.md")
-    answer = names["deliver_again"](lambda request, status: HttpResponse(status=status))
-    statuses = [answer(None, status=status).status_code for status in (200, 204, 302, 404, 409, 500)]
-    assert statuses == [200, 204, 503, 503, 503, 503]
 
 
 def test_the_order_goes_on_behind_its_finished_step(run_page, provider, monkeypatch):
@@ -262,14 +259,6 @@ def test_an_alarm_rings_for_what_is_new_and_then_clears(run_page):
     ringing = {name for name, rings in alarms(at_rest).items() if rings}
     assert ringing == {"parked records", "clients reuse keys"}
     assert not alarms(stats())["clients reuse keys"]
-
-
-def test_a_parked_record_pages_the_operator(run_page):
-    page = run_page("how-to/monitor.md")
-    abandon(1, "docs.parked")
-    idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
-    assert recover_once().parked == 1
-    assert page["PAGES"] == ["docs.parked of account 1: outcome unknown after attempt 1"]
 
 
 def test_the_envelope_replaces_the_problem(run_page):
@@ -418,10 +407,10 @@ def test_a_task_of_djangos_takes_effect_once(run_page, settings, deliveries):
     tasks = "django.tasks" if django.VERSION >= (6,) else "django_tasks"  # the package for older versions
     settings.TASKS = {"default": {"BACKEND": f"{tasks}.backends.immediate.ImmediateBackend"}}
     run_page("how-to/publish-a-message.md")
-    assert post(sys.modules["shop.task_orders"].place_order, {}).status_code == 201
-    message = OutboxMessage.objects.get()
-    assert message.sender == "shop.task_sender.send"
+    sent = {"charge_id": ChargeFactory().pk}
+    with idempotency.claim("docs.tasks", account_id="1", key="k") as run:
+        message = publish("shop.receipts.send_receipt", sent, sender="shop.task_sender.send")
+        run.result = None
     for _ in range(deliveries):
         sys.modules["shop.task_sender"].send(message)
-    assert json.loads(message.payload) == {"charge_id": Charge.objects.get().pk}
     assert Notification.objects.count() == 1

@@ -17,8 +17,8 @@ from .statements import HISTORY, RecordStore
 # than once, each time with other rows.
 #
 # The DELETE finds the rows by an array of their ids. For a join the planner may read the whole table, above all if that
-# is partitioned. The DELETE sees the rows as they were when the statement began, so it repeats the conditions on what
-# they are by now. IS TRUE keeps the planner from an index for them, which would find all records that are due.
+# is partitioned. The DELETE sees the rows as they were when the statement began, so it repeats the conditions on
+# their present values. IS TRUE keeps the planner from an index for them, which would find all records that are due.
 _DELETE_RECORDS = """
 WITH due AS MATERIALIZED (
     SELECT id, expires_at
