@@ -79,6 +79,7 @@ def _describe(entry: dict[str, Any]) -> str:
     texts = {
         "released": gettext("Attempt %(attempt)s failed and was released, so that a retry runs: %(why)s"),
         "parked": gettext("Attempt %(attempt)s failed and was parked, because its effect is unknown: %(why)s"),
+        "session_over": gettext("The database session of attempt %(attempt)s was gone, so its lease ended."),
         "lease_over": gettext("The lease was over without an outcome, and a retry or a sweep settled the claim."),
         "taken_over": gettext("Attempt %(attempt)s began. The previous one was released, or its lease was over."),
         "started_over": gettext("Attempt %(attempt)s began as a new request, because the retention was over."),

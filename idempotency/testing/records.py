@@ -39,6 +39,7 @@ def in_progress(record: IdempotencyRecord | str) -> IdempotencyRecord:
                 current.request_hash,
                 lease=operation.policy.lease,
                 retention=operation.policy.retention,
+                undone_by_crash=False,
             )
     return _set_lease(current, operation, operation.policy.lease)
 

@@ -222,7 +222,7 @@ def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(kind, races):
             elsewhere(lambda: work.rows.update(**{field: F(field) + 1}))
 
     work.make_due(3)
-    with at_level("REPEATABLE_READ"), before_statement("SKIP LOCKED", interfere):
+    with at_level("REPEATABLE_READ"), before_statement("FOR UPDATE SKIP LOCKED", interfere):
         if races == 1:
             assert work.take(10).touched == 3
         else:

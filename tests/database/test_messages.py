@@ -144,7 +144,7 @@ SCOPE = Scope("1", "tests.messages", "k")
 
 
 def insert():
-    return store_for("default").insert_claim(SCOPE, "v1:", lease=HOUR, retention=HOUR, wait_for_disk=True)
+    return store_for("default").insert_claim(SCOPE, "v1:", lease=HOUR, retention=HOUR, undone_by_crash=False)
 
 
 @pytest.mark.usefixtures("preparing")

@@ -196,7 +196,7 @@ def test_each_claim_and_each_change_of_one_is_bounded_on_mysql(monkeypatch):
     bounded = []
     monkeypatch.setattr(mysql, "bounded_wait", lambda: nullcontext(bounded.append(None)))
     scope, minute = Scope("1", "tests.bounded", "k"), timedelta(minutes=1)
-    pk = mysql.insert_claim(scope, "v1:1", lease=minute, retention=minute, wait_for_disk=True)
+    pk = mysql.insert_claim(scope, "v1:1", lease=minute, retention=minute, undone_by_crash=False)
     assert len(bounded) == 1
     assert mysql.park(Fence(scope, pk, 1, "v1:1"))
     assert len(bounded) == 2

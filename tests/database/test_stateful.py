@@ -30,6 +30,7 @@ from idempotency.outcome import Outcome, encode_body, outcome_of_result
 from idempotency.protocol import ownership
 from idempotency.protocol.claim import Claim
 from idempotency.protocol.context import claim_in_context
+from idempotency.store import Fence, store_for
 from tests.crash.mutations import MUTATIONS
 from tests.database.claiming import acquire
 from tests.outbox import SENDER, broker
@@ -245,6 +246,17 @@ class Machine(RuleBasedStateMachine):
         if record.status == "in_progress":
             record.lease_over = True
             IdempotencyRecord.objects.filter(pk=self.stored(scope).pk).update(lease_expires_at=from_now(-HOUR))
+
+    @precondition(lambda self: self.records)
+    @rule(which=numbers)
+    def session_ends(self, which):
+        """No session has the number 0."""
+        scope, record = self.some(which)
+        IdempotencyRecord.objects.filter(pk=self.stored(scope).pk).update(session=0)
+        ended = store_for("default").end_lease_of_gone_session(Fence.of(self.stored(scope)))
+        live = record.status == "in_progress" and not record.lease_over
+        assert ended is (live and connection.vendor == "postgresql")
+        record.lease_over |= ended
 
     @precondition(lambda self: self.records)
     @rule(which=numbers)
