@@ -65,7 +65,7 @@ def _wrong_connections(using: str) -> Iterator[CheckMessage]:
         )
     if getattr(connection.Database, "__name__", "") == "psycopg2":
         yield Error(
-            f"Database {using!r} uses psycopg2, whose errors differ from psycopg 3 and would be misread.",
+            f"Database {using!r} uses psycopg2. Its errors differ from psycopg 3's and would be misread.",
             hint="Install psycopg 3 (pip install 'psycopg>=3.2'). Django uses it if both are installed.",
             id="idempotency.E020",
         )
@@ -180,8 +180,7 @@ def _fetch(using: str, query: Callable[[Store], _Result]) -> _Result | None:
 
 
 def _is_tested(connection: Any, *, may_query: bool) -> bool:
-    """Whether releases are tested on this database. Only the server distinguishes MariaDB from MySQL: they share a
-    backend."""
+    """Whether releases are tested on this database. MariaDB and MySQL share a backend, so the server decides."""
     if connection.vendor == "mysql":
         return not may_query or bool(connection.mysql_is_mariadb and connection.mysql_version >= OLDEST_MARIADB)
     return connection.vendor in {"postgresql", "sqlite"}

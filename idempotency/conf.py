@@ -140,7 +140,7 @@ def contradictions(subject: str, values: Mapping[str, Any], spell: Callable[[str
     if lease is not None and lease >= retention:
         yield too_long("lease", ", because a crash blocks a key until its lease is over")
     if heartbeat is not None and heartbeat > retention:
-        reason = ", because a run must not outlast the retention of its own key"
+        reason = ", because a run must not outlast the retention of its key"
         yield too_long("heartbeat", reason, "must not be longer than")
     if max_key_age is not None and max_key_age > retention - CLOCK_SKEW:
         reason = " by five minutes, because clocks may differ by as much. A key whose record is gone could run again"

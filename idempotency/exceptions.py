@@ -219,7 +219,7 @@ class MessageReusedError(OperationError):
 
 
 class BrokerUnavailableError(Exception):
-    """A sender raises this if the broker can't be reached or confirms no message at all.
+    """A sender raises this if the broker can't be reached or does not confirm, regardless of the message.
 
     The relay then pauses this sender's messages and does not count the attempt.
     """

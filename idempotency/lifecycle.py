@@ -62,9 +62,9 @@ def decide(
 
     The order of the conditions below is the contract:
 
-    1. A live claim is left alone, regardless of the payload and the record's age, because its run may still commit. 2.
-    After the record's retention the same key makes a new request. 3. A request with another payload gets no outcome and
-    never runs, even if the claim is abandoned.
+    1. A live claim is left alone, regardless of the payload and the record's age, because its run may still commit.
+    2. After the record's retention the same key makes a new request.
+    3. A request with another payload gets no outcome and never runs, even if the claim is abandoned.
 
     :param lease_over: by the database's clock. Relevant only in the state in_progress.
     :param retention_over: by the database's clock.

@@ -31,7 +31,8 @@ class Operation:
 
     An omitted option takes its value from the settings at the time of the request.
 
-    :param name: part of every record's identity; 1 to 255 printable characters. A rename disconnects earlier records.
+    :param name: part of every record's identity; 1 to 255 printable characters. After a rename, earlier records no
+        longer apply.
     :param arguments: the options, as listed in the documentation.
     :raises ImproperlyConfigured: an argument has a wrong value, two arguments contradict each other,
         ``transaction=False`` has no ``recovery``, or the name is already declared with another policy.

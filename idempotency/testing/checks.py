@@ -25,7 +25,7 @@ COME_BACK = {202, 409, 429, 503}
 
 
 def new_key(trial: Trial) -> None:
-    """The same request under another key is another operation. All other checks rely on it."""
+    """The same request under another key is another operation. All other checks rely on this."""
     request, before = trial.make_request(), trial.effects()
     answer = trial.send(request, keys.new_key())
     if answer.is_replay or (answer.succeeded and trial.effects() == before):
@@ -175,8 +175,8 @@ def lost_response(trial: Trial) -> None:
         raise Broken(
             f"the process died after the COMMIT, and a retry was answered {retries[0]}, but there are "
             f"{trial.times(before)}.",
-            "The effect is in a callback of on_commit(), which a crash skips for ever. Let it be in the transaction, "
-            "or publish() a message in it.",
+            "The effect is in an on_commit() callback, which a crash skips for ever. Write it in the transaction, "
+            "or publish() a message there.",
         )
     trial.expect_once(before, "the response was lost, and the request and its retries took effect", PROTECT)
     if answer is not None:
