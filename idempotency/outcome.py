@@ -79,7 +79,7 @@ def outcome_of(response: HttpResponseBase, policy: Policy, reference: str | None
     if reference is not None:
         if policy.rebuild is None:
             raise UnrecordableResponseError(
-                f"{policy.operation} has set a reference in its claim but declares no rebuild= to read it."
+                f"{policy.operation} set a reference in its claim but declares no rebuild= to read it."
             )
         # A duplicate that attaches to a job needs the job's current state.
         keeps_body = policy.body_retention is not None and not isinstance(policy.in_progress, Attach)

@@ -42,7 +42,7 @@ class Run:
 def claim(
     operation: str | Operation, *, account_id: str, key: str, payload: object = None, **policy: Unpack[BlockArguments]
 ) -> Iterator[Run]:
-    """Let the block take effect at most once for an account and key, and record its result for every later run::
+    """Make the block take effect at most once for an account and key, and record its result for later runs::
 
         with claim("invoices.send", account_id=account, key=key, payload=invoice) as run:
             if not run.replayed:

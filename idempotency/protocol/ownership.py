@@ -191,7 +191,7 @@ def park(owned: Ownership, error: str | None = None) -> bool:
 
 
 def postpone(owned: Ownership, duration: timedelta) -> bool:
-    """Let the lease end after ``duration``. The next retry or sweep after that calls the reconciler again."""
+    """End the lease after ``duration``. The next retry or sweep after that calls the reconciler again."""
     return fenced_change(
         owned, lambda: store_for(owned.using).set_lease(owned.fence, duration, retention=owned.policy.retention)
     )

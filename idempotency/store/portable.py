@@ -201,8 +201,8 @@ class Store(Upkeep):
         connection, using = self.connection, self.using
         if not connection.in_atomic_block and not connection.get_autocommit():
             raise OuterTransactionError(
-                f"{what} was called with autocommit off on database {using!r}, so its claim could not be committed for "
-                f"others to see. Remove AUTOCOMMIT from the database's settings, and undo every set_autocommit(False)."
+                f"{what} was called with autocommit off on database {using!r}, so its claim could not be committed "
+                f"before it runs. Remove AUTOCOMMIT from the database's settings, and undo every set_autocommit(False)."
             )
         opened = False
         try:
@@ -214,8 +214,8 @@ class Store(Upkeep):
             if opened:
                 raise
             raise OuterTransactionError(
-                f"{what} was called inside an open transaction of database {using!r}, in which its claim could not be "
-                f"committed for others to see. Call it outside of atomic(). A protected view is exempt from "
+                f"{what} was called inside an open transaction of database {using!r}, so its claim could not be "
+                f"committed before it runs. Call it outside of atomic(). A protected view is exempt from "
                 f"ATOMIC_REQUESTS automatically; if another decorator or an overridden as_view() hides that, mark the "
                 f"outermost view with django.db.transaction.non_atomic_requests."
             ) from error

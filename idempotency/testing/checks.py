@@ -100,9 +100,9 @@ def other_account(trial: Trial) -> None:
     is_leak = trial.effects() == before and answer == first
     if answer.is_replay or is_leak or answer.problem in ABOUT_A_RECORD:
         raise Broken(
-            f"another account with the same key was answered {answer}: it learns of the first one's operation.",
-            "Both requests belong to one account. Let account= identify the caller by the server's own data. Is there "
-            "a response cache around the view?",
+            f"another account with the same key was answered {answer}: it can detect the first account's operation.",
+            "Both requests belong to one account. Make account= identify the caller by the server's data, and look for "
+            "a response cache around the view.",
         )
     if not answer.failed:
         return
@@ -195,7 +195,7 @@ def expiry(trial: Trial) -> None:
     if answer.is_replay or answer.failed or answer.problem:
         raise Broken(
             f"after its retention the key was answered {answer}. It must make a new request.",
-            "Is there a response cache around the view?",
+            "Look for a response cache around the view.",
         )
     if answer.succeeded:
         trial.expect_once(before, "after its retention the key did not make one new request", PROTECT)

@@ -141,7 +141,7 @@ MUTANTS = {
     ),
     "one account for all": (
         idempotent("kit.account", account=lambda request: "everybody"),
-        {"other_account": "it learns of the first one's operation"},
+        {"other_account": "it can detect the first account's operation"},
     ),
     "the payload ignored": (
         idempotent("kit.payload", payload=lambda request: None),

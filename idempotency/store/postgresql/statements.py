@@ -139,7 +139,8 @@ AND NOT (status || '' = 'in_progress' AND lease_expires_at > statement_timestamp
 #   connection): the attempt has lost its transaction and can't complete.
 # - The session looks alive if the process is frozen, a pool in the process has handed it on, or another session has got
 #   its process id. Then the lease decides.
-# - A prepared transaction outlives its session. A handler may no more PREPARE its transaction than COMMIT it.
+# - A prepared transaction outlives its session. A handler must not PREPARE its transaction, just as it must not COMMIT
+#   it.
 #
 # The list shows each session to every role, even with track_activities off. A transaction reads the list once, so a
 # later claim may name a session that is missing from it. The attempt in the fence excludes such a claim.
