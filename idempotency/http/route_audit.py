@@ -101,7 +101,7 @@ def audit(*, allow: Collection[str] = (), include_admin: bool = False) -> Audit:
     :param include_admin: whether routes of Django's admin are looked at, too.
     :raises ImproperlyConfigured: the project's URLs can't be read.
     """
-    found: list[AuditedRoute] = []
+    found: dict[tuple[str, ...], AuditedRoute] = {}
     seen: set[tuple[object, ...]] = set()
     left_out, used = 0, set()
     # The texts of translated routes are those of the project's own language.
@@ -119,8 +119,10 @@ def audit(*, allow: Collection[str] = (), include_admin: bool = False) -> Audit:
                 matching = {pattern for pattern in allow if any(fnmatchcase(text, pattern) for text in texts)}
                 used |= matching
                 intended = matching and route.verdict in {Verdict.UNPROTECTED, Verdict.UNDECLARED}
-                found.append(replace(route, verdict=Verdict.ALLOWED) if intended else route)
-    return Audit(tuple(found), left_out, tuple(pattern for pattern in allow if pattern not in used))
+                judged = replace(route, verdict=Verdict.ALLOWED) if intended else route
+                # Each operation of a path has a pattern in Django Ninja, which leads to all operations of the path.
+                found.setdefault((judged.method, judged.route, judged.view, judged.verdict), judged)
+    return Audit(tuple(found.values()), left_out, tuple(pattern for pattern in allow if pattern not in used))
 
 
 def _routes_of(place: Place) -> Iterator[AuditedRoute]:
