@@ -45,7 +45,7 @@ html_css_files = ["columns.css"]
 myst_heading_anchors = 3
 myst_enable_extensions = ["deflist"]
 
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"

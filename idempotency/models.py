@@ -175,6 +175,8 @@ class IdempotencyRecord(models.Model):
     body_expires_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         _("body is kept until"), null=True, blank=True
     )
+    #: The database session in which the claim's handler runs, if its end may end the lease. PostgreSQL's process id.
+    session: models.IntegerField[int | None, int | None] = models.IntegerField(_("session"), null=True, blank=True)
 
     objects: ClassVar[models.Manager[IdempotencyRecord]] = RecordQuerySet.as_manager()
 

@@ -55,7 +55,7 @@ class Target:
     ttl: float | None = None
     #: By name: kill, restart, freeze, thaw.
     commands: Mapping[str, str] = field(default_factory=dict)
-    #: How many seconds an answer may take, and how long a client goes on retrying.
+    #: How many seconds an answer may take, and how long a client keeps retrying.
     timeout: float = 30.0
     patience: float = 120.0
 

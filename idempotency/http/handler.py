@@ -1,100 +1,56 @@
-"""The handler of a request, and the transactions of ATOMIC_REQUESTS, which this package opens itself.
+"""The handler of a request, its run as an attempt of an operation, and whether its response is an outcome.
 
-The claim of a protected request must commit before the handler runs, and the outcome must be recorded after everything
-that the handler wrote is committed. Neither is possible within a transaction around the whole view. So a view with a
-protected handler is exempt from ATOMIC_REQUESTS on every database. The same transactions are opened here: around the
-view if a request is not protected, and within the claim, on each database but the record's, if it is.
+The transactions of ATOMIC_REQUESTS are opened here: around the view for an unprotected request, and within the claim,
+on each database but the record's, for a protected one.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final
+from http import HTTPStatus
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.db import connections, transaction
 from django.db.transaction import Atomic
 from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from django.utils.functional import cached_property
 
-from ..exceptions import OuterTransactionError, TransactionBrokenError
+from ..exceptions import IdempotencyError, OuterTransactionError, TransactionBrokenError, UnrecordableResponseError
 from ..identity import keys
+from ..identity.scope import Scope
 from ..operation import Operation
-from ..outcome import Outcome
-from ..protocol.execution import left_open
-from ..store import is_transaction_open
-from .adapter import handlers_of
-from .late_changes import refuse_changed_context
-from .protection import Protection, decorator_stack
+from ..options.values import Attach
+from ..outcome import Outcome, outcome_of
+from ..protocol.execution import Attempt, left_open
+from ..protocol.faults import fault_point
+from ..protocol.ownership import on_behalf_of
+from ..store import is_transaction_open, records_database
+from .adapter import Adapter, advice_on_adapters, handlers_of
+from .atomic_requests import EveryDatabase, databases_with_atomic_requests, exempted_by_project
+from .body_stream import BODY_STREAM, UNWATCHED
+from .late_changes import refuse_late_changes
+from .protection import Protection
 
-#: The attribute of Django's request that holds its ``_ViewTransactions`` while they are open.
+#: The attribute of Django's request for the transactions around its view, while they are open.
 _OPENED = "_idempotency_atomic_request"
 
 
-class EveryDatabase(set[str]):
-    """The names of all databases. Django reads from this set on which databases a view is exempt.
-
-    ``exempted`` has the databases on which the project itself has exempted the view, by Django's
-    ``non_atomic_requests``, which calls ``add()``.
-
-    :param view: the view that opens the transactions itself. Decorators above it have this set as a copied attribute.
-    """
-
-    def __init__(self, view: object, exempted: Iterable[str] = ()) -> None:
-        super().__init__(connections)
-        self.view = view
-        self.exempted: Final = set(exempted)
-
-    def add(self, using: str) -> None:
-        self.exempted.add(using)
-
-
-def opens_its_transactions(callback: object) -> bool:
-    """Whether a call of ``callback`` leads to a view that is exempt because it opens the transactions itself."""
-    exemption = getattr(callback, "_non_atomic_requests", None)
-    return isinstance(exemption, EveryDatabase) and any(layer is exemption.view for layer in decorator_stack(callback))
-
-
-def has_copied_exemption(callback: object) -> bool:
-    """Whether ``callback`` is exempt like a view that opens the transactions itself, and doesn't lead to it."""
-    is_exempt = isinstance(getattr(callback, "_non_atomic_requests", None), EveryDatabase)
-    return is_exempt and not opens_its_transactions(callback)
-
-
-def is_within_atomic_requests(callback: object) -> bool:
-    """Whether Django opens a transaction around ``callback`` on some database."""
-    return not set(databases_with_atomic_requests()) <= getattr(callback, "_non_atomic_requests", set())
-
-
-def exempted_by_project(view: object) -> set[str]:
-    """The databases on which the project has exempted ``view`` from ATOMIC_REQUESTS."""
-    exempted: set[str] = getattr(view, "_non_atomic_requests", set())
-    return exempted.exempted if isinstance(exempted, EveryDatabase) else set(exempted)
-
-
-def databases_with_atomic_requests() -> list[str]:
-    return [using for using, options in connections.settings.items() if options["ATOMIC_REQUESTS"]]
-
-
 def exempt(view: Callable[..., Any]) -> Callable[..., Any]:
-    """The view that ``as_view()`` of a class with protected handlers made, exempt from ATOMIC_REQUESTS."""
-    is_async = iscoroutinefunction(view)
+    """Exempt from ATOMIC_REQUESTS the view of a class with protected handlers."""
 
     @functools.wraps(view)
     def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if not databases_with_atomic_requests() or _is_protected(view, request):
-            answer = view(request, *args, **kwargs)
-        else:
-            answer = Handler(functools.partial(view, request, *args, **kwargs), request, wrapper).pass_through()
-        return checked(request, answer) if is_async else refuse_changed_context(request, answer, view)
+            return view(request, *args, **kwargs)
+        return Handler(functools.partial(view, request, *args, **kwargs), request, wrapper).pass_through()
 
-    async def checked(request: HttpRequest, answer: Any) -> Any:
-        return refuse_changed_context(request, await answer, view)
-
-    if is_async:
+    if iscoroutinefunction(view):
         markcoroutinefunction(wrapper)
     wrapper._non_atomic_requests = EveryDatabase(wrapper, exempted_by_project(view))  # type: ignore[attr-defined]
     return wrapper
@@ -115,20 +71,19 @@ def _is_protected(view: Any, request: HttpRequest) -> bool:
 
 @dataclass(eq=False, repr=False)
 class Handler:
-    """The unprotected handler of one request, and the transactions that Django would open around it."""
+    """The unprotected handler of one request."""
 
     #: Runs the view or the method, to its end if it is async.
     call: Callable[[], Any]
-    #: Django's own request.
     request: HttpRequest
     #: The view that ``call`` runs.
     view: object
 
     @cached_property
     def databases(self) -> list[str]:
-        """The databases on which Django leaves it to this package to open a transaction around the view of the URL.
+        """The databases on which this package opens the transaction of ATOMIC_REQUESTS.
 
-        There are none if no URL led here, or if the view of the URL calls this one without being exempt itself.
+        There are none if no URL led here, or if the URL's view, which calls this one, is not exempt.
         """
         match = self.request.resolver_match
         exemption = None if match is None else getattr(match.func, "_non_atomic_requests", None)
@@ -139,7 +94,7 @@ class Handler:
     def pass_through(self) -> Any:
         """Answer an unprotected request as Django would: in a transaction on each of ``databases``.
 
-        :raises RuntimeError: the view is async, and there is such a database. Django refuses that, too.
+        :raises RuntimeError: the view is async and needs a transaction, which Django refuses, too.
         """
         if getattr(self.request, _OPENED, None) is not None:  # opened by the class-based view of this handler
             return self.call()
@@ -148,14 +103,14 @@ class Handler:
             return self.call()
         if iscoroutinefunction(self.view):
             raise RuntimeError(
-                "You cannot use ATOMIC_REQUESTS with async views. Only a protected request to this view has a "
-                "transaction of its own. Mark the view with django.db.transaction.non_atomic_requests."
+                "You cannot use ATOMIC_REQUESTS with async views. Only a protected request to this view runs in a "
+                "transaction. Mark the view with django.db.transaction.non_atomic_requests."
             )
         blocks = {using: transaction.atomic(using=using) for using in databases}
         with ExitStack() as transactions:
             for block in blocks.values():
                 transactions.enter_context(block)
-            setattr(self.request, _OPENED, _ViewTransactions(transactions, blocks))
+            setattr(self.request, _OPENED, (transactions, blocks))
             try:
                 return self.call()
             finally:
@@ -164,31 +119,171 @@ class Handler:
     def refuse_open_transactions(self, operation: Operation) -> None:
         """Refuse to claim within a transaction that would commit after the outcome is recorded.
 
-        The transactions that were opened around the view for code above its protected handler, such as an override that
-        calls ``super().post()``, are committed first.
+        First commit the transactions opened around the view for code above its protected handler, such as an override
+        that calls ``super().post()``.
 
-        :raises OuterTransactionError: a transaction is open on some database.
+        :raises OuterTransactionError: a transaction is open on any database.
         """
-        opened: _ViewTransactions | None = getattr(self.request, _OPENED, None)
-        if opened is not None and all(map(is_innermost, opened.blocks.values())):
+        transactions, blocks = getattr(self.request, _OPENED, None) or (None, {})
+        if transactions is not None and all(map(is_innermost, blocks.values())):
             setattr(self.request, _OPENED, None)
-            opened.transactions.close()
+            transactions.close()
         for connection in connections.all(initialized_only=True):
             if connection.in_atomic_block and is_transaction_open(connection.alias):
                 raise OuterTransactionError(
-                    f"Operation {operation.name!r} was called inside an open transaction of database "
-                    f"{connection.alias!r}, which would commit after the operation's outcome is recorded. Call it "
-                    f"outside of atomic(). A protected view is exempt from ATOMIC_REQUESTS automatically. If "
-                    f"method_decorator(), another decorator or an overridden as_view() hides that, put @idempotent "
-                    f"directly on the function or method, or mark the outermost view with "
+                    f"{operation} was called inside an open transaction of database {connection.alias!r}, which would "
+                    f"commit after the operation's outcome is recorded. Call it outside of atomic(). A protected view "
+                    f"is exempt from ATOMIC_REQUESTS. If a decorator or an overridden as_view() hides that, put "
+                    f"@idempotent directly on the function or method, or mark the outermost view with "
                     f"django.db.transaction.non_atomic_requests(using={connection.alias!r})."
                 )
 
 
-@dataclass
-class _ViewTransactions:
-    transactions: ExitStack
-    blocks: dict[str, Atomic]
+@dataclass(eq=False, repr=False)
+class HandlerAttempt(Attempt):
+    adapter: Adapter
+    handler: Handler
+    response: Any = None
+    #: Whether the handler has returned. A copy of the context may outlive it.
+    has_ended: bool = False
+    #: Whether the handler has called ``set_rollback(True)`` on one of its transactions.
+    undoes_itself: bool = False
+
+    def is_here(self) -> bool:
+        """Whether the calling code runs on the attempt's connection, and so in its transaction. A context may be copied
+        into another thread.
+        """
+        connection = self.claim.ownership.store.connection
+        return not self.has_ended and connections[connection.alias] is connection
+
+    def call_handler(self) -> Outcome | None:
+        """Run the handler.
+
+        :returns: the outcome to record, or None to roll back.
+        :raises UnrecordableResponseError: the response must be recorded, but can't be.
+        """
+        owned = self.claim.ownership
+        others = {using: transaction.atomic(using=using) for using in self.handler.databases if using != owned.using}
+        token = attempts.set((*attempts.get(), self))
+        connected: list[Any] = [owned.store.connection, *(connections[using] for using in others)]
+        # An operation whose handler calls this one has replaced the method, too.
+        replaced = [(connection, vars(connection).get("set_rollback")) for connection in connected]
+        try:
+            with ExitStack() as transactions:
+                for block in others.values():
+                    transactions.enter_context(block)
+                for connection in connected:
+                    # ``needs_rollback`` is not enough: Django also sets it after an error that the handler may catch.
+                    depth = len(connection.atomic_blocks)
+                    connection.set_rollback = functools.partial(self._set_rollback, connection, depth)
+                outcome = self._outcome_of(self.handler.call())
+                if others:
+                    # The other transactions commit now. A later failure rolls back only the record's transaction.
+                    owned.has_effects_elsewhere = outcome is not None
+                    with on_behalf_of(owned):
+                        finish_transactions(others, outcome, owned.policy.operation)
+                return outcome
+        finally:
+            for connection, of_outer in replaced:
+                vars(connection).pop("set_rollback", None)
+                if of_outer is not None:
+                    connection.set_rollback = of_outer
+            self.has_ended = True
+            attempts.reset(token)
+
+    def _set_rollback(self, connection: Any, depth: int, rollback: bool) -> None:
+        """Note that the handler itself calls ``set_rollback()``."""
+        type(connection).set_rollback(connection, rollback)
+        if len(connection.atomic_blocks) == depth:  # not within a nested atomic()
+            self.undoes_itself = rollback
+
+    def outcome_of_error(self, error: Exception) -> Outcome | None:
+        """Called after the handler's writes are rolled back.
+
+        :returns: the outcome of the framework's response to ``error``, or None if that response is not recorded.
+        :raises Exception: ``error`` itself, if it is a crash.
+        """
+        self.discard()
+        with on_behalf_of(self.claim.ownership), self.adapter.http.META.get(BODY_STREAM, UNWATCHED):
+            pass  # half a body, which may be the cause of the error, is an error on entry
+        answer = self.adapter.answer_to_exception(error)
+        if answer is None:
+            raise error
+        return self._outcome_of(answer)
+
+    def discard(self) -> None:
+        """Free the resources of a response that is not sent, such as an open file."""
+        answer, self.response = self.response, None
+        if isinstance(answer, HttpResponseBase):
+            # Not response.close(), because that also sends the signal request_finished.
+            closers = [*answer._resource_closers]  # type: ignore[attr-defined]
+        else:
+            closers = [answer.close] if hasattr(answer, "close") else []  # such as a coroutine that is never awaited
+        for close in closers:
+            with suppress(Exception):  # as Django does
+                close()
+
+    def _outcome_of(self, answer: Any) -> Outcome | None:
+        owned = self.claim.ownership
+        policy = owned.policy
+        try:
+            fault_point["render.before"]()
+            self.response = answer  # so that discard() frees it even if rendering fails
+            self.response = self.adapter.render(answer)
+            fault_point["render.after"]()
+            if not isinstance(self.response, HttpResponseBase):
+                raise UnrecordableResponseError(
+                    f"The handler of operation {policy.operation.name!r} must return an HttpResponse, not "
+                    f"{type(self.response).__name__}. If a framework makes the response later, put @idempotent where "
+                    f"the response exists, or register an adapter for the framework.{advice_on_adapters()}"
+                )
+            if hasattr(self.response, "render"):
+                refuse_late_changes(self.response, policy.operation)
+            with self.adapter.http.META.get(BODY_STREAM, UNWATCHED):
+                pass  # half a body is an error on entry. After the rendering, because that may read the body.
+            del self.response[self.adapter.profile.replayed]  # such as another server's, whose response is passed on
+            job = policy.in_progress
+            if isinstance(job, Attach) and attach_job(job, owned.fence.scope, self.response):
+                self.claim.reference = self.claim.reference or self.response["Location"]
+            status = self.response.status_code
+            is_outcome = status != HTTPStatus.METHOD_NOT_ALLOWED and policy.recordable(status)
+            if not is_outcome or owned.discarded or (self.undoes_itself and status < 400):
+                owned.declined = status < 500
+                return None
+            return outcome_of(self.adapter.form_to_record(self.response), policy, self.claim.reference)
+        except IdempotencyError as error:
+            error.raised_by = owned  # as ``on_behalf_of`` does
+            raise
+
+
+def attach_job(job: Attach, scope: Scope, response: Any) -> bool:
+    """Whether the response is the 202 of a running job, which gets the job's address and a Retry-After."""
+    if response.status_code != HTTPStatus.ACCEPTED:
+        return False
+    response.setdefault("Location", job.location(scope))
+    response.setdefault("Retry-After", "1")
+    return True
+
+
+#: The attempts around the calling code, innermost last. A context variable, because threads and tasks of one request
+#: may run handlers at the same time.
+attempts: ContextVar[tuple[HandlerAttempt, ...]] = ContextVar("idempotency_attempts", default=())
+
+
+def is_running(operation: Operation, http: HttpRequest) -> bool:
+    """Whether a call under ``operation`` is part of an operation that this request already runs on this connection.
+
+    It is if the operation is the same, as when the handler calls ``super().create()``, or if both have
+    ``transaction=True`` in one database, as when DRF's ``partial_update()`` calls ``update()``: a second claim could
+    not commit inside the first one's transaction, and that transaction keeps the promises of both. A copy of the
+    request is another request, because it may have another key.
+    """
+    here = [attempt.claim for attempt in attempts.get() if attempt.adapter.http is http and attempt.is_here()]
+    if any(claim.operation.name == operation.name for claim in here):
+        return True
+    if not here or not (here[-1].ownership.policy.transaction and operation.declared["transaction"]):
+        return False
+    return records_database(operation=operation.name, account_id=here[-1].scope.account_id) == here[-1].using
 
 
 def is_innermost(block: Atomic) -> bool:
@@ -197,11 +292,11 @@ def is_innermost(block: Atomic) -> bool:
 
 
 def finish_transactions(blocks: Mapping[str, Atomic], outcome: Outcome | None, operation: Operation) -> None:
-    """Decide for the open transaction of each database whether it may commit.
+    """Decide whether the open transaction of each database may commit.
 
-    :param outcome: the outcome to record, or None if nothing of this run is kept.
-    :raises TransactionBrokenError: the handler returned a success although an error had rolled back one of them, or it
-        left a transaction open within one of them.
+    :param outcome: the outcome to record, or None to roll back.
+    :raises TransactionBrokenError: the handler returned a success although an error had rolled back one of the
+        transactions, or it left another one open within.
     """
     for using, block in blocks.items():
         if not is_innermost(block):
@@ -211,8 +306,7 @@ def finish_transactions(blocks: Mapping[str, Atomic], outcome: Outcome | None, o
         elif outcome.status < 400 and (connections[using].needs_rollback or not connections[using].is_usable()):
             # PostgreSQL rolls back at the COMMIT of a failed transaction, without an error.
             raise TransactionBrokenError(
-                f"Operation {operation.name!r} returned {outcome.status} although its transaction on database "
-                f"{using!r} had been marked for rollback or broken by a database error, so nothing it wrote there "
-                f"could be kept. Let the error propagate, or run the statement that may fail in an atomic() of its "
-                f"own."
+                f"{operation} returned {outcome.status} although its transaction on database {using!r} had been marked "
+                f"for rollback or broken by a database error, so nothing it wrote there could be kept. Let the error "
+                f"propagate, or run the statement that may fail in its own atomic()."
             )

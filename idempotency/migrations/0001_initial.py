@@ -60,6 +60,7 @@ class Migration(migrations.Migration):
                 ),
                 ("completed_at", models.DateTimeField(blank=True, null=True, verbose_name="completed at")),
                 ("body_expires_at", models.DateTimeField(blank=True, null=True, verbose_name="body is kept until")),
+                ("session", models.IntegerField(blank=True, null=True, verbose_name="session")),
             ],
             options={
                 "verbose_name": "idempotency record",

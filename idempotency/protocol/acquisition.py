@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, router
 from django.dispatch import Signal
@@ -51,6 +51,9 @@ MAX_ROUNDS = 8
 #: The pauses, in seconds, between two looks of a waiting duplicate. They are short at first and then grow.
 FIRST_POLL = 0.02
 SLOWEST_POLL = 0.25
+
+#: How old a claim must be, in seconds, before a duplicate checks its session. So a double click costs nothing more.
+LOOK_AFTER = 1
 
 
 @dataclass(frozen=True)
@@ -184,20 +187,14 @@ def _insert(request: ClaimRequest) -> int | Row | None:
     out and the claim is recovered. If it sleeps for an hour after the COMMIT, another attempt takes over, and
     everything that this one does later is fenced.
 
-    The COMMIT need not wait for the disk if it is harmless to lose the claim. With transaction=True and REEXECUTE it
-    is, because the effects' own COMMIT comes later in the same log: no effect can be durable without the claim.
+    The COMMIT need not wait for the disk if it is harmless to lose the claim. If a crash undoes the attempt it is,
+    because the effects' own COMMIT comes later in the same log: no effect can be durable without the claim.
     """
     policy, store = request.policy, request.store
     fault_point["claim.before"]()
     try:
         with store.own_statement(policy.operation):
-            inserted = store.insert_claim(
-                request.scope,
-                request.payload.request_hash,
-                lease=policy.lease,
-                retention=policy.retention,
-                wait_for_disk=not (policy.transaction and policy.recovery is Recovery.REEXECUTE),
-            )
+            inserted = store.insert_claim(request.scope, request.payload.request_hash, **_terms(policy))
             fault_point["claim.sent"]()
     except IntegrityError as error:
         if not store.is_duplicate(error):
@@ -206,6 +203,12 @@ def _insert(request: ClaimRequest) -> int | Row | None:
     if isinstance(inserted, int):
         fault_point["claim.committed"]()
     return inserted
+
+
+def _terms(policy: Policy) -> dict[str, Any]:
+    """What a store needs to know of the policy of an attempt that claims."""
+    undone_by_crash = policy.transaction and policy.recovery is Recovery.REEXECUTE
+    return {"lease": policy.lease, "retention": policy.retention, "undone_by_crash": undone_by_crash}
 
 
 def _owned(policy: Policy, fence: Fence, store: Store, signal: Signal) -> Ownership:
@@ -224,7 +227,8 @@ def _follow(decision: Decision, request: ClaimRequest, row: Row) -> Ownership | 
             signals.send(signals.replayed, policy.operation, request.scope, attempt)
             return row.outcome
         case Decision.WAIT:
-            raise InProgressError(retry_after=retry_after(row.lease_left, policy))
+            _leave_to_owner(policy, row, store)
+            return None
         case Decision.REFUSE_REUSED:
             version = row.fence.request_hash.partition(":")[0]
             if not fingerprint.is_known(row.fence.request_hash):
@@ -251,6 +255,16 @@ def _follow(decision: Decision, request: ClaimRequest, row: Row) -> Ownership | 
     raise OutcomeUnknownError  # Decision.REPORT_PARKED
 
 
+def _leave_to_owner(policy: Policy, row: Row, store: Store) -> None:
+    """Raise ``InProgressError``, unless the owner's session is gone. Then the next round finds an abandoned claim."""
+    if row.session is not None and policy.lease.total_seconds() - row.lease_left >= LOOK_AFTER:
+        with store.own_statement(policy.operation):
+            ended = store.end_lease_of_gone_session(row.fence)
+        if ended:
+            return
+    raise InProgressError(retry_after=retry_after(row.lease_left, policy))
+
+
 def _unknown_secret(operation: Operation) -> UnavailableError:
     """The error for a payload that can't be compared, for the same reason as one of an unknown version. A retry may
     meet a process that has the secret."""
@@ -271,7 +285,7 @@ def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
         raise request.refusal
     policy, store, request_hash = request.policy, request.store, request.payload.request_hash
     with store.own_transaction(policy.operation):
-        won = store.start_over(row.fence, request_hash, lease=policy.lease, retention=policy.retention)
+        won = store.start_over(row.fence, request_hash, **_terms(policy))
         if won:
             steps.forget(row.fence, store.using)  # those of the earlier request
     next_attempt = replace(row.fence, attempt=row.fence.attempt + 1, request_hash=request_hash)
@@ -286,7 +300,7 @@ def take_over(policy: Policy, observed: Fence, store: Store, signal: Signal) -> 
     because if a crash loses a take-over, the same attempt number could be given out twice.
     """
     with store.own_statement(policy.operation):
-        won = store.take_over(observed, lease=policy.lease, retention=policy.retention)
+        won = store.take_over(observed, **_terms(policy))
         fault_point["takeover.sent"]()
     return _owned(policy, replace(observed, attempt=observed.attempt + 1), store, signal) if won else None
 

@@ -221,7 +221,7 @@ def unavailable(using: str, error: Exception, *, completing: Operation | None = 
         f"({kind}). Run manage.py migrate, or finish the deploy."
         if completing is None
         else f"{completing} claimed its record in database {using!r} but could not complete it ({kind}). Its handler "
-        f"has probably changed the role or the search_path of the connection, such as by SET LOCAL ROLE, and must "
+        f"has probably changed the role or the search_path of the connection, for example by SET LOCAL ROLE, and must "
         f"reset them before it returns. If it has not, the tables don't fit this release: run manage.py migrate."
     )
     if problem not in _reported and len(_reported) < MAX_REPORTED:

@@ -45,6 +45,7 @@ class Row:
     fence: Fence
     status: Status
     lease_left: float  # seconds; 0 or less if the lease is over or there is none
+    session: int | None  # in which the handler of the latest claim runs, if its end may end the lease
     retention_over: bool
     outcome: Outcome | None  # for a completed record only
 
@@ -216,6 +217,9 @@ class Upkeep:
         record = ExpressionWrapper(F("record_id") + 0, output_field=BigIntegerField())
         steps = IdempotencyStep.objects.using(self.using).filter(account_id__in=set(accounts.values()))
         steps.alias(record=record).filter(record__in=list(accounts)).delete()
+
+    def end_leases_of_gone_sessions(self, limit: int) -> None:
+        """End up to ``limit`` leases whose claims' sessions are gone: see ``Store.end_lease_of_gone_session``."""
 
     def measure(self) -> TableSize:
         """The size of the table of records, if the database need not read the table for that."""

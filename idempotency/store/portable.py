@@ -53,17 +53,18 @@ class Store(Upkeep):
 
     @property
     def has_open_transaction(self) -> bool:
-        """Whether the driver has a transaction open, such as by a BEGIN that bypassed Django, or can't tell."""
+        """Whether the driver has a transaction open, also by a BEGIN that bypassed Django, or can't tell."""
         return True
 
     # Claims
 
     def insert_claim(
-        self, scope: Scope, request_hash: str, *, lease: timedelta, retention: timedelta, wait_for_disk: bool
+        self, scope: Scope, request_hash: str, *, lease: timedelta, retention: timedelta, undone_by_crash: bool
     ) -> int | Row | None:
         """Insert the record of a first attempt.
 
-        :param wait_for_disk: False lets a crash of the server lose the COMMIT, if the database can do that.
+        :param undone_by_crash: whether a crash undoes the attempt's effects. Then a crash of the server may lose the
+            COMMIT of the claim, and the end of its session may end its lease, if the database can do that.
         :returns: the record's id. If the scope has a record already, that record, or None if it was not read.
         :raises IntegrityError: the scope has a record already, and the database reports that by an error.
         """
@@ -92,12 +93,16 @@ class Store(Upkeep):
             fence=Fence(scope, record["id"], record["attempt"], record["request_hash"]),
             status=status,
             lease_left=0.0 if lease_expires_at is None else (lease_expires_at - now).total_seconds(),
+            session=record["session"],
             retention_over=record["expires_at"] <= now,
             outcome=outcome,
         )
 
-    def take_over(self, observed: Fence, *, lease: timedelta, retention: timedelta) -> bool:
-        """Own the record if it is as it was observed, and recoverable or abandoned."""
+    def take_over(self, observed: Fence, *, lease: timedelta, retention: timedelta, undone_by_crash: bool) -> bool:
+        """Own the record if it is as it was observed, and recoverable or abandoned.
+
+        :param undone_by_crash: as for ``insert_claim``, but the COMMIT waits for the disk.
+        """
         claimable = Q(status=Status.RECOVERABLE) | Q(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
         return self._change_one(
             self.matching(observed).filter(claimable),
@@ -108,7 +113,9 @@ class Store(Upkeep):
             expires_at=Greatest("expires_at", from_now(retention)),
         )
 
-    def start_over(self, observed: Fence, request_hash: str, *, lease: timedelta, retention: timedelta) -> bool:
+    def start_over(
+        self, observed: Fence, request_hash: str, *, lease: timedelta, retention: timedelta, undone_by_crash: bool
+    ) -> bool:
         """Own the record for a new request if it is as it was observed, its retention is over and no lease is
         running."""
         live = Q(status=Status.IN_PROGRESS, lease_expires_at__gt=Now())
@@ -123,6 +130,10 @@ class Store(Upkeep):
             created_at=Now(),
             **dict.fromkeys(("completed_at", "error", "body_expires_at", *_RESPONSE)),
         )
+
+    def end_lease_of_gone_session(self, observed: Fence) -> bool:
+        """End the lease if the record is as it was observed, and the session of its claim is gone."""
+        return False  # PostgreSQL alone lets every role see which sessions live
 
     def park_abandoned(self, observed: Fence) -> bool:
         """Park the record if it is as it was observed, and in progress with its lease over."""

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.crash.cells import run_cell, running
+from tests.crash.cells import HOUR, run_cell, running
 from tests.crash.points import DECLARATIONS, LATE_CALL, Cell
 from tests.harness.answers import facts_of
+from tests.harness.zygote import wait_until
 
 #: How many abandoned claims a sweep finds in scenario 26.
 CLAIMS = 12
@@ -93,3 +94,34 @@ def test_a_recovery_that_is_killed_half_way_or_meets_another_one_settles_each_cl
         else:
             assert (bool(facts_of(answer["body"])), len(run.payouts(key))) == (True, 1)
     assert states(run, keys) == ({"parked"} if parks else {"completed"})
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("run", ["inside"], indirect=True)
+@pytest.mark.parametrize(
+    ("point", "attempt"),
+    [
+        ("claim.committed", 2),
+        ("handler.wrote", 2),
+        ("complete.before", 2),
+        ("commit.sent", 1),
+        ("complete.committed", 1),
+    ],
+)
+def test_a_killed_worker_frees_its_key_although_its_lease_is_running(run, point, attempt):
+    run.kill_at(point, lease=HOUR)
+    wait_until(lambda: facts_of(run.ask(lease=HOUR)["body"]), "a retry runs or gets the outcome")
+    assert run.observer.record(run.key)["attempt"] == attempt
+    run.judge()
+    assert run.verdict.problems == []
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("run", ["inside"], indirect=True)
+def test_a_sweep_settles_the_claim_of_a_killed_worker_although_its_lease_is_running(run):
+    run.kill_at("handler.wrote", lease=HOUR)
+    run.answered(run.fork("sweep"))
+    assert run.observer.record(run.key)["status"] == "recoverable"
+    run.converge()
+    run.judge()
+    assert run.verdict.problems == []

@@ -40,11 +40,11 @@ def send_every_statement(scope):
     def fence():
         return store.read(scope).fence
 
-    assert store.insert_claim(scope, "v1:1", lease=lease, retention=retention, wait_for_disk=False)
-    assert store.take_over(fence(), lease=lease, retention=retention)
+    assert store.insert_claim(scope, "v1:1", lease=lease, retention=retention, undone_by_crash=True)
+    assert store.take_over(fence(), lease=lease, retention=retention, undone_by_crash=True)
     assert store.set_lease(fence(), lease, retention=retention)
     assert store.park_abandoned(fence())
     assert not store.release(fence())
     assert not store.park(fence())
     assert not store.complete(fence(), OUTCOME, retention=retention)
-    assert not store.start_over(fence(), "v1:2", lease=lease, retention=retention)
+    assert not store.start_over(fence(), "v1:2", lease=lease, retention=retention, undone_by_crash=True)

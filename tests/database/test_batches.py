@@ -222,7 +222,7 @@ def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(kind, races):
             elsewhere(lambda: work.rows.update(**{field: F(field) + 1}))
 
     work.make_due(3)
-    with at_level("REPEATABLE_READ"), before_statement("SKIP LOCKED", interfere):
+    with at_level("REPEATABLE_READ"), before_statement("FOR UPDATE SKIP LOCKED", interfere):
         if races == 1:
             assert work.take(10).touched == 3
         else:
@@ -255,7 +255,7 @@ def test_a_purge_walks_its_index(work, index):
 
 @pytest.mark.postgres
 @pytest.mark.whole_table
-def test_a_purge_of_records_walks_its_index_although_the_planner_knows_nothing_of_the_table():
+def test_a_purge_uses_its_index_without_statistics_of_the_table():
     """As after an upgrade of the server. It would sort all that is due for each batch."""
     fill(20_000)
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))

@@ -88,8 +88,12 @@ def by_a_request(answer):
 
 #: What a request makes of a claim. Each is called with the claim when the request reads it, and returns the change.
 ANSWERS = {
-    "take over": by_a_request(lambda store, seen: store.take_over(seen, lease=HOUR, retention=DAY)),
-    "start over": by_a_request(lambda store, seen: store.start_over(seen, "v1:1", lease=HOUR, retention=DAY)),
+    "take over": by_a_request(
+        lambda store, seen: store.take_over(seen, lease=HOUR, retention=DAY, undone_by_crash=True)
+    ),
+    "start over": by_a_request(
+        lambda store, seen: store.start_over(seen, "v1:1", lease=HOUR, retention=DAY, undone_by_crash=True)
+    ),
     "park abandoned": by_a_request(lambda store, seen: store.park_abandoned(seen)),
 }
 EVERY = {name: partial(partial, change) for name, change in CHANGES.items()} | ANSWERS

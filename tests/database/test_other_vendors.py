@@ -10,7 +10,7 @@ import pytest
 from django.db import IntegrityError, OperationalError, ProgrammingError, connections
 from django.test.utils import CaptureQueriesContext
 
-from idempotency.contrib.dashboard import adding
+from idempotency.contrib.dashboard import counting
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
@@ -109,7 +109,7 @@ def test_a_counter_that_another_process_has_created_meanwhile_is_added_to():
     counters = IdempotencyCounter.objects.filter(**one)
     create = iter([lambda: IdempotencyCounter.objects.create(**one, total=1)])
     with before_statement("INSERT", lambda: next(create, lambda: None)()):
-        adding._add("default", {("charges.create", "claimed"): 2}, 7)
+        counting._add("default", {("charges.create", "claimed"): 2}, 7)
     assert counters.get().total == 3
 
 
@@ -196,7 +196,7 @@ def test_each_claim_and_each_change_of_one_is_bounded_on_mysql(monkeypatch):
     bounded = []
     monkeypatch.setattr(mysql, "bounded_wait", lambda: nullcontext(bounded.append(None)))
     scope, minute = Scope("1", "tests.bounded", "k"), timedelta(minutes=1)
-    pk = mysql.insert_claim(scope, "v1:1", lease=minute, retention=minute, wait_for_disk=True)
+    pk = mysql.insert_claim(scope, "v1:1", lease=minute, retention=minute, undone_by_crash=False)
     assert len(bounded) == 1
     assert mysql.park(Fence(scope, pk, 1, "v1:1"))
     assert len(bounded) == 2

@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 from django.db import OperationalError, ProgrammingError, connection, connections, transaction
 
-from idempotency.contrib.dashboard import adding
+from idempotency.contrib.dashboard import counting
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord, IdempotencyStep
@@ -54,8 +54,8 @@ def binding(request):
     vars(connection.features).pop("uses_server_side_binding", None)
 
 
-def insert(store, wait_for_disk=True):
-    pk = store.insert_claim(SCOPE, HASH, lease=OVER, retention=OVER, wait_for_disk=wait_for_disk)
+def insert(store, undone_by_crash=False):
+    pk = store.insert_claim(SCOPE, HASH, lease=OVER, retention=OVER, undone_by_crash=undone_by_crash)
     return Fence(SCOPE, pk, 1, HASH)
 
 
@@ -67,8 +67,12 @@ def begun(store):
 
 
 CHANGES = {
-    "take_over": lambda store, fence: store.take_over(store.read(SCOPE).fence, lease=HOUR, retention=HOUR),
-    "start_over": lambda store, fence: store.start_over(store.read(SCOPE).fence, HASH, lease=HOUR, retention=HOUR),
+    "take_over": lambda store, fence: store.take_over(
+        store.read(SCOPE).fence, lease=HOUR, retention=HOUR, undone_by_crash=True
+    ),
+    "start_over": lambda store, fence: store.start_over(
+        store.read(SCOPE).fence, HASH, lease=HOUR, retention=HOUR, undone_by_crash=True
+    ),
     "park_abandoned": lambda store, fence: store.park_abandoned(store.read(SCOPE).fence),
     "set_lease": lambda store, fence: store.set_lease(fence, HOUR, retention=HOUR),
     "complete": lambda store, fence: store.complete(fence, OUTCOME, retention=HOUR),
@@ -101,7 +105,7 @@ def test_the_settings_of_a_change_hold_until_its_transaction_ends(store, binding
 @pytest.mark.parametrize("wait_for_disk", [False, True])
 def test_a_claim_waits_for_the_disk_if_it_must(store, binding, wait_for_disk):
     with transaction.atomic(durable=True):
-        insert(store, wait_for_disk)
+        insert(store, undone_by_crash=not wait_for_disk)
         assert in_force() == WAITING | IDLING | ({} if wait_for_disk else NO_DISK)
     with transaction.atomic(durable=True):
         store.bound_transaction(idle=timedelta(seconds=5), wait_for_disk=wait_for_disk)
@@ -112,11 +116,12 @@ def test_a_flush_of_counters_is_bounded_and_does_not_wait_for_the_disk(binding, 
     seen = []
 
     def add(*counts):
-        adding._add_at_once(*counts)
+        add_counts(*counts)
         seen.append(in_force())
 
-    monkeypatch.setattr(adding, "_ADDS", {"postgresql": add})
-    adding.write_counts("default", {("tests.settings", "claimed"): 1}, 1)
+    add_counts = counting._add
+    monkeypatch.setattr(counting, "_add", add)
+    counting.write_counts("default", {("tests.settings", "claimed"): 1}, 1)
     assert seen == [IDLING | NO_DISK]
     assert IdempotencyCounter.objects.filter(operation="tests.settings").count() == 2
 

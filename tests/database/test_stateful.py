@@ -30,6 +30,7 @@ from idempotency.outcome import Outcome, encode_body, outcome_of_result
 from idempotency.protocol import ownership
 from idempotency.protocol.claim import Claim
 from idempotency.protocol.context import claim_in_context
+from idempotency.store import Fence, store_for
 from tests.crash.mutations import MUTATIONS
 from tests.database.claiming import acquire
 from tests.outbox import SENDER, broker
@@ -248,6 +249,17 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.records)
     @rule(which=numbers)
+    def session_ends(self, which):
+        """No session has the number 0."""
+        scope, record = self.some(which)
+        IdempotencyRecord.objects.filter(pk=self.stored(scope).pk).update(session=0)
+        ended = store_for("default").end_lease_of_gone_session(Fence.of(self.stored(scope)))
+        live = record.status == "in_progress" and not record.lease_over
+        assert ended is (live and connection.vendor == "postgresql")
+        record.lease_over |= ended
+
+    @precondition(lambda self: self.records)
+    @rule(which=numbers)
     def retention_ends(self, which):
         scope, record = self.some(which)
         record.retention_over = True
@@ -287,8 +299,8 @@ class Machine(RuleBasedStateMachine):
             elif decision == "outcome":
                 resolutions.record_outcome(self.stored(scope), 7, by="operator")
             else:
-                may |= record.status == "in_progress" and (scope[0] == "again" or record.lease_over)
-                resolutions.release(self.stored(scope), by="operator", force=True)
+                may |= record.status == "in_progress" and record.lease_over
+                resolutions.release(self.stored(scope), by="operator")
         except resolutions.ResolutionRefusedError:
             assert not may
             return

@@ -382,7 +382,7 @@ done:
 	running--
 }
 
-/* Any lease and any retention may end between any two statements. */
+/* Any lease and any retention may end between any two statements: in time, or because a session is gone. */
 active proctype Clock() {
 	byte k;
 end:

@@ -30,74 +30,72 @@ RESULTS = Path(__file__).with_name("results.jsonl")
 
 Line = dict[str, Any]
 
-#: For each kind of run: the promise, the fault, the figures of its cases, and the command.
-RUNS: dict[str, tuple[str, str, str, str]] = {
+#: For each kind of run: the promise, the fault, and the figure of its cases.
+RUNS: dict[str, tuple[str, str, str]] = {
     "matrix": (
-        "one effect for a key, and the same answer for all; a late attempt changes nothing",
+        "one effect and one answer per key; a late attempt changes nothing",
         "[each fault at each place](#the-crash-matrix)",
         "cells",
-        "python -m tools.crashes --all --seeds 2",
     ),
     "orders": (
         "the same",
-        "orders of two actors' steps",
+        "every order of two actors' steps",
         "orders",
-        "python -m pytest tests/orders -k two --count 0",
     ),
-    "walks": ("the same", "random orders of three", "orders", "python -m pytest tests/orders -k three --count 100000"),
+    "walks": (
+        "the same",
+        "random orders of three actors' steps",
+        "orders",
+    ),
     "sequences": (
-        "each function does what its documentation says",
-        "random sequences of calls, compared with a model in memory",
+        "each function behaves as documented",
+        "random calls, compared with a model in memory",
         "calls",
-        "python -m pytest tests/database/test_stateful.py --count 1000",
     ),
     "calls": (
-        "nothing doubled, nothing lost",
+        "nothing is doubled or lost",
         "SIGKILL at a system call",
         "kills",
-        "python -m pytest tests/crash/test_calls.py --count 1",
     ),
     "model": (
         "every key ends completed, recoverable or parked",
-        "all histories of a model whose clients send one request each and retry none",
+        "all histories of a [model](#what-isnt-proven)",
         "states",
-        "python -m pytest tests/model",
     ),
     "stops": (
         "an acknowledged outcome is kept",
         "immediate stops of PostgreSQL under load",
         "operations",
-        "python -m tools.crashes --restarts 50",
+    ),
+    "cuts": (
+        "the same",
+        "[power cuts](#histories) under load",
+        "operations",
     ),
     "failover": (
-        "the same over a failover, with a synchronous standby",
-        "the primary killed behind a broken network, [a standby promoted](#failover)",
+        "the same, with a synchronous standby",
+        "[a failover](#failover)",
         "operations",
-        "python -m tools.crashes --failover",
     ),
     "deliveries": (
-        "one effect for a message",
+        "one effect per message",
         "[15 faults](#deliveries) of workers, relays and brokers",
         "messages",
-        "python -m tools.deliveries --messages 2000",
     ),
     "soak": (
-        "one effect for an operation, none lost, under load",
+        "one effect per operation under load, none lost",
         "[kills, stops and freezes](#soak) of all servers",
         "requests",
-        "python -m tools.soak --requests 1000000",
     ),
     "fuzz": (
-        "no error that the unprotected view, client or task doesn't give",
-        "random requests, answers, messages, forms and settings",
+        "no error that unprotected code doesn't have",
+        "random requests, answers, messages, forms, settings",
         "inputs",
-        "python -m pytest tests/http tests/contrib -k fuzz --count 100000",
     ),
     "guided": (
-        "keys, JSON and forms mean what others read in them",
-        "bytes that coverage guides, to the parsers",
+        "keys, JSON and forms are parsed as other parsers do",
+        "coverage-guided bytes",
         "inputs",
-        "python -m tests.unit.test_guided -runs=1000000",
     ),
 }
 #: The kinds of runs that try other cases each time, so that all of them count.
@@ -152,24 +150,23 @@ def latest(lines: Iterable[Line], kind: str) -> list[Line]:
 
 def runs(lines: list[Line]) -> str:
     rows = []
-    for kind, (promise, fault, figure, command) in RUNS.items():
+    for kind, (promise, fault, figure) in RUNS.items():
         counted = [line for line in latest(lines, kind) if line["what"] not in CONTROLS]
         for older in (False, True):
             if group := [line for line in counted if is_older(line) is older]:
-                cases = f"{sum(line[figure] for line in group):,} {figure}"
                 failed = [line for line in lines if line.get("failed") and kind_of(line) == kind]
-                found = [
-                    _sum(group, "fired"),
-                    _violations([*group, *(each for each in failed if is_older(each) is older)]),
-                ]
-                rows.append([promise, fault, _databases(group), cases, *found, *_origin(group), f"`{command}`"])
-    heads = ["promise", "fault", "database", "cases", "fired", "violations", "commits", "run on", "in full"]
-    return markdown(heads, rows)
+                violations = _violations([*group, *(each for each in failed if is_older(each) is older)])
+                cases = _databases(group) + _cases(group, figure)
+                rows.append([promise, fault, cases, violations, _origin(group)])
+    return markdown(["promise", "fault", "cases", "violations", "run"], rows)
 
 
-def _sum(lines: list[Line], figure: str) -> str:
-    """The sum of what each of the runs has measured."""
-    return f"{sum(line[figure] for line in lines):,}" if all(figure in line for line in lines) else "–"
+def _cases(lines: list[Line], figure: str) -> str:
+    """How many cases there were, and in how many the fault struck, if all of the runs have measured that."""
+    cases = f"{sum(line[figure] for line in lines):,} {figure}"
+    if not all("fired" in line for line in lines):
+        return cases
+    return f"{cases}, {sum(line['fired'] for line in lines):,} struck"
 
 
 def _violations(lines: list[Line]) -> str:
@@ -181,107 +178,115 @@ def _databases(lines: list[Line]) -> str:
     names = {
         "postgresql" if line["database"] == "postgres" else line["database"] for line in lines if "database" in line
     }
-    return ", ".join(sorted(names | {line["broker"] for line in lines if "broker" in line})) or "none"
+    names |= {line["broker"] for line in lines if "broker" in line}
+    return f"{', '.join(sorted(names))}: " if names else ""
 
 
-def _origin(lines: list[Line]) -> list[str]:
+def _origin(lines: list[Line]) -> str:
     """The commits, marked where the code has changed since, and the last date."""
     commits = sorted({f"`{line['commit'][:7]}`" for line in lines})
     named = ", ".join(commits) if len(commits) < 4 else f"{len(commits)} commits"
-    return [f"{named}, **older**" if is_older(lines[0]) else named, max(line["date"] for line in lines)]
+    return f"{named}{', **older**' if is_older(lines[0]) else ''}, {max(line['date'] for line in lines)}"
 
 
 def failures(lines: list[Line]) -> str:
     failed = [line for line in lines if line.get("failed")]
-    rows = [[line["date"], line["what"], f"`{line['commit'][:7]}`", line["failed"], line["became"]] for line in failed]
-    return markdown(["date", "run", "commit", "what failed", "what became of it"], rows) if rows else "None so far."
+    rows = [[line["what"], _origin([line]), line["failed"], line["became"]] for line in failed]
+    return markdown(["kind", "run", "what failed", "what became of it"], rows) if rows else "None so far."
 
 
 def methods(lines: list[Line]) -> str:
-    """Which method has seen which planted bug, and how many each has seen, alone and in all."""
+    """How many of the planted bugs each method has seen, and how many it alone."""
     from tools.methods import METHODS, SEEN
 
     found: dict[str, dict[str, str]] = {}
     for line in latest(lines, "method"):
         found.setdefault(line["bug"], {})[line["method"]] = line["verdict"]
-    rows = [[bug, *(verdicts.get(method, "") for method in METHODS)] for bug, verdicts in sorted(found.items())]
-    seen = {method: [bug for bug, verdicts in found.items() if verdicts.get(method) == SEEN] for method in METHODS}
-    tried = {method: sum(method in verdicts for verdicts in found.values()) for method in METHODS}
-    rows.append(["**seen, of those tried**", *(f"{len(bugs)} of {tried[method]}" for method, bugs in seen.items())])
-    whole = [bug for bug, verdicts in found.items() if len(verdicts) == len(METHODS)]
-    alone = {
-        method: sum(bug in whole and list(found[bug].values()).count(SEEN) == 1 for bug in bugs)
-        for method, bugs in seen.items()
-    }
-    rows.append(["**seen by this method alone**", *map(str, alone.values())])
-    return markdown(["bug", *METHODS], rows)
+    rows = []
+    for method in METHODS:
+        tried = [verdicts for verdicts in found.values() if method in verdicts]
+        seen = [verdicts for verdicts in tried if verdicts[method] == SEEN]
+        whole = [verdicts for verdicts in seen if len(verdicts) == len(METHODS)]
+        alone = [[*verdicts.values()].count(SEEN) == 1 for verdicts in whole]
+        rows.append([method, f"{len(seen)} of {len(tried)}", sum(alone)])
+    return markdown(["method", "bugs seen", "by no other method"], rows)
 
 
 def failovers(lines: list[Line]) -> str:
     rows = []
     for line in latest(lines, "failover"):
-        calls = [f"{line[name]}, {line[f'{name}_doubled']}" for name in ("reconcile", "park")]
-        rows.append(
-            [line["what"].partition(": ")[2], line["rows"], line["lost"], line["torn"], *calls, *_origin([line])]
-        )
-    heads = ["setting", "acknowledged rows", "lost", "torn", "Reconcile: calls, doubled", "PARK: calls, doubled"]
-    return markdown([*heads, "commit", "run on"], rows)
+        calls = [f"{line[f'{name}_doubled']} of {line[name]}" for name in ("reconcile", "park")]
+        lost = f"{line['lost']} of {line['rows']}"
+        rows.append([line["what"].partition(": ")[2], lost, line["torn"], *calls, _origin([line])])
+    return markdown(["setting", "rows lost", "torn", "Reconcile: doubled", "PARK: doubled", "run"], rows)
+
+
+def _grouped(lines: list[Line], *names: str) -> Iterable[list[Line]]:
+    """The lines that agree in these values and in being older or not."""
+    groups: dict[tuple[object, ...], list[Line]] = {}
+    for line in lines:
+        groups.setdefault((is_older(line), *(line[name] for name in names)), []).append(line)
+    return groups.values()
+
+
+def _sums(lines: list[Line], names: Iterable[str]) -> list[str]:
+    """A dash where not all of the runs have measured it."""
+    return [f"{sum(line[name] for line in lines):,}" if all(name in line for line in lines) else "–" for name in names]
 
 
 def deliveries(lines: list[Line]) -> str:
+    """The figures of all faults together, for each broker."""
     rows = []
-    for line in latest(lines, "deliveries"):
-        counts = [line["messages"], line["deliveries"], line["violations"], line["sent_again"]]
-        rows.append([line["fault"], line["broker"], line["fired"], *counts, *line["control"], *_origin([line])])
-    heads = ["fault", "broker", "struck", "messages", "deliveries", "violations", "sent again"]
-    control = ["control: doubled", "lost", "rolled back"]
-    return markdown([*heads, *control, "commit", "run on"], rows)
+    for group in _grouped(latest(lines, "deliveries"), "broker"):
+        sums = _sums(group, ("fired", "messages", "deliveries", "violations", "sent_again"))
+        control = [sum(line["control"][column] for line in group) for column in range(3)]
+        rows.append([group[0]["broker"], *sums, *control, _origin(group)])
+    heads = ["broker", "struck", "messages", "deliveries", "violations", "sent again"]
+    return markdown([*heads, "control: doubled", "lost", "rolled back", "run"], rows)
 
 
 def soaks(lines: list[Line]) -> str:
-    names = ("requests", "operations", "fired", "take_overs", "ambiguous", "sent_again", "p50", "p99")
-    rows = []
-    for line in latest(lines, "soak"):
-        control = f"{line['doubled']:,} of {line['controls']:,}"
-        rows.append([line["seed"], *(f"{line[name]:,}" for name in names), control, *_origin([line])])
-    return markdown(["seed", *names, "control: doubled", "commit", "run on"], rows)
+    names = ("operations", "fired", "take_overs", "ambiguous", "sent_again")
+    rows = [
+        [
+            *_sums(group, names),
+            " of ".join(_sums(group, ("doubled", "controls"))),
+            *_sums(group, ("histories", "invocations", "unexplained")),
+            _origin(group),
+        ]
+        for group in _grouped(latest(lines, "soak"))
+    ]
+    heads = ["operations", "faults", "take-overs", "ambiguous", "sent again", "control: doubled"]
+    heads += ["histories", "calls", "control: unexplained", "run"]
+    return markdown(heads, rows)
 
 
 def controls(lines: list[Line]) -> str:
     rows = []
-    for line in lines:
-        if line["what"] == "stops: control":
-            calls, doubled = line["reconcile"] + line["park"], line["reconcile_doubled"] + line["park_doubled"]
-            lost = f"{line['lost']} of {line['rows']} rows lost, {doubled} of {calls} calls doubled"
-            rows.append(["stops, with `synchronous_commit = off`", lost, *_origin([line])])
-    rows += [
-        ["soak, without a claim", f"{line['doubled']:,} of {line['controls']:,} doubled", *_origin([line])]
-        for line in latest(lines, "soak")
-    ]
-    return markdown(["control", "what came of it", "commit", "run on"], rows)
+    for group in _grouped([line for line in lines if line["what"] == "stops: control"]):
+        lost = " of ".join(_sums(group, ("lost", "rows")))
+        calls = [" of ".join(_sums(group, (f"{name}_doubled", name))) for name in ("reconcile", "park")]
+        rows.append([lost, *calls, _origin(group)])
+    return markdown(["rows lost", "Reconcile: doubled", "PARK: doubled", "run"], rows)
 
 
 def conformance(lines: list[Line]) -> str:
-    """Ours comes first, with what all cases came to, whatever it is."""
+    """Ours comes first, then the packages that are durable, then those in memory. Equals share a row."""
     found = latest(lines, "conformance")
-    # Ours, then those that are durable, then those in memory.
-    found.sort(key=lambda line: (line["version"] != "this checkout", line["store"] == "memory", line["package"]))
-    ours = found[0]
-    rows = [
-        [f"{line['package']} ({line['store']})", line["version"], *line["cells"].values(), line["date"]]
-        for line in found
-    ]
-    made = markdown(["package (records in)", "version", *ours["cells"], "run on"], rows)
-    commits = ", ".join(_origin([ours]))
-    if "cases" not in ours:
-        return f"{made}\n\nThe row of this package is of {commits}, and has these columns only."
-    cases: dict[str, list[str]] = {}
-    for name, verdict in ours["cases"].items():
-        cases.setdefault(verdict, []).append(name)
-    said = "; ".join(
-        f"{verdict}: {', '.join(f'`{name}`' for name in names)}" for verdict, names in sorted(cases.items())
+    found.sort(
+        key=lambda line: (line["version"] != "this checkout", line["store"].startswith("memory"), line["package"])
     )
-    return f"{made}\n\nAll {len(ours['cases'])} cases of this package, {commits}: {said}."
+    ours = found[0]
+    verdicts = ("**no**", "deviates", "–")
+    if unknown := {verdict for line in found for verdict in line["cells"].values()} - {"yes", *verdicts}:
+        raise ValueError(f"verdicts without a column: {unknown}")
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for line in found:
+        named = [", ".join(name for name, verdict in line["cells"].items() if verdict == each) for each in verdicts]
+        rows.setdefault((line["store"], *named), []).append(f"{line['package']} {line['version']}")
+    heads = ["package and version", "records in", "no", "deviates", "not judged"]
+    made = markdown(heads, [[", ".join(packages), *row] for row, packages in rows.items()])
+    return f"{made}\n\nThis package was judged at {_origin([ours])}. The cases are {', '.join(ours['cells'])}."
 
 
 def mutants(lines: list[Line]) -> str:
@@ -290,16 +295,17 @@ def mutants(lines: list[Line]) -> str:
     :raises ValueError: a run is void.
     """
     rows = []
-    for line in latest(lines, "mutation"):
-        if not line["killed"]:
-            raise ValueError(f"a void run: {line}")
-        tried = f"{line['mutants']:,} of {line['of']:,}"
-        score = f"{100 * line['killed'] / (line['mutants'] - line['explained']):.1f} %"
-        counts = [line[name] for name in ("killed", "explained", "survived")]
-        rows.append(
-            [f"`{line['kind']}`", line["database"], tried, *counts, score, *_origin([line]), f"`{line['command']}`"]
+    for group in _grouped(latest(lines, "mutation"), "database", "commit"):
+        mutants, of, killed, explained, survived = (
+            sum(line[name] for line in group) for name in ("mutants", "of", "killed", "explained", "survived")
         )
-    heads = ["folder", "database", "mutants", "killed", "explained", "survived", "score", "commit", "run on", "command"]
+        if not all(line["killed"] for line in group):
+            raise ValueError(f"a void run: {group}")
+        folders = ", ".join(sorted(f"`{line['kind'].removeprefix('idempotency/')}`" for line in group))
+        score = f"{100 * killed / (mutants - explained):.1f} %"
+        tried = f"{mutants:,} of {of:,}"
+        rows.append([folders, group[0]["database"], tried, killed, explained, survived, score, _origin(group)])
+    heads = ["below `idempotency/`", "database", "mutants", "killed", "explained", "survived", "score", "run"]
     return markdown(heads, rows)
 
 

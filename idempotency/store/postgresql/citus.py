@@ -88,6 +88,12 @@ class CitusStore(PostgreSQLStore):
     def takes_several(self, cursor: Any) -> bool:
         return False  # an update of several shards can't have the note, and a message is sent on as a whole
 
+    def _session(self, undone_by_crash: bool) -> int | None:
+        return None  # a session of the coordinator is in no worker's list
+
+    def end_leases_of_gone_sessions(self, limit: int) -> None:
+        pass
+
     def _prepares(self, cursor: Any) -> bool:
         return False  # the statement that claims and reads is not one task
 

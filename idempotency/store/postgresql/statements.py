@@ -54,11 +54,15 @@ def with_settings(statement: str, settings: tuple[Setting, ...]) -> str:
     return statement.format(settings=f"{made} <> ''" if made else "true")
 
 
-INSERT_CLAIM = """
+# The process id of the session, if it is the one that the driver learned when it connected. A pooler invents one and
+# may run the handler in another session.
+SESSION = "CASE WHEN pg_backend_pid() = %s THEN pg_backend_pid() END"
+
+INSERT_CLAIM = f"""
 INSERT INTO idempotency_record
-    (account_id, operation, idempotency_key, request_hash, status, attempt, lease_expires_at, expires_at)
-VALUES (%s, %s, %s, %s, CASE WHEN {settings} THEN 'in_progress' END, 1,
-    statement_timestamp() + %s::interval, statement_timestamp() + %s::interval)
+    (account_id, operation, idempotency_key, request_hash, status, attempt, lease_expires_at, expires_at, session)
+VALUES (%s, %s, %s, %s, CASE WHEN {{settings}} THEN 'in_progress' END, 1,
+    statement_timestamp() + %s::interval, statement_timestamp() + %s::interval, {SESSION})
 ON CONFLICT (account_id, operation, idempotency_key) DO NOTHING
 RETURNING id
 """
@@ -66,7 +70,7 @@ RETURNING id
 # The server compares the times, because it takes longer to read timestamps into Python.
 READ = """
 SELECT id, attempt, status, request_hash,
-    date_part('epoch', lease_expires_at - statement_timestamp()), expires_at <= statement_timestamp(),
+    date_part('epoch', lease_expires_at - statement_timestamp()), session, expires_at <= statement_timestamp(),
     response_status, response_headers::text, response_body::text, response_reference
 FROM idempotency_record
 WHERE account_id = %s AND operation = %s AND idempotency_key = %s
@@ -77,8 +81,9 @@ WHERE account_id = %s AND operation = %s AND idempotency_key = %s
 # counts.
 CLAIM_OR_READ = f"""
 WITH claimed AS ({INSERT_CLAIM})
-SELECT id, NULL AS attempt, NULL AS status, NULL AS request_hash, NULL AS lease_left, NULL AS retention_over,
-    NULL AS response_status, NULL AS response_headers, NULL AS response_body, NULL AS response_reference
+SELECT id, NULL AS attempt, NULL AS status, NULL AS request_hash, NULL AS lease_left, NULL AS session,
+    NULL AS retention_over, NULL AS response_status, NULL AS response_headers, NULL AS response_body,
+    NULL AS response_reference
 FROM claimed
 UNION ALL {READ}
 ORDER BY attempt NULLS FIRST
@@ -104,7 +109,7 @@ HISTORY = "history = " + APPENDED["postgresql"].format(history="history", entry=
 TAKE_OVER = f"""
 UPDATE idempotency_record
 SET status = CASE WHEN {{settings}} THEN 'in_progress' END, attempt = attempt + 1,
-    lease_expires_at = statement_timestamp() + %s::interval, expires_at = {KEEP},
+    lease_expires_at = statement_timestamp() + %s::interval, expires_at = {KEEP}, session = {SESSION},
     {HISTORY}
 {OBSERVED}
 AND (status || '' = 'recoverable' OR (status || '' = 'in_progress' AND lease_expires_at <= statement_timestamp()))
@@ -114,7 +119,7 @@ START_OVER = f"""
 UPDATE idempotency_record
 SET status = CASE WHEN {{settings}} THEN 'in_progress' END, attempt = attempt + 1, request_hash = %s,
     lease_expires_at = statement_timestamp() + %s::interval,
-    expires_at = statement_timestamp() + %s::interval,
+    expires_at = statement_timestamp() + %s::interval, session = {SESSION},
     created_at = statement_timestamp(), completed_at = NULL,
     response_status = NULL, response_headers = NULL, response_body = NULL, response_reference = NULL,
     error = NULL, body_expires_at = NULL,
@@ -122,6 +127,28 @@ SET status = CASE WHEN {{settings}} THEN 'in_progress' END, attempt = attempt + 
 {OBSERVED}
 AND expires_at <= statement_timestamp()
 AND NOT (status || '' = 'in_progress' AND lease_expires_at > statement_timestamp())
+"""
+
+# The end of a session ends the lease of its claim, because the handler's transaction has ended with it: the server
+# removes it from its list after the COMMIT or ROLLBACK. Were it the wrong session, a run would be wasted: as after any
+# lease, the fence lets one attempt commit.
+#
+# - The process dies before the claim is committed: there is no record. After that: the session ends when the server has
+#   finished its statement and finds the connection closed. After COMMIT: the record is completed.
+# - The session ends while the process lives (terminated, a timeout, a restart, a failover, a handler that closes its
+#   connection): the attempt has lost its transaction and can't complete.
+# - The session looks alive if the process is frozen, a pool in the process has handed it on, or another session has got
+#   its process id. Then the lease decides.
+# - A prepared transaction outlives its session. A handler may no more PREPARE its transaction than COMMIT it.
+#
+# The list names each session to every role, even with track_activities off. A transaction reads the list once, so a
+# later claim may name a session that is not in it. The attempt in the fence excludes that.
+END_LEASE = f"""
+UPDATE idempotency_record
+SET lease_expires_at = CASE WHEN {{settings}} THEN statement_timestamp() END, {HISTORY}
+{FENCED}
+AND lease_expires_at > statement_timestamp()
+AND session IS NOT NULL AND NOT EXISTS (SELECT FROM pg_stat_get_activity(session))
 """
 
 PARK_ABANDONED = f"""
@@ -192,11 +219,12 @@ class RecordStore(Store):
         return bool(driver.pgconn.transaction_status != TRANSACTION_IDLE)
 
     def insert_claim(
-        self, scope: Scope, request_hash: str, *, lease: timedelta, retention: timedelta, wait_for_disk: bool
+        self, scope: Scope, request_hash: str, *, lease: timedelta, retention: timedelta, undone_by_crash: bool
     ) -> int | Row | None:
-        settings = self._bounds() if wait_for_disk else (*self._bounds(), NO_DISK)
-        parameters = (*_parts(scope), request_hash, _interval(lease), _interval(retention))
-        with self.connection.cursor() as cursor:
+        settings = (*self._bounds(), NO_DISK) if undone_by_crash else self._bounds()
+        with self.connection.cursor() as cursor:  # which may have connected again
+            session = self._session(undone_by_crash)
+            parameters = (*_parts(scope), request_hash, _interval(lease), _interval(retention), session)
             if self._prepares(cursor.cursor):
                 self._execute(cursor, CLAIM_OR_READ, (*parameters, *_parts(scope)), *settings)
                 found = cursor.fetchone()
@@ -214,15 +242,18 @@ class RecordStore(Store):
         found = self.row_of(READ, _parts(scope))
         return None if found is None else _row(scope, found)
 
-    def take_over(self, observed: Fence, *, lease: timedelta, retention: timedelta) -> bool:
-        taken = entry("taken_over", observed.attempt + 1)
-        return self._change(TAKE_OVER, _interval(lease), _interval(retention), taken, *_matching(observed))
+    def take_over(self, observed: Fence, *, lease: timedelta, retention: timedelta, undone_by_crash: bool) -> bool:
+        owner = (_interval(lease), _interval(retention), self._session(undone_by_crash))
+        return self._change(TAKE_OVER, *owner, entry("taken_over", observed.attempt + 1), *_matching(observed))
 
-    def start_over(self, observed: Fence, request_hash: str, *, lease: timedelta, retention: timedelta) -> bool:
-        started = entry("started_over", observed.attempt + 1)
-        return self._change(
-            START_OVER, request_hash, _interval(lease), _interval(retention), started, *_matching(observed)
-        )
+    def start_over(
+        self, observed: Fence, request_hash: str, *, lease: timedelta, retention: timedelta, undone_by_crash: bool
+    ) -> bool:
+        owner = (request_hash, _interval(lease), _interval(retention), self._session(undone_by_crash))
+        return self._change(START_OVER, *owner, entry("started_over", observed.attempt + 1), *_matching(observed))
+
+    def end_lease_of_gone_session(self, observed: Fence) -> bool:
+        return self._change(END_LEASE, entry("session_over", observed.attempt), *_matching(observed))
 
     def park_abandoned(self, observed: Fence) -> bool:
         return self._change(PARK_ABANDONED, entry("lease_over", observed.attempt), *_matching(observed))
@@ -312,6 +343,11 @@ class RecordStore(Store):
     def is_duplicate(self, error: BaseException) -> bool:
         return False  # ON CONFLICT answers without an error
 
+    def _session(self, undone_by_crash: bool) -> int | None:
+        """What ``SESSION`` compares, for a claim whose handler runs in this connection's transaction."""
+        driver: Any = self.connection.connection
+        return int(driver.pgconn.backend_pid) if undone_by_crash and not self.is_nested else None
+
     def _execute(self, cursor: Any, statement: str, parameters: Any, *settings: Setting) -> None:
         """Execute a statement that contains ``{settings}``. In a TestCase the settings would outlive the savepoint."""
         cursor.execute(with_settings(statement, () if self.is_nested else settings), parameters)
@@ -327,11 +363,12 @@ class RecordStore(Store):
 
 
 def _row(scope: Scope, found: tuple[Any, ...]) -> Row:
-    pk, attempt, status, request_hash, lease_left, retention_over, code, headers, body, reference = found
+    pk, attempt, status, request_hash, lease_left, session, retention_over, code, headers, body, reference = found
     return Row(
         fence=Fence(scope, pk, attempt, request_hash),
         status=status_of(status),
         lease_left=lease_left or 0.0,
+        session=session,
         retention_over=retention_over,
         outcome=Outcome.stored(code, json.loads(headers or "null"), body, reference)
         if status == Status.COMPLETED

@@ -8,7 +8,8 @@ from typing import Any
 
 from ...lifecycle import Status
 from ..base import Replication, TableSize, Taken
-from .statements import RecordStore
+from ..history import entry
+from .statements import HISTORY, RecordStore
 
 # Locked rows are skipped, because such a row is being claimed again or deleted by another purge. So purges that run at
 # once can't deadlock, and share the work. The SELECT walks the index on expires_at, whose condition it repeats; of a
@@ -16,8 +17,8 @@ from .statements import RecordStore
 # than once, each time with other rows.
 #
 # The DELETE finds the rows by an array of their ids. For a join the planner may read the whole table, above all if that
-# is partitioned. The DELETE sees the rows as they were when the statement began, so it repeats the conditions on what
-# they are by now. IS TRUE keeps the planner from an index for them, which would find all records that are due.
+# is partitioned. The DELETE sees the rows as they were when the statement began, so it repeats the conditions on
+# their present values. IS TRUE keeps the planner from an index for them, which would find all records that are due.
 _DELETE_RECORDS = """
 WITH due AS MATERIALIZED (
     SELECT id, expires_at
@@ -38,6 +39,26 @@ WITH due AS MATERIALIZED (
     WHERE step.account_id = deleted.account_id AND step.record_id = deleted.id
 )
 SELECT (SELECT count(*) FROM deleted), count(*), max(expires_at) FROM due
+"""
+
+# As in END_LEASE, a claim may name a session that is younger than the list. So a locked row must still be of the
+# attempt that was found. Locked rows are skipped, because a retry or another sweep ends their leases.
+_END_LEASES = f"""
+WITH gone AS MATERIALIZED (
+    SELECT account_id, id, attempt
+    FROM idempotency_record
+    WHERE status = 'in_progress' AND lease_expires_at > statement_timestamp()
+        AND session NOT IN (SELECT pid FROM pg_stat_get_activity(NULL))
+    LIMIT %s
+), free AS MATERIALIZED (
+    SELECT record.id
+    FROM gone JOIN idempotency_record AS record USING (account_id, id, attempt)
+    WHERE record.status || '' = 'in_progress' AND record.lease_expires_at > statement_timestamp()
+    FOR UPDATE OF record SKIP LOCKED
+)
+UPDATE idempotency_record
+SET lease_expires_at = statement_timestamp(), {HISTORY}
+WHERE id = ANY(ARRAY(SELECT id FROM free))
 """
 
 # The number of rows as the planner estimates it: the rows per page of the last ANALYZE times today's number of pages. A
@@ -86,6 +107,10 @@ class PostgreSQLStore(RecordStore):
                 cursor.execute("SET LOCAL enable_sort = off")
             cursor.execute(_DELETE_RECORDS, parameters)
             return Taken(*cursor.fetchone())
+
+    def end_leases_of_gone_sessions(self, limit: int) -> None:
+        with self.connection.cursor() as cursor:
+            cursor.execute(_END_LEASES, [limit, entry("session_over")])
 
     def measure(self) -> TableSize:
         return TableSize(*self.row_of(_MEASURE))

@@ -1,0 +1,58 @@
+"""Which views open the transactions of ATOMIC_REQUESTS themselves.
+
+A claim must commit before the handler runs, and the outcome must be recorded after all that the handler wrote is
+committed. Neither is possible in a transaction around the whole view, so a view with a protected handler is exempt from
+ATOMIC_REQUESTS on every database. ``handler.py`` opens the same transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from django.db import connections
+
+from .protection import decorator_stack
+
+
+class EveryDatabase(set[str]):
+    """The names of all databases, as the set of databases on which Django exempts a view.
+
+    :param view: the view that opens the transactions itself. Decorators above it have a copy of the attribute.
+    :param exempted: where the project has exempted the view. Django's ``non_atomic_requests`` calls ``add()``.
+    """
+
+    def __init__(self, view: object, exempted: Iterable[str] = ()) -> None:
+        super().__init__(connections)
+        self.view = view
+        self.exempted: Final = set(exempted)
+
+    def add(self, using: str) -> None:
+        self.exempted.add(using)
+
+
+def opens_its_transactions(callback: object) -> bool:
+    """Whether ``callback`` calls a view that is exempt because it opens the transactions itself."""
+    exemption = getattr(callback, "_non_atomic_requests", None)
+    return isinstance(exemption, EveryDatabase) and any(layer is exemption.view for layer in decorator_stack(callback))
+
+
+def has_copied_exemption(callback: object) -> bool:
+    """Whether ``callback`` is exempt like a view that opens the transactions itself, but doesn't call that view."""
+    is_exempt = isinstance(getattr(callback, "_non_atomic_requests", None), EveryDatabase)
+    return is_exempt and not opens_its_transactions(callback)
+
+
+def is_within_atomic_requests(callback: object) -> bool:
+    """Whether Django opens a transaction around ``callback`` on any database."""
+    return not set(databases_with_atomic_requests()) <= getattr(callback, "_non_atomic_requests", set())
+
+
+def exempted_by_project(view: object) -> set[str]:
+    """The databases on which the project has exempted ``view`` from ATOMIC_REQUESTS."""
+    exempted: set[str] = getattr(view, "_non_atomic_requests", set())
+    return exempted.exempted if isinstance(exempted, EveryDatabase) else set(exempted)
+
+
+def databases_with_atomic_requests() -> list[str]:
+    return [using for using, options in connections.settings.items() if options["ATOMIC_REQUESTS"]]

@@ -1,0 +1,292 @@
+"""The end of the session in which a claim's handler runs, and what a retry and a sweep do then."""
+
+import threading
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import DatabaseError, connection, transaction
+from django.db.models import F
+
+from idempotency import claim
+from idempotency.exceptions import InProgressError, UnavailableError
+from idempotency.identity.scope import Scope
+from idempotency.lifecycle import Status
+from idempotency.models import IdempotencyRecord
+from idempotency.operate.sweep import recover_once
+from idempotency.store import Fence, store_for
+from idempotency.store.postgresql import CitusStore, PostgreSQLStore, store
+from idempotency.testing import records
+from tests.aliases import reconnected
+from tests.concurrency.racing import PATIENCE, Gate, elsewhere, held, is_waited_for
+from tests.database.claiming import PAYLOAD, acquire, again, parks, plain
+from tests.database.statements import execute
+from tests.providers import eventually
+from tests.records import HOUR, from_now, make_records
+
+pytestmark = pytest.mark.django_db(transaction=True)
+of_postgres = pytest.mark.postgres
+
+SECOND = timedelta(seconds=1)
+
+
+def own_session():
+    return connection.connection.info.backend_pid
+
+
+def record():
+    return IdempotencyRecord.objects.get()
+
+
+def entries():
+    return [(entry["event"], entry.get("attempt")) for entry in record().history or ()]
+
+
+def is_listed(session):
+    return store_for("default").row_of("SELECT FROM pg_stat_get_activity(%s)", [session]) is not None
+
+
+def claim_and_die(**options):
+    """A process claims, and is gone. The claim is a second old."""
+    owned = elsewhere(lambda: acquire(plain, **options))
+    assert eventually(lambda: not is_listed(record().session))
+    grow_old()
+    return owned
+
+
+def grow_old(by=SECOND):
+    IdempotencyRecord.objects.update(lease_expires_at=F("lease_expires_at") - by)
+
+
+@of_postgres
+@pytest.mark.parametrize("operation", [plain, again, parks], ids=str)
+def test_a_claim_names_its_session_if_a_crash_undoes_the_attempt(operation):
+    acquire(operation)
+    assert record().session == (own_session() if operation is plain else None)
+
+
+def test_no_other_database_names_sessions():
+    acquire(plain)
+    if connection.vendor == "postgresql":
+        IdempotencyRecord.objects.update(session=None)
+    grow_old()
+    assert not store_for("default").end_lease_of_gone_session(Fence.of(record()))
+    assert recover_once().touched == 0
+    with pytest.raises(InProgressError):
+        acquire(plain)
+    assert (record().session, record().history) == (None, None)
+
+
+@of_postgres
+def test_a_claim_behind_a_pooler_names_no_session(monkeypatch):
+    """A pooler tells the driver an id of its own."""
+    monkeypatch.setattr(store_for("default"), "_session", lambda undone_by_crash: own_session() + 1)
+    acquire(plain)
+    assert record().session is None
+
+
+@of_postgres
+def test_a_claim_within_a_testcase_and_one_of_the_test_helpers_name_none():
+    with transaction.atomic(), transaction.atomic():
+        store_for("default").insert_claim(
+            Scope("1", plain.name, "k"), "v1:1", lease=HOUR, retention=HOUR, undone_by_crash=True
+        )
+    assert record().session is None
+    IdempotencyRecord.objects.update(status=Status.RECOVERABLE)
+    assert records.in_progress(record()).session is None
+
+
+@of_postgres
+def test_a_retry_takes_over_after_a_second_from_a_session_that_is_gone():
+    claim_and_die()
+    assert acquire(plain).attempt == 2
+    assert entries() == [("session_over", 1), ("taken_over", 2)]
+    assert record().session == own_session()
+
+
+@of_postgres
+def test_each_later_attempt_names_its_session_too():
+    claim_and_die()
+    for attempt in (2, 3):
+        assert claim_and_die().attempt == attempt
+    IdempotencyRecord.objects.update(expires_at=from_now(-SECOND))
+    assert acquire(plain).attempt == 4
+    assert entries()[-2:] == [("session_over", 3), ("started_over", 4)]
+    assert record().session == own_session()
+
+
+@of_postgres
+def test_an_operation_that_was_declared_anew_as_one_to_park_is_parked():
+    claim_and_die()
+    observed = Fence.of(record())
+    assert store_for("default").end_lease_of_gone_session(observed)
+    assert store_for("default").park_abandoned(observed)
+    assert entries() == [("session_over", 1), ("lease_over", 1)]
+
+
+@of_postgres
+def test_a_younger_claim_is_left_to_its_owner_without_a_look():
+    claim_and_die()
+    grow_old(-HOUR)  # a longer lease, so that the time which this test takes does not count
+    with pytest.raises(InProgressError) as refused:
+        acquire(plain)
+    assert refused.value.retry_after == 1
+    assert (record().attempt, record().history) == (1, None)
+
+
+@contextmanager
+def as_stranger():
+    """A role without any right to see what the sessions of others do."""
+    execute("CREATE ROLE stranger; GRANT ALL ON ALL TABLES IN SCHEMA public TO stranger; SET ROLE stranger")
+    try:
+        yield
+    finally:
+        execute("RESET ROLE; DROP OWNED BY stranger; DROP ROLE stranger")
+
+
+@of_postgres
+def test_a_session_that_lives_keeps_its_claim_whoever_looks():
+    gate = Gate()
+
+    def hold():
+        execute("SET track_activities TO off")
+        acquire(plain)
+        gate.pass_through()
+
+    with held(hold, gate):
+        grow_old()
+        with as_stranger():
+            for _ in range(2):
+                with pytest.raises(InProgressError):
+                    acquire(plain)
+            assert not store_for("default").end_lease_of_gone_session(Fence.of(record()))
+        assert recover_once().touched == 0
+        assert (record().attempt, record().history) == (1, None)
+    assert eventually(lambda: not is_listed(record().session))
+    with as_stranger():
+        assert acquire(plain).attempt == 2
+
+
+@of_postgres
+def test_a_process_id_that_another_session_has_by_now_looks_alive():
+    claim_and_die()
+    gate, sessions = Gate(), []
+
+    def live():
+        connection.ensure_connection()
+        sessions.append(own_session())
+        gate.pass_through()
+
+    with held(live, gate):
+        IdempotencyRecord.objects.update(session=sessions[0])
+        with pytest.raises(InProgressError):
+            acquire(plain)
+
+
+@of_postgres
+@pytest.mark.parametrize("ended_by", ["the server", "the handler"])
+def test_an_attempt_that_lost_its_session_commits_nothing(ended_by):
+    gate = Gate()
+
+    def write():
+        with claim(plain, account_id="1", key="k", payload=PAYLOAD.command):
+            User.objects.create(username="late")
+            if ended_by == "the handler":
+                connection.close()
+            gate.pass_through()
+            User.objects.create(username="later")
+
+    def lose():
+        with pytest.raises((UnavailableError, DatabaseError)):
+            write()
+
+    with held(lose, gate):
+        if ended_by == "the server":
+            execute("SELECT pg_terminate_backend(%s, 60000)", record().session)
+        assert eventually(lambda: not is_listed(record().session))
+        grow_old()
+        assert acquire(plain).attempt == 2
+    assert (record().attempt, record().status) == (2, Status.IN_PROGRESS)
+    assert not User.objects.exists()
+
+
+@of_postgres
+def test_a_sweep_settles_claims_of_gone_sessions_only():
+    claim_and_die()
+    acquire(plain, key="alive")
+    make_records(1, Status.IN_PROGRESS, operation=plain.name, lease=HOUR)  # that names none
+    assert recover_once().recoverable == 1
+    settled = IdempotencyRecord.objects.get(status=Status.RECOVERABLE)
+    assert [entry["event"] for entry in settled.history] == ["session_over", "lease_over"]
+    assert IdempotencyRecord.objects.in_progress().count() == 2
+    assert recover_once().touched == 0
+
+
+@of_postgres
+def test_a_sweep_ends_no_more_leases_than_its_batch_takes():
+    for number in range(3):
+        elsewhere(lambda number=number: acquire(plain, key=str(number)))
+    sessions = IdempotencyRecord.objects.values_list("session", flat=True)
+    assert eventually(lambda: not any(map(is_listed, sessions)))
+    assert recover_once(batch_size=2).settled == 2
+    assert IdempotencyRecord.objects.live().count() == 1
+
+
+@of_postgres
+def test_a_sweep_leaves_a_claim_alone_that_is_younger_than_its_list_of_sessions(monkeypatch):
+    """The sweep is held between the list and its lock. Meanwhile a session that is not in the list takes over."""
+    claim_and_die()
+    wait = "(SELECT gone.* FROM gone, LATERAL (SELECT pg_advisory_xact_lock(32, gone.attempt)) AS held) AS gone"
+    assert store._END_LEASES.count("FROM gone ") == 1
+    monkeypatch.setattr(store, "_END_LEASES", store._END_LEASES.replace("FROM gone ", f"FROM {wait} "))
+    with transaction.atomic():
+        execute("SELECT pg_advisory_xact_lock(32, 1)")
+        sweep = threading.Thread(target=lambda: swept.append(_swept()))
+        swept = []
+        sweep.start()
+        assert eventually(is_waited_for)
+        gate = Gate()
+        taking = threading.Thread(target=lambda: _take_over_and_live(gate))
+        taking.start()
+        gate.wait_until_reached()
+    sweep.join(PATIENCE)
+    gate.open()
+    taking.join(PATIENCE)
+    assert swept == [0]
+    assert (record().status, record().attempt) == (Status.IN_PROGRESS, 2)
+
+
+def _swept():
+    try:
+        return recover_once().touched
+    finally:
+        connection.close()
+
+
+def _take_over_and_live(gate):
+    try:
+        acquire(plain)
+        gate.pass_through()
+    finally:
+        connection.close()
+
+
+@of_postgres
+@pytest.mark.parametrize("chosen", [PostgreSQLStore, CitusStore])
+def test_a_cluster_of_citus_names_no_sessions(chosen):
+    scope = Scope("1", plain.name, "k")
+    chosen(connection).insert_claim(scope, "v1:1", lease=HOUR, retention=HOUR, undone_by_crash=True)
+    assert (record().session is None) is (chosen is CitusStore)
+    IdempotencyRecord.objects.update(session=0)
+    chosen(connection).end_leases_of_gone_sessions(1)
+    assert IdempotencyRecord.objects.live().exists() is (chosen is CitusStore)
+
+
+@of_postgres
+@pytest.mark.parametrize("threshold", [None, 0])
+def test_the_statements_are_the_same_if_the_server_binds(threshold):
+    claim_and_die()
+    with reconnected(server_side_binding=True, prepare_threshold=threshold):
+        assert acquire(plain).attempt == 2
+        assert record().session == own_session()
