@@ -136,8 +136,7 @@ def _routes_of(place: Place) -> Iterator[AuditedRoute]:
             operation = routed.operation
             methods = () if operation is None else operation.policy.methods
             if not set(settings().defaults.methods) <= set(methods):
-                doubt = "The audit can't see which methods a function serves."
-                yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, (doubt,))
+                yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, ())
         for method in sorted(set(methods) - SAFE_METHODS):
             operation = routed.operation_for(method)
             if operation is None:
