@@ -59,7 +59,7 @@ class IdempotentRouterMixin:
                 _refuse_lost_arguments(view)
                 if databases_with_atomic_requests() and not opens_its_transactions(view):
                     exempted[view] = exempt(view)
-        for pattern in urls:  # a route and its format suffix go on sharing one view, by which the audit matches them
+        for pattern in urls:  # the audit recognises a format suffix by the view that it shares with its route
             pattern.callback = exempted.get(pattern.callback, pattern.callback)
         return urls
 
