@@ -222,11 +222,13 @@ def decode_body(body: str | None) -> bytes:
 
 
 def decrypt_body(body: str | None) -> str | None:
-    """The text as recorded without encryption. May raise one of ``UNREADABLE``."""
-    if body is not None and body.startswith(ENVELOPE):
-        encoding, data = _open(body)
-        return encryption.decrypt(data) if encoding == FERNET else body
-    return body
+    """The body for operators: decrypted, and without its envelope if it is text. Raises one of ``UNREADABLE``."""
+    if body is None or not body.startswith(ENVELOPE):
+        return body
+    encoding, data = _open(body)
+    if encoding == FERNET:
+        return decrypt_body(encryption.decrypt(data))
+    return data if encoding == "utf-8" else body
 
 
 #: JSON with more levels is kept in an envelope. PostgreSQL refuses about 20,000 levels, which Python 3.14 parses.
