@@ -1,8 +1,7 @@
 """Make mutating API operations safe to retry.
 
-The names of ``__all__`` are public; ``public`` lists the other modules that users import from. Each name is imported at
-first use: some need the models, and Django imports an app's package before it can load models; and ``conformance`` runs
-where Django is not installed.
+``public`` lists the modules that users import from. Each name is imported at first use, because Django imports an
+app's package before it can load models, and ``conformance`` runs without Django.
 
 Imports run one way. From the bottom up: ``conf``, ``exceptions``, ``lifecycle`` and ``options``; ``identity`` and
 ``operation``; ``encryption``; ``models``, ``outcome`` and ``signals``; ``store``, where a database is added;

@@ -1,4 +1,4 @@
-"""System checks: ``manage.py check`` finds a wrong setting before the first customer does."""
+"""System checks of the settings and the databases."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def check_settings() -> Iterator[CheckMessage]:
 def check_celery() -> Iterator[CheckMessage]:
     if "celery" in sys.modules and not apps.is_installed("idempotency.contrib.celery"):
         yield checks.Warning(
-            "This process has imported Celery, and 'idempotency.contrib.celery' is not in INSTALLED_APPS. If a "
-            "protected operation runs again, a task that it publishes is another message, and takes effect again.",
+            "This process has imported Celery, but 'idempotency.contrib.celery' is not in INSTALLED_APPS. If a "
+            "protected operation runs again, each task that it publishes takes effect again.",
             hint="Add 'idempotency.contrib.celery' to INSTALLED_APPS, or silence this check if no protected operation "
             "publishes tasks.",
             id="idempotency.W017",
@@ -44,7 +44,7 @@ def check_celery() -> Iterator[CheckMessage]:
 def check_databases(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """MySQL and MariaDB are connected to, and PostgreSQL if ``databases`` names it."""
+    """Connects to MySQL and MariaDB, and to PostgreSQL if ``databases`` names it."""
     using = records_database()
     messages = [*_wrong_connections(using), *_doubtful_connections(using, databases)]
     if databases is not None and using in databases:
@@ -55,7 +55,7 @@ def check_databases(
 
 
 def _wrong_connections(using: str) -> Iterator[CheckMessage]:
-    """Settings and drivers with which the protocol can't keep its promises."""
+    """Settings and drivers that break the protocol."""
     connection: Any = connections[using]
     if not connection.settings_dict["AUTOCOMMIT"]:
         yield Error(
@@ -65,8 +65,7 @@ def _wrong_connections(using: str) -> Iterator[CheckMessage]:
         )
     if getattr(connection.Database, "__name__", "") == "psycopg2":
         yield Error(
-            f"Database {using!r} is reached through psycopg2. Its errors differ from those of psycopg 3, so they would "
-            f"be misread.",
+            f"Database {using!r} uses psycopg2, whose errors differ from those of psycopg 3 and would be misread.",
             hint="Install psycopg 3 (pip install 'psycopg>=3.2'). Django uses it if both are installed.",
             id="idempotency.E020",
         )
@@ -78,7 +77,7 @@ def _doubtful_connections(using: str, databases: Sequence[str] | None) -> Iterat
     options = connection.settings_dict.get("OPTIONS", {})
     if connection.vendor == "sqlite" and str(options.get("transaction_mode")).upper() not in {"IMMEDIATE", "EXCLUSIVE"}:
         yield checks.Warning(
-            f"SQLite database {using!r} opens its transactions deferred. If a transaction reads before it writes and "
+            f"SQLite database {using!r} opens deferred transactions. If a transaction reads before it writes, and "
             f"another one has written meanwhile, it fails at once, without waiting for the timeout.",
             hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"} on the database.',
             id="idempotency.W002",
@@ -103,9 +102,9 @@ def _doubtful_connections(using: str, databases: Sequence[str] | None) -> Iterat
 def _tables_outside_of_citus(using: str) -> Iterator[CheckMessage]:
     if outside := _asked(using, lambda store: store.tables_outside_of_citus()):
         yield checks.Warning(
-            f"Database {using!r} is a cluster of Citus, which doesn't know these of its tables: {', '.join(outside)}. "
-            f"If the coordinator crashes during a COMMIT, writes to them may be lost although the transaction's writes "
-            f"to other tables are kept.",
+            f"Database {using!r} is a Citus cluster that doesn't manage these tables: {', '.join(outside)}. If the "
+            f"coordinator crashes during a COMMIT, writes to them may be lost although the transaction's writes to "
+            f"other tables are kept.",
             hint="Distribute the tables of idempotency. Distribute each table that a protected operation writes to, "
             "make it a reference table, or call citus_add_local_table_to_metadata('…', cascade_via_foreign_keys => "
             "true) for it.",
@@ -114,7 +113,7 @@ def _tables_outside_of_citus(using: str) -> Iterator[CheckMessage]:
 
 
 def _doubtful_durability(using: str) -> Iterator[CheckMessage]:
-    """How the server may lose claims that it has confirmed. Then an operation whose effects are outside runs again."""
+    """Servers that may lose confirmed claims, so that operations with effects outside of them run again."""
     outside = sorted(operation.name for operation in declared_operations() if not operation.declared["transaction"])
     replication = _asked(using, lambda store: store.replication()) if outside else None
     if replication is None:
@@ -172,7 +171,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _asked(using: str, question: Callable[[Store], _Answer]) -> _Answer | None:
-    """The server's answer; None if it can't be asked, which is no finding of these checks."""
+    """The server's answer, or None if it can't be reached."""
     try:
         with transaction.atomic(using):
             return question(store_for(using))
@@ -181,7 +180,7 @@ def _asked(using: str, question: Callable[[Store], _Answer]) -> _Answer | None:
 
 
 def _is_tested(connection: Any, *, may_ask: bool) -> bool:
-    """Whether releases are tested on such a database. MySQL and MariaDB have one backend, so the server is asked."""
+    """Whether releases are tested on such a database. The server tells MySQL from MariaDB: they share a backend."""
     if connection.vendor == "mysql":
         return not may_ask or bool(connection.mysql_is_mariadb and connection.mysql_version >= OLDEST_MARIADB)
     return connection.vendor in {"postgresql", "sqlite"}

@@ -1,8 +1,7 @@
-"""The ``IDEMPOTENCY`` setting: ``settings()`` returns all its values in force.
+"""The ``IDEMPOTENCY`` setting: ``settings()`` returns the values in force.
 
-When Django signals that the setting has changed, all entries are read again, so ``override_settings`` works in tests.
-If an entry is wrong, ``settings()`` raises ``ImproperlyConfigured``. A default in its place would be a guess, and a
-wrong guess would leave operations unprotected.
+They are read again when Django signals a change, so ``override_settings`` works. If an entry is wrong, ``settings()``
+raises ``ImproperlyConfigured``, because a guessed default could leave operations unprotected.
 """
 
 from __future__ import annotations
@@ -24,49 +23,49 @@ from django.db.models import Model
 
 from .options.table import OPTIONS, SETTINGS, Options, ProjectOptions
 
-#: These statuses ask the client to retry later, as every 5xx does. The retry must run again, so they are no outcomes.
+#: Not outcomes: like every 5xx, they ask the client to retry, and the retry must run.
 TRANSIENT_STATUSES = frozenset({408, 425, 429})
 
 #: The statuses of a response to an invalid payload.
 INVALID_STATUSES = frozenset({400, 422})
 SETTING = "IDEMPOTENCY"
 
-#: Entries that don't exist, and that an operator tries in an emergency.
+#: Entries that don't exist, but that an operator might try in an emergency.
 _SWITCHES = frozenset({"ENABLED", "ENABLE", "DISABLED", "DISABLE", "ACTIVE"})
 
-#: How far the clocks of clients, of this server and of the database may differ, where a key's own time is compared.
+#: How far the clocks of clients, this server and the database may differ when a key's time is compared.
 CLOCK_SKEW = timedelta(minutes=5)
 
 
 def is_recordable(status: int) -> bool:
-    """The default of ``RECORDABLE``: everything but 408, 425, 429 and the 5xx."""
+    """The default of ``RECORDABLE``: every status except 408, 425, 429 and 5xx."""
     return status < 500 and status not in TRANSIENT_STATUSES
 
 
 def is_recordable_unless_invalid(status: int) -> bool:
     """For ``recordable``: the default without 400 and 422, so that the retry of an invalid request runs again.
 
-    A retry has the same payload. It may succeed later, for example after the customer that the payload names has been
-    created. A corrected payload is another payload and needs another key.
+    The same payload may succeed later, for example after the customer that it names has been created. A corrected
+    payload needs another key.
     """
     return is_recordable(status) and status not in INVALID_STATUSES
 
 
 def is_recordable_unless_conflict(status: int) -> bool:
-    """For ``recordable``: the default without 409, for a handler that answers 409 if the client is to try again."""
+    """For ``recordable``: the default without 409, for a handler that returns 409 if the client should try again."""
     return is_recordable(status) and status != HTTPStatus.CONFLICT
 
 
 def is_recordable_if_successful(status: int) -> bool:
-    """For ``recordable``: 2xx only. A sender of events takes every other status for "deliver it again"."""
+    """For ``recordable``: 2xx only, for senders of events, which deliver again after any other status."""
     return 200 <= status < 300
 
 
 def authenticated_user(request: Any) -> str | None:
-    """The default of ``ACCOUNT``: the primary key of the authenticated user, or None if there is none.
+    """The default of ``ACCOUNT``: the primary key of the authenticated user, or None.
 
-    Users of two models may have the same primary key. So if the user is not an ``AUTH_USER_MODEL``, the account is the
-    label of its model (or the name of its class, if that is not a model), a colon, and the primary key.
+    Users of two models may have the same primary key. So unless the user is an ``AUTH_USER_MODEL``, the label of its
+    model (or the name of its class) and a colon precede the primary key.
     """
     user = getattr(request, "user", None)
     if user is None or not user.is_authenticated or user.pk is None:
@@ -76,7 +75,7 @@ def authenticated_user(request: Any) -> str | None:
     if not issubclass(kind, Model):
         return f"{kind.__module__}.{kind.__qualname__}:{account}"
     model = kind._meta.concrete_model  # a proxy has the primary keys of its model
-    # A primary key that is a text may have been chosen to look like the account of a user of another model.
+    # A text may have been chosen as primary key to look like the account of a user of another model.
     if model is _user_model(django_settings.AUTH_USER_MODEL) and ":" not in account:
         return account
     return f"{model._meta.label}:{account}"
@@ -92,7 +91,7 @@ def _user_model(label: str) -> type[Model] | None:
 
 
 def require_app(name: str) -> None:
-    """:raises ImproperlyConfigured: an app of this package is used, and it is not in ``INSTALLED_APPS``."""
+    """:raises ImproperlyConfigured: the app is not in ``INSTALLED_APPS``."""
     if not apps.is_installed(name):
         raise ImproperlyConfigured(
             f"{name!r} is used, but it is not in INSTALLED_APPS. Add it, and run manage.py migrate."
@@ -106,7 +105,7 @@ def refuse(mistakes: Iterable[Error]) -> None:
 
 
 def mistakes_in_settings() -> list[Error]:
-    """Find the mistakes in ``IDEMPOTENCY``: in each entry, and in the entries together."""
+    """The mistakes in ``IDEMPOTENCY``: in each entry or, if there are none, in all together."""
     entries = getattr(django_settings, SETTING, {})
     if not isinstance(entries, Mapping):
         return [
@@ -124,9 +123,9 @@ def mistakes_in_settings() -> list[Error]:
 def contradictions(subject: str, values: Mapping[str, Any], spell: Callable[[str], str] = str) -> Iterator[Error]:
     """Find contradictions between durations.
 
-    :param subject: the name of the operation or setting that has the values.
-    :param values: the durations by option. None stands for one that is not set, or not known yet.
-    :param spell: turns an option's name into the name that the subject has for it.
+    :param subject: the operation or setting in the message.
+    :param values: the durations by option; None for one that is not set.
+    :param spell: turns an option's name into the subject's name for it.
     """
     options = ("retention", "lease", "heartbeat", "max_key_age", "body_retention")
     retention, lease, heartbeat, max_key_age, body_retention = map(values.get, options)
@@ -170,17 +169,17 @@ def _mistake_in_entry(name: Any, value: Any) -> Error | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Settings(ProjectOptions):
-    """The values in force. Sizes are in bytes, and dotted paths are replaced by the objects that they name."""
+    """The values in force. Dotted paths are replaced by the objects that they name."""
 
     #: The options of an operation that declares none.
     defaults: Options
-    #: New fingerprints use the first secret, and recorded ones are compared under each of them.
+    #: New fingerprints use the first secret. Recorded ones are compared under each.
     fingerprint_secrets: Sequence[str | bytes]
 
 
 @cache
 def settings() -> Settings:
-    """The values in force, which are read and validated at the first call since the settings changed."""
+    """The values in force, read and validated at the first call after a change."""
     refuse(mistakes_in_settings())
     entries = getattr(django_settings, SETTING, {})
     values = {
@@ -194,7 +193,7 @@ def settings() -> Settings:
 
 
 def _read_again(*, setting: str, **arguments: Any) -> None:
-    """Forget the values in force. Receives Django's ``setting_changed``."""
+    """Receives Django's ``setting_changed``."""
     if setting in {SETTING, "SECRET_KEY", "SECRET_KEY_FALLBACKS"}:
         settings.cache_clear()
 

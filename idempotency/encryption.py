@@ -1,7 +1,6 @@
-"""Encryption at rest, under the keys of ``ENCRYPTION_KEYS``. It needs the extra ``encryption``.
+"""Encryption at rest, under ``ENCRYPTION_KEYS``. It needs the extra ``encryption``.
 
-Fernet encrypts and authenticates. A text that was changed in the database, or copied from elsewhere under another key,
-can't be decrypted.
+Fernet authenticates, so a text that was changed in the database, or encrypted under another key, can't be decrypted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Every error that this package raises, and the status that a client gets for it.
+"""The errors of this package, and the status that a client gets for each.
 
-``status_code``, ``code``, ``title`` and ``detail`` are the members of the RFC 9457 problem that a client receives. A
-detail never tells a caller about another caller's record, or about the server's code. What a developer needs to know
-about an ``OperationError`` is ``str(error)``, which is logged.
+``status_code``, ``code``, ``title`` and ``detail`` become members of the client's RFC 9457 problem. A detail reveals
+neither another caller's record nor the server's code. ``str()`` of an ``OperationError``, for developers, is logged.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ __all__ = [
 
 
 class IdempotencyError(Exception):
-    """The base class of the errors that concern one request or operation.
+    """The base class of errors that concern one request or operation.
 
     :param detail: the message; by default ``default_detail``.
-    :param retry_after: after how many whole seconds a retry makes sense; None if a retry would get the same answer.
+    :param retry_after: the seconds to wait before a retry (int); None if a retry would get the same answer.
     """
 
     status_code: ClassVar[int] = 500
@@ -52,8 +51,7 @@ class IdempotencyError(Exception):
     def __init__(self, detail: str | None = None, *, retry_after: int | None = None) -> None:
         super().__init__(self.default_detail if detail is None else detail)
         self.retry_after = retry_after
-        #: The attempt that this error belongs to, or None. It tells the error of an operation's own claim from the
-        #: error of another claim inside its handler.
+        #: The attempt that raised this error, or None. A claim inside a handler may raise the same error.
         self.raised_by: object | None = None
 
     @property
@@ -95,7 +93,7 @@ class KeyExpiredError(RequestError):
 class PayloadInvalidError(RequestError):
     code = "idempotency_payload_invalid"
     title = "Payload is not acceptable"
-    default_detail = "The payload has a form in which it can't be compared with the payload of a retry."
+    default_detail = "The payload can't be fingerprinted, so a retry could not be recognised."
 
 
 class AccountRequiredError(RequestError):
@@ -145,16 +143,16 @@ class BodyGoneError(DuplicateError):
 
 
 class LeaseLostError(IdempotencyError):
-    """This attempt no longer owns its record: its lease ended and another attempt took over.
+    """This attempt no longer owns its record: its lease ended, and another attempt took over.
 
-    What it wrote in the record's database is rolled back. Over HTTP the client gets the answer from the record of the
-    attempt that won, so only callers of ``claim()`` see this error.
+    Its writes to the record's database are rolled back. Only callers of ``claim()`` get this error. An HTTP client gets
+    the outcome of the attempt that won.
     """
 
     status_code = 409
     code = "idempotency_lease_lost"
     title = "Lease was lost"
-    default_detail = "This attempt took longer than its lease and another one took over."
+    default_detail = "This attempt took longer than its lease, and another one took over."
 
 
 class UnavailableError(IdempotencyError):
@@ -170,18 +168,18 @@ class UnavailableError(IdempotencyError):
 
 
 class OperationError(IdempotencyError):
-    """The protected operation is at fault, and not its client. With ``transaction=True`` its writes are rolled back."""
+    """The protected operation is at fault, not its client. With ``transaction=True`` its writes are rolled back."""
 
     status_code = 500
 
     @cached_property
     def reference(self) -> str:
-        """12 random hexadecimal digits. The client gets them, and the log has the error under them."""
+        """12 random hexadecimal digits that identify the error in the client's response and in the log."""
         return secrets.token_hex(6)
 
     @property
     def detail(self) -> str:
-        return f"The server could not complete this operation. Its log has the cause under reference {self.reference}."
+        return f"The server could not complete this operation. Its log contains the cause: reference {self.reference}."
 
 
 class UnrecordableResponseError(OperationError):
@@ -216,12 +214,12 @@ class NoTransactionError(OperationError):
 
 class MessageReusedError(OperationError):
     code = "idempotency_message_reused"
-    title = "Message was published with another content"
+    title = "Message was already published with different content"
     default_detail = "The operation has already published another message with the same id."
 
 
 class BrokerUnavailableError(Exception):
-    """The broker can't be reached or does not confirm. A sender raises this when the message is not at fault.
+    """A sender raises this if the broker can't be reached or does not confirm, whatever the message.
 
-    The relay then leaves this sender's messages alone for a while, and does not count the attempt.
+    The relay then pauses this sender's messages, and does not count the attempt.
     """

@@ -1,6 +1,6 @@
-"""What optional apps add to the core, to its admin and to each other.
+"""The additions of optional apps to the core, its admin and each other.
 
-An app calls ``register`` in its ``AppConfig.ready()``. The core asks here, and imports no optional app.
+An app calls ``register`` in its ``AppConfig.ready()``, so the core imports no optional app.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """The additions of one app, each None or empty if it has none."""
+    """The additions of one app."""
 
     #: The ``operate.purge.OtherPurge`` of its tables.
     purges: Sequence[Any] = ()
-    #: Called with the alias of a database in which a purge of records has found nothing more to delete.
+    #: Called with a database's alias when a purge of records has nothing more to delete there.
     after_purge: Callable[[str], None] | None = None
     #: Called with an account and an alias, or None. Returns the ``operate.erasure.TableRows`` of its messages.
     find_messages: Callable[[str, str | None], Any] | None = None
-    #: The ``operate.statistics.EventCounts`` of all processes.
+    #: The ``contrib.dashboard.counting.Counters``.
     event_counts: Any = None
-    #: Called when a message of the outbox is published. Returns headers for it, and must not raise. Those of the caller
-    #: win over them.
+    #: Called when a message is published. Returns default headers for it, and must not raise.
     message_headers: Callable[[], Mapping[str, str]] | None = None
-    #: Called with a message of the outbox. Returns the context in which its sender runs.
+    #: Called with a message. Returns the context in which its sender runs.
     sending_context: Callable[[Any], AbstractContextManager[object]] | None = None
     #: Called with a record, the request, the admin of records and a list of notes, which it may add to. Returns the
     #: ``admin.timeline.Event`` of its tables.
@@ -40,10 +39,7 @@ _extensions: dict[str, Extension] = {}
 
 
 def register(app: str, **additions: Any) -> None:
-    """Add what an app adds. Called again for the same app, it replaces that.
-
-    :param additions: the fields of ``Extension``.
-    """
+    """Set the additions of an app, the fields of ``Extension``."""
     _extensions[app] = Extension(**additions)
 
 

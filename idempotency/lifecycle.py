@@ -1,4 +1,4 @@
-"""The states of a record and the table that decides what a duplicate gets. Pure: no I/O and no Django.
+"""The states of a record, and the decision what a duplicate gets. No I/O and no Django.
 
 absent       -> in_progress     claim: one winner, attempt 1
 in_progress  -> completed       complete, if the attempt still owns the record
@@ -28,7 +28,7 @@ class Status(StrEnum):
 
 
 class Recovery(Enum):
-    """What an operation declares about a claim whose process disappeared."""
+    """What to do about a claim whose process disappeared, as its operation declares."""
 
     REEXECUTE = "reexecute"  # run it again, because its effects share the record's transaction or carry a derived key
     RECONCILE = "reconcile"  # ask the outside world what happened
@@ -36,7 +36,7 @@ class Recovery(Enum):
 
 
 class Decision(Enum):
-    """What a request does that found a record."""
+    """What a request does if it finds a record."""
 
     REPLAY = "replay"  # answer from the recorded outcome
     WAIT = "wait"  # another attempt is presumed alive
@@ -62,14 +62,12 @@ def decide(
 
     The order of the conditions below is the contract:
 
-    1. A live claim is left alone, whatever the payload and however old the record, because its run may still commit.
-    2. Past its retention the record has no meaning any more: the same key makes a new request.
-    3. Another payload never learns anything and never runs, even if the claim is abandoned.
+    1. A live claim is left alone, whatever the payload and the record's age, because its run may still commit.
+    2. After the record's retention the same key makes a new request.
+    3. Another payload learns nothing and never runs, even if the claim is abandoned.
 
-    :param lease_over: whether the lease is over by the database's clock. It matters only in the state in_progress.
-    :param retention_over: whether the retention is over by the database's clock.
-    :param same_payload: whether the request's fingerprint matches the record's.
-    :param recovery: what the operation declares.
+    :param lease_over: by the database's clock. It matters only in the state in_progress.
+    :param retention_over: by the database's clock.
     """
     if status is Status.IN_PROGRESS and not lease_over:
         return Decision.WAIT

@@ -1,7 +1,4 @@
-"""Logging: a filter that says which operation a line belongs to, and a line for each event.
-
-Both are used only if ``LOGGING`` names them.
-"""
+"""Logging: a filter that adds the operation to each line, and a line for each event. ``LOGGING`` enables both."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ class ClaimFilter(logging.Filter):
         "formatters": {"plain": {"format": "%(message)s %(idempotency_operation)s %(idempotency_trace)s"}},
 
     The attributes are ``idempotency_operation`` (str), ``idempotency_trace`` (str) and ``idempotency_attempt`` (int) of
-    the claim under which the code runs. Outside of a claim they are empty strings. A record that has them already keeps
-    them. The filter lets every record pass.
+    the current claim, or empty strings outside of a claim. Existing attributes are kept. Every record passes.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -49,11 +45,10 @@ def connect_if_named() -> None:
 
 
 def log_events() -> None:
-    """Log each event from now on, as one line at level info. Called again, it does nothing.
+    """Log each event from now on, as one line at level info. A second call does nothing.
 
-    A line's ``extra`` attributes can be written as JSON: ``idempotency_event``, the signal's name, and its arguments;
-    for events of a record also ``idempotency_operation`` and ``idempotency_trace``. Neither the account nor the key is
-    logged.
+    A line's ``extra`` attributes can be written as JSON: ``idempotency_event``, the signal's name, its arguments, and
+    for events of a record ``idempotency_operation`` and ``idempotency_trace``. The account and the key are not logged.
     """
     for event, signal in vars(signals).items():
         if isinstance(signal, Signal):

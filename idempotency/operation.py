@@ -1,7 +1,6 @@
 """``Operation``: the declared policy of one protected operation. ``registry``: the operations of this process.
 
-This module imports no models, so that an app can declare its operations in an ``operations.py``, which every process
-imports.
+No models are imported, so that every process can import an app's ``operations.py``.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ logger: Final = logging.getLogger("idempotency")
 class Operation:
     """The policy of one operation.
 
-    An option that is left out takes its value from the settings at the time of the request.
+    An omitted option takes its value from the settings at the time of the request.
 
-    :param name: part of every record's identity; 1 to 255 printable characters. If an operation is renamed, its earlier
-        records no longer count.
-    :param arguments: the options; the documentation has a list of them.
+    :param name: part of every record's identity; 1 to 255 printable characters. After a rename, earlier records no
+        longer count.
+    :param arguments: the options, which the documentation lists.
     :raises ImproperlyConfigured: an argument has a wrong value, two arguments contradict each other,
-        ``transaction=False`` is given without ``recovery``, or the name is already declared with another policy.
-    :raises TypeError: there is no argument of this name.
+        ``transaction=False`` has no ``recovery``, or the name is already declared with another policy.
+    :raises TypeError: an argument is unknown.
     """
 
     def __init__(self, name: str, **arguments: Unpack[RequestArguments]) -> None:
         if problem := validators.name(name):
             raise ImproperlyConfigured(f"An operation's name {problem}, not {name!r}.")
         self.name = name
-        #: The arguments by name. None stands for an argument that was left out.
+        #: The arguments by name; None if omitted.
         self.declared: Final = _checked(name, arguments)
         registry.add(self)
 
@@ -65,7 +64,7 @@ class Operation:
         return Policy(operation=self, **values | {"recovery": self.recovery})
 
     def mistakes(self) -> list[Error]:
-        """Find the mistakes in the operation's declaration, taken together with right settings."""
+        """The mistakes in the declaration, together with the settings, which must be right."""
         found = []
         for name, value in self.declared.items():
             if problem := OPTIONS[name].problem_of_path(value):
@@ -75,7 +74,7 @@ class Operation:
 
     @property
     def recovery(self) -> Recovery:
-        """What an abandoned claim means. ``RECONCILE`` stands for any ``Reconcile``. It does not depend on settings."""
+        """What to do about an abandoned claim. ``RECONCILE`` stands for any ``Reconcile``."""
         declared = self.declared["recovery"]
         if isinstance(declared, Reconcile):
             return Recovery.RECONCILE
@@ -104,7 +103,7 @@ class Policy(Options):
 
 
 def _checked(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the arguments of an operation, and add those that were left out as None."""
+    """Check the arguments of an operation, and add omitted ones as None."""
     for argument in arguments:
         if argument not in OPTIONS:
             near = get_close_matches(argument, OPTIONS, n=1)
@@ -118,14 +117,14 @@ def _checked(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
             raise ImproperlyConfigured(OPTIONS[option].complaint(f"Operation {name!r}: {option}", problem, value))
     if not declared["transaction"] and declared["recovery"] is None:
         raise ImproperlyConfigured(
-            f"Operation {name!r} has transaction=False, so a crash can leave an effect without an outcome. Declare "
-            f"what happens then with recovery=: REEXECUTE if every effect carries a key derived from the claim, "
-            f"Reconcile(fn) if fn can find out what happened, PARK if it must never run again automatically."
+            f"Operation {name!r} has transaction=False, so a crash can leave an effect without an outcome. Declare a "
+            f"recovery=: REEXECUTE if every effect carries a key derived from the claim, Reconcile(fn) if fn can find "
+            f"out what happened, PARK if it must never run again automatically."
         )
     if isinstance(declared["in_progress"], Attach) and declared["rebuild"] is None:
         raise ImproperlyConfigured(
-            f"Operation {name!r} attaches duplicates to a job, so it needs rebuild=: callable(reference, request) "
-            f"that answers 202 while the job runs, and with its outcome afterwards."
+            f"Operation {name!r} attaches duplicates to a job, so it needs rebuild=: callable(reference, request) that "
+            f"returns 202 while the job runs, and its outcome afterwards."
         )
     refuse(contradictions(f"Operation {name!r}", declared))
     return declared
@@ -150,15 +149,15 @@ class Registry:
         self._of_requests: set[str] = set()
 
     def load(self) -> None:
-        """Import the modules whose declarations only other processes need otherwise, such as the tasks of a worker.
+        """Import modules that this process would not otherwise load, such as a worker's task modules.
 
-        For commands only: an integration may set up Django again, which a process that answers requests must not do.
-        A module that can't be imported is logged. Its operations stay unknown, and the next call tries it again.
+        For commands only: an integration may set up Django again, which a process that serves requests must not do. An
+        import that fails is logged, and tried again by the next call.
         """
         for importer in {each.import_operations for each in extensions() if each.import_operations} - self._imported:
             try:
                 importer()
-            except Exception:  # the project's modules may raise anything, and other operations are known all the same
+            except Exception:  # the project's modules may raise anything
                 logger.exception("Not all operations are known in this process: their modules can't be imported")
             else:
                 self._imported.add(importer)
@@ -167,7 +166,7 @@ class Registry:
         known = self._operations.get(operation.name)
         if known is not None and known.declared != operation.declared:
             raise ImproperlyConfigured(
-                f"Operation {operation.name!r} is declared already with another policy. Two operations with one name "
+                f"Operation {operation.name!r} is already declared with another policy. Two operations with one name "
                 f"would share their records. Rename one, or declare it once and pass the Operation itself."
             )
         self._operations[operation.name] = operation
@@ -182,10 +181,10 @@ class Registry:
         self._of_requests.discard(name)
 
     def bind(self, name: str, homes: Sequence[str]) -> None:
-        """Remember which function is declared under the name.
+        """Remember the function that is declared under the name. A reloaded module may declare it again.
 
-        :param homes: the module and qualified name of the function, and of the methods that it overrides. An override
-            belongs to the operation of the overridden method. A reloaded module declares the same function again.
+        :param homes: the module and qualified name of the function, and of the methods that it overrides, whose
+            operation it shares.
         """
         known = self._homes.setdefault(name, homes[0])
         if known not in homes:
@@ -195,11 +194,11 @@ class Registry:
             )
 
     def of_requests(self) -> list[Operation]:
-        """The operations that protect a function or a method which answers requests."""
+        """The operations that protect a function or method that handles requests."""
         return [operation for name, operation in self._operations.items() if name in self._of_requests]
 
     def note_handler(self, operation: Operation) -> None:
-        """Remember that an operation protects a function or a method which answers requests."""
+        """Remember that an operation protects a function or method that handles requests."""
         self._of_requests.add(operation.name)
 
     def __iter__(self) -> Iterator[Operation]:
@@ -210,18 +209,16 @@ registry: Registry = Registry()
 
 
 def operation_for(declaration: str | Operation, arguments: TaskArguments, use: Use = Use.REQUEST) -> Operation:
-    """Find or declare the operation that the arguments of ``@idempotent``, ``claim()`` or ``@idempotent_task`` name.
+    """Find or declare the operation of ``@idempotent``, ``claim()`` or ``@idempotent_task``.
 
-    A bare name means the operation that is declared under it, and so do the arguments with which it is declared. If
-    there is none, a new one is declared.
+    A name without arguments, or with those of its declaration, means the declared operation.
 
-    :param use: what the operation is to protect.
-    :raises ImproperlyConfigured: an argument has no effect on that, or contradicts what is declared.
+    :raises ImproperlyConfigured: an argument has no effect on the use, or contradicts the declaration.
     """
     if isinstance(declaration, Operation):
         if arguments:
             raise ImproperlyConfigured(
-                f"Operation {declaration.name!r} has its own policy. Give no further arguments with it."
+                f"Operation {declaration.name!r} has its own policy. Remove the other arguments."
             )
         _refuse_without_effect(declaration.name, declaration.declared, use)
         return declaration
@@ -239,7 +236,7 @@ _USES: Final = {Use.BLOCK: "a claim() block", Use.TASK: "a task"}
 
 
 def _refuse_without_effect(name: str, arguments: Mapping[str, Any], use: Use) -> None:
-    """:raises ImproperlyConfigured: an argument has no effect on what the operation is to protect."""
+    """:raises ImproperlyConfigured: an argument has no effect on the use."""
     if use is Use.REQUEST:
         return
     given = [option for option in OPTIONS if arguments.get(option) is not None]

@@ -1,8 +1,7 @@
-"""What is recorded of the end of an attempt: the ``Outcome``, made from a response, or the reason of a failure.
+"""The ``Outcome`` of an attempt, made from a response, or the reason for its failure.
 
-A JSON body is kept as the exact text that was sent. Any other body is kept in an envelope: a JSON object that starts
-with ``ENVELOPE``. So is JSON that a database's parser might refuse or that looks like an envelope, and whatever is
-encrypted.
+A JSON body is recorded as the exact text that was sent. Other bodies are recorded in an envelope, a JSON object that
+starts with ``ENVELOPE``. So are encrypted bodies, and JSON that a database might refuse or that looks like an envelope.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from .options.values import NEVER_RECORDED_HEADERS, Attach
 
 logger: Final = logging.getLogger("idempotency")
 
-#: Headers that servers, middleware, DRF and this package set on every response, including replays.
+#: Headers that servers, middleware, DRF and this package set on replays, too.
 REGENERATED_HEADERS = NEVER_RECORDED_HEADERS | {
     *("allow", "content-length", "date", "server"),
     *("idempotency-key", "idempotency-retention", "idempotency-status"),
@@ -37,7 +36,7 @@ REGENERATED_HEADERS = NEVER_RECORDED_HEADERS | {
 #: The status that is recorded for a ``claim()`` block. A block that raises an error is released and not recorded.
 DONE = 200
 ENVELOPE = '{"$idempotency-envelope":'
-#: The encoding of an encrypted body, which is an encoded body itself.
+#: The encoding of an encrypted body. The decrypted text is encoded in turn.
 FERNET = "fernet"
 
 
@@ -52,8 +51,7 @@ class Outcome:
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     body: str | None = field(default=None, repr=False)
     reference: str | None = field(default=None, repr=False)
-    #: How long the body is kept from now on, if it is for a shorter time than the record. Both a body and a reference
-    #: may be recorded then.
+    #: How long the body is kept, if shorter than the record. Then both a body and a reference may be recorded.
     body_retention: timedelta | None = field(default=None, compare=False)
 
     @classmethod
@@ -72,9 +70,8 @@ class Outcome:
 def outcome_of(response: HttpResponseBase, policy: Policy, reference: str | None = None) -> Outcome:
     """Make an operation's outcome from a rendered response.
 
-    :param reference: recorded instead of the body, or beside it with ``body_retention``. The operation declares
-        ``rebuild``.
-    :raises UnrecordableResponseError: the response is a stream or larger than ``max_response_body``, or there is a
+    :param reference: recorded instead of the body or, with ``body_retention``, in addition to it. Needs ``rebuild``.
+    :raises UnrecordableResponseError: the response is a stream or larger than ``max_response_body``, there is a
         reference but no ``rebuild``, or ``redact`` fails.
     """
     headers = _recorded_headers(response, policy)
@@ -84,7 +81,7 @@ def outcome_of(response: HttpResponseBase, policy: Policy, reference: str | None
             raise UnrecordableResponseError(
                 f"{policy.operation} has set a reference in its claim but declares no rebuild= to read it."
             )
-        # A duplicate that attaches to a job has to learn what has become of the job since.
+        # A duplicate that attaches to a job needs the job's current state.
         keeps_body = policy.body_retention is not None and not isinstance(policy.in_progress, Attach)
         if not keeps_body or whole is None or len(whole.content) > policy.max_response_body:
             return Outcome(response.status_code, headers, reference=reference, body_retention=policy.body_retention)
@@ -111,9 +108,8 @@ def outcome_of(response: HttpResponseBase, policy: Policy, reference: str | None
 def outcome_of_result(result: Any, policy: Policy) -> Outcome:
     """Make the outcome from the result of a ``claim()`` block or a task.
 
-    :raises TypeError: the result is not JSON, or is not after ``redact``.
-    :raises UnrecordableResponseError: the result is larger than ``max_response_body`` as JSON text, or ``redact``
-        fails.
+    :raises TypeError: the result, before or after ``redact``, is not JSON.
+    :raises UnrecordableResponseError: the result is larger than ``max_response_body``, or ``redact`` fails.
     """
     headers = (("Content-Type", "application/json"),)
     text = json_text(
@@ -123,7 +119,7 @@ def outcome_of_result(result: Any, policy: Policy) -> Outcome:
     try:
         json.loads(content)
     except (ValueError, RecursionError):
-        # The error of the parser holds the content, so it is not chained.
+        # Not chained, because the parser's error holds the content.
         raise TypeError(f"redact= of operation {policy.operation.name!r} must turn a result into JSON.") from None
     if len(content) > policy.max_response_body:
         raise UnrecordableResponseError(
@@ -143,9 +139,9 @@ def json_text(value: object, demand: str) -> str:
 
 
 def _redacted(content: bytes, status: int, headers: tuple[tuple[str, str], ...], policy: Policy) -> bytes:
-    """Return the content that an operation records. If ``redact`` fails, nothing is recorded.
+    """The content to record.
 
-    :raises UnrecordableResponseError: ``redact`` raises an error, or returns no bytes.
+    :raises UnrecordableResponseError: ``redact`` raises an error, or doesn't return bytes. Then nothing is recorded.
     """
     if policy.redact is None or not content:
         return content
@@ -160,12 +156,12 @@ def _redacted(content: bytes, status: int, headers: tuple[tuple[str, str], ...],
             return redacted
         problem = f"must return bytes, not {type(redacted).__name__}"
         del redacted
-    # Raised outside of the handler and without the body, because a crash report shows messages and local variables.
+    # Raised outside of the except block and without the body, because crash reports show messages and local variables.
     del content
     raise UnrecordableResponseError(f"redact= of operation {policy.operation.name!r} {problem}.")
 
 
-#: The errors that may occur when a damaged record is read.
+#: The errors of reading a damaged record.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
@@ -179,30 +175,29 @@ def _recorded_headers(response: HttpResponseBase, policy: Policy) -> tuple[tuple
     if django_settings.DEBUG:
         for header in response.headers:
             if header not in recorded and header.lower() not in REGENERATED_HEADERS:
-                _say_once_that_it_is_dropped(policy.operation.name, header)
+                _warn_of_dropped_header(policy.operation.name, header)
     return tuple(recorded.items())
 
 
 @functools.lru_cache
 def _recordable_names(headers: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """The names, in lower case, of the headers that are recorded, and the prefixes of others. ``X-*`` is a prefix."""
+    """The recorded headers in lower case: names, and prefixes such as ``X-*``."""
     names = frozenset({*map(str.lower, headers), "content-type"})
     return names - NEVER_RECORDED_HEADERS, tuple(name.removesuffix("*") for name in names if name.endswith("*"))
 
 
-@functools.lru_cache  # logs each of them once
-def _say_once_that_it_is_dropped(operation: str, header: str) -> None:
+@functools.lru_cache  # warns once of each header
+def _warn_of_dropped_header(operation: str, header: str) -> None:
     logger.warning(
-        "Operation %r: its handler sets %s, which is not recorded, so a replay does not have it. List it in "
-        "recorded_headers= if it belongs to the outcome. If it belongs to the response, set it above @idempotent or in "
-        "a middleware.",
+        "Operation %r: the handler sets %s, which is not recorded, so replays lack it. List it in recorded_headers= if "
+        "it belongs to the outcome. Otherwise set it above @idempotent or in a middleware.",
         operation,
         header,
     )
 
 
 def encode_body(content: bytes, content_type: str) -> str:
-    """Encode ``content`` as JSON text, encrypted if ``ENCRYPTION_KEYS`` is set. ``decode_body`` returns the bytes."""
+    """Encode ``content`` as JSON text, encrypted if ``ENCRYPTION_KEYS`` is set. ``decode_body`` reverses it."""
     text = _as_json_text(content, content_type)
     return text if settings().encryption_keys is None else _envelope(FERNET, encryption.encrypt(text))
 
@@ -227,15 +222,14 @@ def decode_body(body: str | None) -> bytes:
 
 
 def decrypt_body(body: str | None) -> str | None:
-    """The text as it would be recorded without encryption, for people. Raises one of ``UNREADABLE``."""
+    """The text as it would be recorded without encryption. Raises one of ``UNREADABLE``."""
     if body is not None and body.startswith(ENVELOPE):
         encoding, data = _open(body)
         return encryption.decrypt(data) if encoding == FERNET else body
     return body
 
 
-#: JSON that is nested more deeply is kept in an envelope. PostgreSQL refuses some 20,000 levels, which the parser of
-#: Python 3.14 accepts.
+#: JSON with more levels is kept in an envelope. PostgreSQL refuses some 20,000, which Python 3.14 parses.
 MAX_DEPTH: Final = 1000
 
 
@@ -244,10 +238,10 @@ def _as_json_text(content: bytes, content_type: str) -> str:
         try:
             text = content.decode("utf-8")
             _STRICT.decode(text)
-            if depth_of(text, MAX_DEPTH) > MAX_DEPTH:
+            if content.count(b"[") + content.count(b"{") > MAX_DEPTH and depth_of(content) > MAX_DEPTH:
                 raise RecursionError
         except (ValueError, RecursionError):
-            pass  # some database might refuse it, so the envelope keeps it
+            pass  # a database might refuse it
         else:
             if not text.startswith(ENVELOPE):
                 return text
@@ -264,7 +258,7 @@ def _envelope(encoding: str, data: str) -> str:
     return f"{ENVELOPE} {json.dumps({'encoding': encoding, 'data': data})}}}"
 
 
-#: What a purge leaves in the place of a body. No encoding has this name, so code that doesn't know it can't replay it.
+#: A purge writes this instead of a body. Code that doesn't know the encoding can't replay it.
 BODY_GONE = _envelope("gone", "")
 
 
@@ -277,7 +271,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-#: Refuses NaN and the infinities, which Python's parser accepts although they are not JSON.
+#: Refuses NaN and infinity, which are not JSON.
 _STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
@@ -287,21 +281,21 @@ def is_json(content_type: str) -> bool:
     return media_type == "application/json" or media_type.endswith("+json")
 
 
-#: A reason is stored up to this length.
+#: The length to which a reason is cut.
 MAX_REASON: Final = 2000  # characters
 
 
 def reason_of(error: BaseException) -> str:
-    """The class of an error and its message. Never raises, whatever the error's own ``__str__`` does."""
+    """The class of an error and its message. Never raises, even if the error's ``__str__`` does."""
     name = type(error).__name__
     try:
         text = f"{name}: {error}"
-    except Exception:  # noqa: BLE001 - the project's class may raise anything, and its name says enough
+    except Exception:  # noqa: BLE001 - the project's class may raise anything
         text = name
     text = text.replace("\x00", "\ufffd")  # PostgreSQL's text can't hold NUL
     return text.encode("utf-8", "replace").decode()[:MAX_REASON]
 
 
 def recorded_reason(error: BaseException) -> str:
-    """The reason as a record keeps it: only the class if bodies are encrypted, because the message may quote one."""
+    """The reason to record. If bodies are encrypted, only the class, because the message may quote a body."""
     return reason_of(error) if settings().encryption_keys is None else type(error).__name__

@@ -1,10 +1,8 @@
 """The modules that users import from, and how these modules get their names.
 
-A name is public if ``__all__`` of a module of ``PUBLIC`` lists it, or if a module below ``contrib`` does. All other
-modules and names are private and may change in any release.
-
-Public modules hold no code. They import names from the private modules that define them, and give each class and
-function its public ``__module__``, so that reprs, pickles and API pages show the name that users import.
+A name is public if ``__all__`` of a module in ``PUBLIC`` or below ``contrib`` lists it. All others may change in any
+release. Public modules import their names from private ones, and set the ``__module__`` of each class and function, so
+that reprs, pickles and API pages show the name that users import.
 """
 
 from __future__ import annotations
@@ -34,16 +32,16 @@ Getter: TypeAlias = Callable[[str], Any]
 
 
 def adopt(module: str, values: Iterable[object]) -> None:
-    """Make ``module`` the ``__module__`` of each class and function in ``values``."""
+    """Set the ``__module__`` of each class and function."""
     for value in values:
         if isinstance(value, (type, FunctionType)):
             value.__module__ = module
 
 
 def lazy(module: str, homes: Mapping[str, str], package: str = "") -> Getter:
-    """Return a ``__getattr__`` for ``module`` that imports each name at first use.
+    """Make a module's ``__getattr__`` that imports each name at first use.
 
-    The package of an app needs this, because Django imports it before it can load models.
+    An app's package needs it, because Django imports the package before it can load models.
 
     :param homes: for each name, the module that defines it, relative to ``package``, by default to ``module``.
     """

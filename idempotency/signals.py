@@ -1,10 +1,10 @@
 """Django signals for what happens to records: for counters, alerts and audit trails.
 
-Every signal is sent after the event, outside of the package's transactions, with ``send_robust``: if a receiver raises
-an error, Django logs it and nothing else changes. The sender is the ``Operation``, or the model of what was purged or
-relayed, or None if a person settled a record of an operation that this process doesn't know. All signals but
-``purged``, ``relayed`` and ``unprotected`` carry ``account_id``, ``idempotency_key`` (str) and ``attempt`` (int), which
-is 0 if the attempt isn't known. The reference says when each is sent, and with which other arguments.
+Every signal is sent after the event and outside of the package's transactions, with ``send_robust``: if a receiver
+raises an error, Django logs it. The sender is the ``Operation``, or the model of what was purged or relayed, or None if
+an operator resolved a record whose operation this process doesn't know. All signals except ``purged``, ``relayed`` and
+``unprotected`` carry ``account_id``, ``idempotency_key`` (str) and ``attempt`` (int; 0 if unknown). The reference lists
+when each is sent, and its other arguments.
 """
 
 from __future__ import annotations
@@ -71,11 +71,10 @@ EVENTS: Mapping[str, Signal] = {
 
 
 def connect_events(uid: str, receive: Callable[[str, str, int], None]) -> None:
-    """Have a function called for each event of ``EVENTS``.
+    """Call a function for each event of ``EVENTS``.
 
-    :param uid: the name of the function. A later function of the same name replaces it.
-    :param receive: called with the operation's name, or "" if this process doesn't know it, the event's name, and the
-        attempt's number.
+    :param uid: identifies the function. A later function with the same ``uid`` replaces it.
+    :param receive: called with the operation's name ("" if unknown), the event's name, and the attempt's number.
     """
     for event, signal in EVENTS.items():
 

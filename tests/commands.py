@@ -1,4 +1,4 @@
-"""Management commands, called as tests call them: what they write and how they end, in front of a terminal or not."""
+"""Management commands, called as tests call them: what they write and how they end."""
 
 import io
 
@@ -14,8 +14,3 @@ def run_command(name, *arguments, **options):
     except SystemExit as exited:
         code = int(str(exited.code))
     return code, output.getvalue().splitlines(), errors.getvalue().splitlines()
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True

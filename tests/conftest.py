@@ -16,17 +16,27 @@ from tests.partitions import partition
 with suppress(ImportError):
     import idempotency.contrib.ninja  # noqa: F401 - the sample project doesn't use Ninja, so it is not among its apps
 
-# How long an example takes says more of the machine and its neighbours than of the code.
-hypothesis.settings.register_profile(
-    "tests", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("tests")
+
+def pytest_configure(config):
+    # How long an example takes says more of the machine and its neighbours than of the code.
+    hypothesis.settings.register_profile(
+        "tests",
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+        # As with the fixture `seed`.
+        derandomize=config.getoption("count", None) is None,
+    )
+    hypothesis.settings.load_profile("tests")
+
 
 #: What `migrate` fills and no test changes.
 FILLED_BY_MIGRATE = {"django_content_type", "auth_permission"}
 
 #: What lets a test use the database, beside the mark ``django_db``.
 DATABASE_FIXTURES = {"db", "live_server", "transactional_db"}
+
+CONNECT_TIMEOUT = 60  # seconds
 
 LARGE = 200_000  # bytes, of the rows of one table
 
@@ -66,6 +76,16 @@ def _tables_are_emptied_by_delete():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TransactionTestCase, "_fixture_teardown", _delete_rows)
         patch.setattr(TransactionTestCase, "_should_reload_connections", lambda case: False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _connections_may_take_long():
+    """The project's limit is for one request. Hundreds of threads that connect at once share the processor."""
+    options = connections.settings["default"].get("OPTIONS", {})
+    with pytest.MonkeyPatch.context() as patch:
+        if "connect_timeout" in options:
+            patch.setitem(options, "connect_timeout", CONNECT_TIMEOUT)
         yield
 
 
@@ -133,9 +153,12 @@ def count(pytestconfig):
 
 
 @pytest.fixture(scope="session")
-def seed(pytestconfig):
-    """What random cases are drawn by. pytest prints it, and ``--randomly-seed=N`` draws them again."""
-    return int(pytestconfig.getoption("randomly_seed", 0))
+def seed(pytestconfig, count):
+    """What cases are drawn by. Without ``--count`` each run draws the same cases, so that none fails by chance.
+
+    With it each run draws others. pytest prints the seed, and ``--randomly-seed=N`` draws them again.
+    """
+    return 0 if count is None else int(pytestconfig.getoption("randomly_seed", 0))
 
 
 @pytest.fixture(scope="session")

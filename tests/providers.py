@@ -11,6 +11,8 @@ PATIENCE = 30.0
 #: What the provider does to a first call that fails, and whether it has paid then.
 PAID = ["succeed_then_hang", "error_after_success", "late"]
 UNPAID = ["error_before", "hang"]
+#: After which the caller hears nothing.
+HANGING = {"succeed_then_hang", "late", "hang"}
 
 
 def eventually(condition):

@@ -7,6 +7,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db.models import DateTimeField, ExpressionWrapper, Value
 from django.db.models.functions import Now
 
+from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, RecordQuerySet
 from idempotency.operate.purge import purge_body_batches
@@ -36,7 +37,7 @@ def make_records(count=1, status=Status.COMPLETED, *, expires=-HOUR, lease=None,
     values = {
         "account_id": "1",
         "operation": "charges.create",
-        "request_hash": "v1:" + 64 * "0",
+        "request_hash": Payload("another").request_hash,
         "status": status,
         "lease_expires_at": None if lease is None else now + lease,
         **fields,

@@ -21,7 +21,7 @@ from tests.concurrency.racing import race
 from tests.concurrency.traces import end_lease, is_replay, record
 from tests.factories import UserFactory
 from tests.http.callers import Caller
-from tests.providers import IMPATIENCE, PAID, PATIENCE, UNPAID, begin, end, eventually
+from tests.providers import HANGING, IMPATIENCE, PAID, PATIENCE, UNPAID, begin, end, eventually
 
 # What each declaration means is tested on each database in ``tests/concurrency``. Here a provider is at the other end.
 pytestmark = pytest.mark.once
@@ -33,12 +33,17 @@ RECONCILED, REEXECUTED, PARKED = "/payouts/", "/payouts/reexecute/", "/payouts/p
 class Payouts(Caller):
     """Alice, who asks for one payout under one key, and what came of it."""
 
-    def __init__(self, providers):
+    def __init__(self, providers, settings):
         super().__init__(UserFactory())
         self.label = uuid4().hex
         self.providers = providers
+        self._settings = settings
+        self._is_faulty = True
 
     def pay(self, path, fault=""):
+        # A fault strikes the first call only. Each other call is answered, however busy the machine is.
+        self._settings.PROVIDER_TIMEOUT = IMPATIENCE if fault in HANGING and self._is_faulty else PATIENCE
+        self._is_faulty = False
         return self.post(path, {"amount": 1000, "label": self.label, "fault": fault}, key=self.label)
 
     def effects(self):
@@ -59,8 +64,7 @@ class Payouts(Caller):
 @pytest.fixture
 def asked(transactional_db, settings, providers):
     settings.PROVIDER_URL, settings.DEDUPLICATING_PROVIDER_URL = providers[False].url, providers[True].url
-    settings.PROVIDER_TIMEOUT = IMPATIENCE
-    return Payouts(providers)
+    return Payouts(providers, settings)
 
 
 @pytest.mark.parametrize("path", [RECONCILED, REEXECUTED, PARKED])

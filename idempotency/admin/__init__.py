@@ -1,7 +1,4 @@
-"""The admin's pages for records, and the decisions that people make about them. Django finds them here.
-
-A page contains no logic: it calls a function of ``operate``, which a command can call too.
-"""
+"""The admin's pages for records and decisions about them. They contain no logic: they call functions of ``operate``."""
 
 from . import records
 

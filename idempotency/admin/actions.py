@@ -1,4 +1,4 @@
-"""The decisions that a person may make about a record, with their forms."""
+"""The decisions about a record, with their forms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.http import HttpResponse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..lifecycle import Recovery, Status
+from ..lifecycle import Status
 from ..models import IdempotencyRecord
 from ..operate import resolutions
 from ..operation import registry
@@ -20,22 +20,6 @@ from .decisions import Action, ReasonForm
 from .display import time_left
 
 _PARKED = frozenset({Status.PARKED.value})
-
-
-class ReleaseForm(ReasonForm):
-    force: forms.BooleanField = forms.BooleanField(
-        required=False,
-        label=_("Live claims too"),
-        help_text=_(
-            "Only for operations that declare REEXECUTE. The owner loses its lease. Its writes are rolled back, or "
-            "carry the same derived keys as the retry."
-        ),
-    )
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if not any(row.status == Status.IN_PROGRESS and has_live_lease(row) for row in self.rows):
-            del self.fields["force"]  # there is no live claim
 
 
 class OutcomeForm(ReasonForm):
@@ -55,7 +39,7 @@ class OutcomeForm(ReasonForm):
     def clean_content_type(self) -> str:
         content_type: str = self.cleaned_data["content_type"]
         if not content_type.isprintable() or not content_type.isascii():
-            raise forms.ValidationError(gettext("A content type may contain printable ASCII characters only."))
+            raise forms.ValidationError(gettext("A content type may only contain printable ASCII characters."))
         return content_type
 
     def clean_body(self) -> str:
@@ -79,22 +63,12 @@ def has_live_lease(record: IdempotencyRecord) -> bool:
     return time_left(record, record.lease_expires_at) > timedelta(0)
 
 
-def _unreleasable(record: IdempotencyRecord) -> Any:
-    """A live claim may be released by force, and only if the operation is safe to run again."""
-    if record.status != Status.IN_PROGRESS or not has_live_lease(record):
-        return None
-    operation = registry.get(record.operation)
-    if operation is not None and operation.recovery is Recovery.REEXECUTE:
-        return None
-    return _("Its lease is running, and its operation is not known to declare REEXECUTE. Wait until the lease is over.")
-
-
 MARK_NOT_EXECUTED = Action(
     name="mark_not_executed",
     title=_("Mark as not executed"),
     consequence=_(
         "You know that these operations did not take effect, and that no late call can still arrive. The next retry of "
-        "each operation runs it. If you are wrong, the operation takes effect twice."
+        "each operation runs it. If you are wrong, it takes effect twice."
     ),
     permission="resolve",
     form=ReasonForm,
@@ -107,14 +81,14 @@ RECORD_OUTCOME = Action(
     title=_("Record an outcome"),
     consequence=_(
         "You know that this operation took effect, and how it ended. Every retry gets the response that you enter "
-        "here, as if the operation had sent it. The operation does not run again under this key."
+        "here. The operation does not run again under this key."
     ),
     permission="resolve",
     form=OutcomeForm,
     decide=resolutions.record_outcome,
     statuses=_PARKED,
     problem_of=lambda record: (
-        None if registry.get(record.operation) else _("No operation of this name is declared in this process.")
+        None if registry.get(record.operation) else _("Its operation is not declared in this process.")
     ),
     single=True,
 )
@@ -122,30 +96,34 @@ RELEASE = Action(
     name="release",
     title=_("Release"),
     consequence=_(
-        "The next retry of each of these operations runs it at once, also if it declares PARK or a reconciler. If an "
-        "operation has taken effect or still can, and is not safe to run again, it takes effect twice."
+        "The next retry of each operation runs it, even if it declares PARK or a reconciler. An operation that has "
+        "taken effect, or still can, takes effect twice unless it is safe to run again."
     ),
     permission="release",
-    form=ReleaseForm,
+    form=ReasonForm,
     decide=resolutions.release,
     statuses=frozenset({Status.PARKED.value, Status.IN_PROGRESS.value}),
-    problem_of=_unreleasable,
+    problem_of=lambda record: (
+        _("Its lease is running. Wait until the lease is over.")
+        if record.status == Status.IN_PROGRESS and has_live_lease(record)
+        else None
+    ),
     is_dangerous=True,
 )
 FORGET = Action(
     name="forget",
     title=_("Forget"),
     consequence=_(
-        "The next request with each of these keys runs as a new one, whatever its payload, and retries no longer get "
-        "the recorded outcome. If an operation took effect, it takes effect a second time. Forget a record only if "
-        "you want that, for example because a repaired error kept its work from being done."
+        "The next request with each key runs as a new one, whatever its payload, and retries no longer get the "
+        "recorded outcome. An operation that took effect takes effect a second time. Forget a record only if you want "
+        "that, for example after a bug fix."
     ),
     permission="forget",
     form=ReasonForm,
     decide=resolutions.forget,
     statuses=frozenset({Status.COMPLETED.value}),
     problem_of=lambda record: (
-        _("Its retention is over, so the next request with its key runs anyway.")
+        _("It is past its retention, so the next request with its key runs anyway.")
         if time_left(record, record.expires_at) <= timedelta(0)
         else None
     ),

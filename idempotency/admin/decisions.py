@@ -1,7 +1,7 @@
-"""Decisions in the admin: an action, the page that asks for confirmation, and the buttons that lead to that page.
+"""Decisions in the admin: actions, their confirmation page, and the buttons that lead to it.
 
-The page shows the state of each row at the time of the question, and the decision applies to that state only. If a row
-has changed since, the page says so, and the row is left alone.
+A decision applies only to the state that the confirmation page showed. A row that has changed since is left alone and
+reported.
 """
 
 from __future__ import annotations
@@ -30,23 +30,17 @@ from django.utils.translation import gettext_lazy as _
 from ..exceptions import IdempotencyError
 from .display import NONE, ReadOnlyAdmin, format_duration, show_text, show_with_detail, time_left, url_of
 
-#: A person can check this many rows on one page. For more rows, call the functions behind the actions from a script.
+#: The most rows that an operator can review on one page. To decide about more, call the actions' functions in a script.
 MAX_DECIDED = 100
 
 
 class ReasonForm(forms.Form):
-    """:param rows: the rows that the decision is about."""
-
     reason: forms.CharField = forms.CharField(
         label=_("Reason"),
         max_length=500,
-        help_text=_("How you know. The reason is kept in the history and in the log."),
+        help_text=_("How you know. The reason is kept in the history and the log."),
         widget=AdminTextInputWidget,
     )
-
-    def __init__(self, *args: Any, rows: Sequence[Any], **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.rows = rows
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of the decision, besides ``by``."""
@@ -55,30 +49,29 @@ class ReasonForm(forms.Form):
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """Something that a person may decide about a row."""
+    """A decision about rows."""
 
     name: str
-    #: The name of the action, its button and its page.
     title: Any
-    #: Its effect. The page shows it above the form.
+    #: Its effect, shown above the form.
     consequence: Any
-    #: A permission as Django's admin names it: ``resolve`` stands for the method ``has_resolve_permission``.
+    #: As Django's admin names it: ``resolve`` stands for the method ``has_resolve_permission``.
     permission: str
     form: type[ReasonForm]
-    #: Called with the row as it was seen, the arguments from the form, and ``by``, the user. The page shows its error.
+    #: Called with the row as it was shown, the form's arguments, and ``by``, the user. The page shows its error.
     decide: Callable[..., None]
-    #: The action is offered for rows in these statuses.
+    #: Offered for rows in these statuses.
     statuses: frozenset[str]
-    #: Says why a row in one of these statuses can't be decided, or returns None.
+    #: Returns why the action can't be taken on a row in one of these statuses, or None.
     problem_of: Callable[[Any], Any] = lambda row: None
-    #: Whether the action takes one row at a time, because the person enters a fact about one row.
+    #: Whether it takes one row at a time.
     single: bool = False
-    #: Whether an operation can take effect twice if the person is wrong. Then its button is red.
+    #: Whether a wrong decision can make an operation take effect twice. Its button is red then.
     is_dangerous: bool = False
 
     def obstacle(self, row: Any) -> Any:
-        """Why this can't be decided about a row, which is annotated with ``database_time``; None if it can."""
-        return self.problem_of(row) if row.status in self.statuses else _("Its state leaves nothing to decide here.")
+        """Why the action can't be taken on a row, which is annotated with ``database_time``; None if it can."""
+        return self.problem_of(row) if row.status in self.statuses else _("Its state does not allow this action.")
 
     def as_admin_action(self) -> Callable[..., HttpResponse | None]:
         def respond(shown: DecisionAdmin, request: HttpRequest, selected: QuerySet[Any]) -> HttpResponse | None:
@@ -89,10 +82,9 @@ class Action:
 
 
 class DecisionAdmin(ReadOnlyAdmin):
-    """An admin whose rows can't be edited. People make decisions about them instead.
+    """An admin of rows that can't be edited, only decided about.
 
-    The page of a row consists of read-only fields, because a theme of the admin may replace the template of the page,
-    and shows the fields.
+    Everything on a row's page is a read-only field, because a theme may replace the page's template.
     """
 
     decisions: ClassVar[tuple[Action, ...]]
@@ -100,32 +92,30 @@ class DecisionAdmin(ReadOnlyAdmin):
     attempt_column: ClassVar[str]
     #: The fields at the top of a row's page.
     page_fields: ClassVar[tuple[str, ...]] = ("subject", "situation")
-    #: The columns that only some people may see. They may be long, so they are loaded only where they are shown.
+    #: Columns that need a permission. They may be long, so they are loaded only where they are shown.
     hidden_columns: ClassVar[tuple[str, ...]]
-    #: What a URL may filter on. By default it is any column. With response_body__startswith or payload__contains, a
-    #: person without the permission could guess a hidden text letter by letter.
+    #: Lookups allowed in a URL. With response_body__startswith, a hidden text could be guessed letter by letter.
     allowed_lookups: ClassVar[frozenset[str]]
 
     @abstractmethod
     def database(self) -> str:
-        """The database that rows are written to. A replica may show a renewed lease as over, or a sent message as
-        waiting."""
+        """The database that rows are written to, because a replica may show an outdated lease."""
 
     @abstractmethod
     def decision_columns(self, request: HttpRequest) -> tuple[str, ...]:
-        """The columns of the confirmation page, as in ``list_display``, as far as the person may see them."""
+        """The permitted columns of the confirmation page, as in ``list_display``."""
 
     @abstractmethod
     def page_columns(self, request: HttpRequest) -> tuple[str, ...]:
-        """The columns of a row's page, as far as the person may see them. Those without a value are left out."""
+        """The permitted columns of a row's page. Empty ones are left out."""
 
     @abstractmethod
     def explain(self, row: Any) -> SafeString:
-        """The meaning of the row's state and the next step, as paragraphs of HTML."""
+        """The meaning of the row's state and the next step, as HTML paragraphs."""
 
     @abstractmethod
     def state(self, row: Any) -> Any:
-        """The row's state at a glance: a badge."""
+        """A badge."""
 
     @abstractmethod
     def details(self, row: Any) -> list[str]:
@@ -145,7 +135,7 @@ class DecisionAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("state"))
     def state_with_details(self, row: Any) -> Any:
-        """State, attempt and lease in one column, because a screen has room for few columns."""
+        """State, attempt and lease in one column, because screens are narrow."""
         return show_with_detail(self.state(row), *self.details(row))
 
     def cell(self, row: Any, name: str) -> Any:
@@ -160,7 +150,7 @@ class DecisionAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("state"))
     def situation(self, row: Any) -> SafeString:
-        """The state, its meaning and the decisions that are offered. The page's form sends a decision to the list."""
+        """The state, its meaning and the available decisions, which the page's form sends to the list."""
         context = {
             "state": self.state_with_details(row),
             "explanation": self.explain(row),
@@ -174,7 +164,7 @@ class DecisionAdmin(ReadOnlyAdmin):
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         row = super().get_object(request, object_id, from_field)
         if row is not None:
-            row.request = request  # some fields of the page depend on the person's permissions
+            row.request = request  # some fields depend on the user's permissions
         return row
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -192,13 +182,13 @@ class DecisionAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
     ) -> HttpResponse | None:
         for pk in request.POST.getlist(ACTION_CHECKBOX_NAME):
-            parse_number(pk)  # Django would pass any text on to the database
+            parse_number(pk)  # Django would pass any text to the database
         return super().response_action(request, queryset, *args, **kwargs)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The state of a row when the person was asked. The decision applies to this state and to no later one."""
+    """The state of a row on the confirmation page. The decision applies to no later state."""
 
     pk: int
     attempt: int
@@ -213,25 +203,25 @@ class Seen:
         pk, _separator, rest = token.partition(":")
         attempt, _separator, status = rest.partition(":")
         if status not in statuses:
-            raise BadRequest("The form names a state that this action does not take.")
+            raise BadRequest("The form names a state that this action does not accept.")
         return cls(parse_number(pk), parse_number(attempt), status)
 
 
 def admin_of(site: admin.AdminSite, model: type[Model]) -> DecisionAdmin | None:
-    """The package's admin of a model, unless this site has none or the project has replaced it by another one."""
+    """The package's admin of a model, or None if the site has none or another one."""
     model_admin: Any = site.get_model_admin(model) if site.is_registered(model) else None
     return model_admin if isinstance(model_admin, DecisionAdmin) else None
 
 
 def parse_number(text: str) -> int:
-    """:raises BadRequest: the text is no number that a column of ids can hold."""
+    """:raises BadRequest: the text is not a valid id."""
     if text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= BigIntegerField.MAX_BIGINT:
         return int(text)
-    raise BadRequest("The form does not name a row by its number.")
+    raise BadRequest("The form has an invalid id.")
 
 
 class DecisionPage:
-    """One request of an action: it shows the confirmation page, or carries out the decision."""
+    """One request of an action. Shows the confirmation page, or carries out the decision."""
 
     def __init__(self, shown: DecisionAdmin, request: HttpRequest, action: Action) -> None:
         self.shown = shown
@@ -242,39 +232,39 @@ class DecisionPage:
     def respond(self, selected: QuerySet[Any]) -> HttpResponse | None:
         """:returns: a response, or None to show the list again."""
         if "decided" not in self.request.POST:
-            return self._ask_first(selected)
-        # The rows come from the page's own fields and not from the selection. Django filters the selection again, so a
-        # row that another person resolved meanwhile may be missing from it, and the page has to name it.
+            return self._confirm_selection(selected)
+        # Take the rows from the page's fields. Django filters the selection again, so it may lack a row that another
+        # operator has resolved meanwhile and that the page has to report.
         seen = [Seen.parse(token, self.action.statuses) for token in self.request.POST.getlist("seen")][:MAX_DECIDED]
         rows = self._find(seen)
-        form = self.action.form(self.request.POST, rows=list(rows.values()))
+        form = self.action.form(self.request.POST)
         if not form.is_valid():
-            return self._ask(list(rows.values()), form)
+            return self._confirm(list(rows.values()), form)
         decided = sum(self._decide(state, rows.get(state.pk), form) for state in seen)
         if decided:
-            said = {"action": self.action.title, "count": decided, "items": model_ngettext(self.opts, decided)}
-            self._say(gettext("%(action)s: %(count)d %(items)s.") % said, messages.SUCCESS)
+            values = {"action": self.action.title, "count": decided, "items": model_ngettext(self.opts, decided)}
+            self._report(gettext("%(action)s: %(count)d %(items)s.") % values, messages.SUCCESS)
         return HttpResponseRedirect(self._origin(list(rows))) if self._came_from_page and rows else None
 
-    def _ask_first(self, selected: QuerySet[Any]) -> HttpResponse | None:
+    def _confirm_selection(self, selected: QuerySet[Any]) -> HttpResponse | None:
         rows = list(selected[: MAX_DECIDED + 1])
         limit = 1 if self.action.single else MAX_DECIDED
         if len(rows) > limit:
-            said = {"action": self.action.title, "limit": limit}
-            self._say(gettext("%(action)s: select up to %(limit)d at a time.") % said, messages.ERROR)
+            values = {"action": self.action.title, "limit": limit}
+            self._report(gettext("%(action)s: select up to %(limit)d at a time.") % values)
             return None
         obstacles = [(row, self.action.obstacle(row)) for row in rows]
         left_out = [(row, obstacle) for row, obstacle in obstacles if obstacle is not None]
         if rows and len(left_out) == len(rows):
-            said = {"action": self.action.title, "reasons": " ".join(dict.fromkeys(str(why) for _row, why in left_out))}
-            text = gettext("%(action)s: nothing that you selected can be decided. %(reasons)s")
-            self._say(text % said, messages.ERROR)
+            reasons = " ".join(dict.fromkeys(str(why) for _row, why in left_out))
+            text = gettext("%(action)s: not possible for any selected row. %(reasons)s")
+            self._report(text % {"action": self.action.title, "reasons": reasons})
             return None
         free = [row for row, obstacle in obstacles if obstacle is None]
-        return self._ask(free, self.action.form(rows=free), left_out)
+        return self._confirm(free, self.action.form(), left_out)
 
     def _find(self, seen: list[Seen]) -> dict[int, Any]:
-        """Read the rows as they are now, but set attempt and status to what the person saw."""
+        """Read the rows as they are now, but set attempt and status to what the page showed."""
         rows: dict[int, Any] = self.shown.get_queryset(self.request).in_bulk([state.pk for state in seen])
         for state in seen:
             if state.pk in rows:
@@ -284,20 +274,20 @@ class DecisionPage:
 
     def _decide(self, seen: Seen, row: Any, form: ReasonForm) -> bool:
         if row is None:
-            said = {"name": capfirst(self.opts.verbose_name), "pk": seen.pk}
-            self._say(gettext("%(name)s %(pk)d is gone: it was purged.") % said, messages.ERROR)
+            values = {"name": capfirst(self.opts.verbose_name), "pk": seen.pk}
+            self._report(gettext("%(name)s %(pk)d has been purged.") % values)
             return False
         try:
             self.action.decide(row, by=self.request.user, **form.arguments())
         except (IdempotencyError, ImproperlyConfigured, ValueError) as error:
-            self._say(str(error), messages.ERROR)
+            self._report(str(error))
             return False
         return True
 
-    def _say(self, message: str, level: int) -> None:
+    def _report(self, message: str, level: int = messages.ERROR) -> None:
         self.shown.message_user(self.request, message, level)
 
-    def _ask(self, rows: list[Any], form: ReasonForm, left_out: Sequence[tuple[Any, Any]] = ()) -> HttpResponse:
+    def _confirm(self, rows: list[Any], form: ReasonForm, left_out: Sequence[tuple[Any, Any]] = ()) -> HttpResponse:
         columns = self.shown.decision_columns(self.request)
         headings = self.shown.headings(columns)
 
@@ -323,11 +313,11 @@ class DecisionPage:
 
     @property
     def _came_from_page(self) -> bool:
-        """Whether the person pressed a button on a row's own page. Otherwise they chose an action in the list."""
+        """Whether the action was started by a button on a row's page, and not in the list."""
         return self.request.POST.get("came_from") == "page"
 
     def _origin(self, pks: list[int]) -> str:
-        """Where the person came from: the row's own page, or the list with its filters."""
+        """The page that the action was started from: the row's page, or the list with its filters."""
         if self._came_from_page and pks:
             return url_of(self.shown, "change", pks[0])
         return self.request.get_full_path()

@@ -1,4 +1,4 @@
-"""Presentation shared by the admin's pages: badges, durations, long texts, bounded lists."""
+"""Presentation shared by the admin pages: badges, durations, long texts, bounded lists."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ else:
     AnyModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
 
-#: Counting stops here, and the list ends here, at a hundred pages. A search or a filter finds the row.
+#: A list ends here, after a hundred pages. Use a search or a filter to find a later row.
 MAX_LISTED = 10_000
 
-#: A page shows this much of a recorded body or a payload.
+#: A longer body or payload is cut.
 MAX_SHOWN = 20_000  # characters
 
-#: A list shows a longer key by its beginning and its end.
+#: A list shortens longer keys.
 MAX_KEY = 24  # characters
 
 NONE = "–"
 
 
 class BoundedPaginator(AnyPaginator):
-    """Stops counting at ``MAX_LISTED``, because an exact count of a filtered table reads the whole table."""
+    """Stops counting at ``MAX_LISTED``, because an exact count reads the whole table."""
 
     @cached_property
     def count(self) -> int:
@@ -51,26 +51,26 @@ class BoundedPaginator(AnyPaginator):
 
 
 class IndexedList(ChangeList):
-    """A list that takes from its URL only queries that the database can answer from an index."""
+    """A list whose URL allows only queries that an index can answer."""
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
         values = [value for values in self.get_filters_params().values() for value in values]
-        # PostgreSQL refuses a statement with a NUL, and Citus one with an account that is longer than its column.
+        # PostgreSQL rejects a NUL, and Citus an account that is longer than its column.
         if any("\x00" in value or len(value) > MAX_ACCOUNT_LENGTH for value in values):
             raise IncorrectLookupParameters
         return super().get_queryset(request, exclude_parameters)
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        # Django takes ``sortable_by`` for the links only. A URL could sort a huge table by a column without an index.
+        # Django applies sortable_by to the links only. A URL could still sort by a column without an index.
         columns = {str(place) for place, name in enumerate(self.list_display) if name in (self.sortable_by or ())}
-        asked = self.params.pop(ORDER_VAR, "").split(".")
-        if sortable := [place for place in asked if place.removeprefix("-") in columns]:
+        requested = self.params.pop(ORDER_VAR, "").split(".")
+        if sortable := [place for place in requested if place.removeprefix("-") in columns]:
             self.params[ORDER_VAR] = ".".join(sortable)
         return super().get_ordering(request, queryset)
 
 
 class ReadOnlyAdmin(AnyModelAdmin):
-    """The admin of a table that may be huge and whose rows can't be edited."""
+    """The admin of a possibly huge table whose rows can't be edited."""
 
     list_per_page = 100
     show_full_result_count = False
@@ -94,7 +94,7 @@ class ReadOnlyAdmin(AnyModelAdmin):
 
 
 def url_of(shown: admin.ModelAdmin[Any], view: str, *args: int) -> str:
-    """The URL of a view in the admin site whose page this is, which may not be the default one."""
+    """The URL of a view in the admin site of ``shown``."""
     name = f"admin:{shown.opts.app_label}_{shown.opts.model_name}_{view}"
     return reverse(name, args=args, current_app=shown.admin_site.name)
 
@@ -116,12 +116,12 @@ class StateFilter(admin.SimpleListFilter):
 
 
 def time_left(row: Any, until: datetime | None) -> timedelta:
-    """The time from now until ``until``, by the database's clock, which also set it. Zero if no time is set."""
+    """The time until ``until`` by the database's clock, which also set it; zero if it is None."""
     return timedelta(0) if until is None else until - row.database_time
 
 
 def show_badge(kind: str, label: Any) -> SafeString:
-    """A coloured badge: ``done``, ``waiting``, ``stuck`` or "". The label alone is enough to understand it."""
+    """A coloured badge of kind ``done``, ``waiting``, ``stuck`` or ""."""
     return format_html('<span class="idempotency-state idempotency-{}">{}</span>', kind or "plain", label)
 
 
@@ -131,18 +131,18 @@ def show_with_detail(shown: Any, *details: Any) -> SafeString:
 
 
 def show_key(key: str) -> SafeString:
-    """Show a key in a list, a long one shortened. The row's page has the whole key."""
+    """A key in a list, shortened if it is long."""
     shown = key if len(key) <= MAX_KEY else f"{key[:12]}…{key[-8:]}"
     return format_html('<span class="idempotency-key" title="{}">{}</span>', key, shown)
 
 
 def show_code(text: str) -> SafeString:
-    """A whole key or trace. One click selects all of it, for a copy."""
+    """A whole key or trace, which one click selects."""
     return format_html('<code class="idempotency-code">{}</code>', text)
 
 
 def show_time(moment: datetime) -> str:
-    """A time in the form in which logs have it: "2026-11-23 14:26:30"."""
+    """A time as in logs: "2026-11-23 14:26:30"."""
     return date_format(moment if is_naive(moment) else localtime(moment), "Y-m-d H:i:s")
 
 

@@ -1,45 +1,34 @@
-"""Records in the admin: find a record by key or account, see its state, and resolve a record that is stuck.
+"""Records in the admin: find a record by key or account, view its state, and resolve a stuck one.
 
-Nothing can be edited. A decision about a record calls ``operate.resolutions``. A page explains it first, and it needs a
-separate permission: ``idempotency.resolve_idempotencyrecord``, ``idempotency.release_idempotencyrecord`` or
-``idempotency.forget_idempotencyrecord``.
+Decisions call ``operate.resolutions`` and have separate permissions. Recorded responses may hold secrets, so they need
+the permission ``view_response_body`` and can't be filtered on.
 
-Recorded responses may hold secrets, so only people with the permission ``idempotency.view_response_body`` see them, and
-they can't be filtered on. Everything else needs ``idempotency.view_idempotencyrecord``, as usual.
-
-The table may be huge. So no page here counts the whole table, sorts it by a column that has no index, or searches it
-for the names of operations. Searches without an index have a time limit.
+The table may be huge, so no page counts it or sorts it by a column without an index. Searches without an index have a
+time limit.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
-from django.contrib.auth import get_permission_codename, get_user_model
-from django.db import OperationalError
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..conf import authenticated_user, settings
-from ..identity.scope import MAX_ACCOUNT_LENGTH
+from ..identity.scope import MAX_ACCOUNT_LENGTH, Scope
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
-from ..operate import statistics
 from ..operation import registry
 from ..outcome import BODY_GONE, UNREADABLE, decrypt_body
 from ..store import records_database, statement_timeout
-from . import traces
 from .actions import FORGET, MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, has_live_lease
 from .decisions import Action, DecisionAdmin
 from .display import (
@@ -51,20 +40,22 @@ from .display import (
     show_code,
     show_key,
     show_text,
-    show_time,
     show_with_detail,
     time_left,
 )
 from .sections import join_sections
 from .timeline import names_of_steps, timeline_of
 
-#: The filter takes this many operations from those that are counted.
-MAX_OPERATIONS = 500
-
-#: A search for a key alone finds this many records.
+#: The limit of a search for a key without an account.
 MAX_FOUND = 100
 
-#: The states of the records in the index ``idempotency_record_unfinished``.
+#: A search for a trace reads up to this many records.
+MAX_SEARCHED = 200_000
+TRACE_LIMIT = 3.0  # seconds
+
+_TRACE = re.compile("[0-9a-f]{32}")
+
+#: The states in the index ``idempotency_record_unfinished``.
 _UNFINISHED = (Status.IN_PROGRESS, Status.RECOVERABLE, Status.PARKED)
 
 _STATES: dict[str, tuple[Any, Callable[[RecordQuerySet], RecordQuerySet]]] = {
@@ -76,7 +67,7 @@ _STATES: dict[str, tuple[Any, Callable[[RecordQuerySet], RecordQuerySet]]] = {
     "past_retention": (_("past retention"), RecordQuerySet.past_retention),
 }
 
-#: The kind of badge, and so its colour, of each state. A live claim has no colour, because it needs no attention.
+#: The kind of badge of each state. A live claim needs no attention.
 _BADGES = {"abandoned": "waiting", "completed": "done", "recoverable": "waiting", "parked": "stuck"}
 
 
@@ -85,19 +76,13 @@ class RecordStateFilter(StateFilter):
 
 
 class OperationFilter(admin.SimpleListFilter):
-    """Filters by an operation that is declared in this process or, if events are counted, that any process has used.
-
-    Finding the names in the table of records would read all of it.
-    """
+    """Filters by an operation that is declared in this process. To list those of the table, it would be read whole."""
 
     title: Any = _("operation")
     parameter_name: str = "operation"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
         names = {operation.name for operation in registry}
-        counts = statistics.event_counts()
-        if counts is not None:
-            names |= counts.operations(records_database(), MAX_OPERATIONS)
         names |= {name for name in request.GET.getlist(self.parameter_name) if name}
         return [(name, name) for name in sorted(names)]
 
@@ -107,9 +92,9 @@ class OperationFilter(admin.SimpleListFilter):
 
 
 class BoundedList(IndexedList):
-    """A list that is empty, and says why, if the database would have to look at too many records for it.
+    """A list that is empty, with a warning, if the database would have to read too many records.
 
-    No index begins with the operation or the key. If few records match, the newest of them may be anywhere.
+    No index begins with the operation or the key. If few records match, they may be anywhere in the table.
     """
 
     queryset: Any
@@ -136,12 +121,11 @@ class BoundedList(IndexedList):
 class IdempotencyRecordAdmin(DecisionAdmin):
     list_display: tuple[str, ...] = ("key", "state_with_details", "subject", "age", "retention")
     list_filter: ClassVar[tuple[type[admin.SimpleListFilter], ...]] = (RecordStateFilter, OperationFilter)
-    # Shows the search box; get_search_results() does the search.
+    # Shows the search box. get_search_results() searches.
     search_fields: ClassVar[tuple[str, ...]] = ("idempotency_key", "account_id")
     search_help_text: ClassVar[Any] = _(
-        'An account, "account key", "account trace", a trace, or a key or its beginning, exactly as recorded, in upper '
-        "and lower case. A user's name finds the user's account, if accounts are users. Without the account, a key or "
-        "trace may not be found in a very large table."
+        'An account, "account key", "account trace", a trace, or a key or its beginning. Case matters. Without the '
+        "account, a key or trace may not be found in a very large table."
     )
     ordering: ClassVar[tuple[str, ...]] = ("-id",)
     sortable_by: ClassVar[tuple[str, ...]] = ("retention",)
@@ -197,7 +181,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
 
     @admin.display(description=_("derived keys"))
     def derived_keys(self, record: IdempotencyRecord) -> str:
-        """The keys of the calls that have the names of steps, and of the one that the page's address names."""
+        """The keys of calls named after steps, and of those that the page's URL names."""
         request: Any = record.request  # type: ignore[attr-defined]
         names = dict.fromkeys([*names_of_steps(record), *filter(None, request.GET.getlist("call"))])
         return render_to_string(
@@ -217,82 +201,83 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search for one thing after another, the cheapest first, because an OR costs as much as its most expensive
-        part. Logs show the beginning of a key, and an ellipsis after it.
-        """
+        # Logs show the beginning of a key, followed by an ellipsis.
         term = search_term.strip().partition("…")[0]
         if not term:
             return queryset, False
-        account, *key = term.rsplit(maxsplit=1)
-        # A key never contains white space. An account may, and a user's name, too.
-        if traces.TRACE.fullmatch(term.rsplit(maxsplit=1)[-1]):
-            return self._find_trace(request, queryset, term), False
-        searches = [*_of_account_or_user(request, queryset, term)]
-        for records in _of_account_or_user(request, queryset, account) if key else ():
-            searches += [records.filter(idempotency_key=key[0]), records.filter(idempotency_key__startswith=key[0])]
-        for records in searches:
-            if records.exists():
-                return records, False
-        return queryset.none() if key else self._find_key(request, queryset, term), False
-
-    def _find_trace(self, request: HttpRequest, queryset: QuerySet[Any], term: str) -> QuerySet[Any]:
-        """Records with a trace, or with such a key or account. The term may have an account before the trace."""
+        records = self._find(request, queryset, term)
         *account, trace = term.rsplit(maxsplit=1)
-        if account:
-            pools = list(_of_account_or_user(request, queryset, account[0]))
-            found = [pk for records in pools for pk in _pks(records.filter(idempotency_key__startswith=trace))]
-        else:
-            pools = [queryset.filter(account_id=trace), queryset.filter(status__in=_UNFINISHED), queryset]
-            found = [*_pks(pools[0]), *_pks(self._find_key(request, queryset, trace))]
-            # The consumers of a message claim it under the account of the first operation by default.
-            consumers = queryset.filter(pk__in=found).values_list("account_id", flat=True)
-            pools[:0] = [queryset.filter(account_id__in=set(consumers))] if found else []
+        if not _TRACE.fullmatch(trace):
+            return records, False
+        found = list(records.order_by().values_list("pk", flat=True)[:MAX_FOUND])
+        traced = self._find_trace(request, _of_account(queryset, account[0]) if account else queryset, trace)
+        return queryset.filter(pk__in=[*found, *traced]), False
+
+    def _find(self, request: HttpRequest, queryset: QuerySet[Any], term: str) -> QuerySet[Any]:
+        """Try one search after another, because an OR costs as much as its most expensive part."""
+        of_account = _of_account(queryset, term)
+        if of_account.exists():
+            return of_account
+        account, *key = term.rsplit(maxsplit=1)  # an account may contain white space, a key never does
+        if key:
+            return _of_account(queryset, account).filter(idempotency_key__startswith=key[0])
+        return self._find_key(request, queryset, term)
+
+    def _find_trace(self, request: HttpRequest, records: QuerySet[Any], trace: str) -> list[int]:
+        """The ids of the newest records with a trace.
+
+        The trace of a first operation is a digest that no column holds: an index on it would cost every claim a random
+        page, for a rare search. So it is computed here for the newest records.
+        """
+        newest = records.order_by("-pk").values_list("pk", "account_id", "operation", "idempotency_key")[:MAX_SEARCHED]
         try:
-            first = traces.find_first(pools, trace)
-        except traces.SearchEndedError as error:
-            searched, reached = error.args
-            if request.method == "GET":  # a form that is sent asks for the list again
-                text = _(
-                    "Only the newest %(count)d records were searched for this trace, back to %(time)s. Choose the "
-                    'operation that the log names, or search for "account trace".'
-                )
-                values = {"count": searched, "time": show_time(reached) if reached else NONE}
-                self.message_user(request, text % values, messages.WARNING)
-        else:
-            found += [] if first is None else [first]
-        return queryset.filter(pk__in=found)
+            with statement_timeout.time_limit(records.db, TRACE_LIMIT):
+                rows = list(newest)
+            is_complete = len(rows) < MAX_SEARCHED
+        except statement_timeout.OutOfTimeError:
+            rows, is_complete = [], False
+        found = [pk for pk, *scope in rows if Scope(*scope).trace == trace]
+        if not found and not is_complete:
+            text = gettext(
+                "The table is too large to be searched for a trace alone. Choose the operation that the log names, or "
+                'search for "account trace".'
+            )
+            self._warn(request, text)
+        return found
 
     def _find_key(self, request: HttpRequest, queryset: QuerySet[Any], key: str) -> QuerySet[Any]:
-        """Records with the key or, if there are none, with one that begins with it. At most ``MAX_FOUND`` are found.
+        """Records whose key begins with a text, up to ``MAX_FOUND``.
 
-        No index of this package begins with the key. So the unfinished records are searched first, in their small
-        index, and the whole table only within the time limit. If a project has an index on the key, that is enough.
+        No index begins with the key. So the unfinished records are searched first, in their small index, and the whole
+        table only within the time limit, which is enough if the project adds an index on the key.
         """
-        unfinished = queryset.filter(status__in=_UNFINISHED)
-        end = time.monotonic() + statement_timeout.LIMIT
+        matching = queryset.filter(idempotency_key__startswith=key)
         gave_up = False
-        for search in (Q(idempotency_key=key), Q(idempotency_key__startswith=key)):
-            for records, limit in ((unfinished, statement_timeout.LIMIT), (queryset, end - time.monotonic())):
-                # Without an order, because the database might follow the index of the order and read the whole table.
-                wanted = records.filter(search).order_by().values_list("pk", flat=True)[:MAX_FOUND]
-                try:
-                    with statement_timeout.time_limit(queryset.db, limit):
-                        pks = list(wanted)
-                except statement_timeout.OutOfTimeError:
-                    gave_up = True
-                    continue
-                if pks:
-                    return queryset.filter(pk__in=pks)
-        if gave_up and request.method == "GET":  # a form that is sent asks for the list again
-            text = _(
+        for records in (matching.filter(status__in=_UNFINISHED), matching):
+            # Without an order, because the database might follow the index of the order and read the whole table.
+            found = records.order_by().values_list("pk", flat=True)[:MAX_FOUND]
+            try:
+                with statement_timeout.time_limit(queryset.db):
+                    pks = list(found)
+            except statement_timeout.OutOfTimeError:
+                gave_up = True
+                continue
+            if pks:
+                return queryset.filter(pk__in=pks)
+        if gave_up:
+            text = gettext(
                 "The table is too large to be searched for a key alone. No unfinished record has this key. "
                 'Search for "account key".'
             )
-            self.message_user(request, text, messages.WARNING)
+            self._warn(request, text)
         return queryset.none()
 
+    def _warn(self, request: HttpRequest, text: str) -> None:
+        if request.method == "GET":  # a submitted form queries the list again
+            self.message_user(request, text, messages.WARNING)
+
     def get_ordering(self, request: HttpRequest) -> Any:
-        # In the order of ids the database would pass over all records that are not past their retention.
+        # In the order of ids, the database would skip over all records that are not past their retention.
         past_retention = request.GET.get(RecordStateFilter.parameter_name) == "past_retention"
         return ("-expires_at", "-id") if past_retention else self.ordering
 
@@ -350,23 +335,6 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             return show_text(str(error))
 
 
-def _of_account_or_user(request: HttpRequest, records: QuerySet[Any], name: str) -> Iterator[QuerySet[Any]]:
-    """The records of the account, and then those of the user of this name, if the staff member may view users."""
-    yield _of_account(records, name)
-    model: Any = get_user_model()
-    permission = f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"
-    if settings().defaults.account is authenticated_user and request.user.has_perm(permission):
-        user = None
-        with suppress(OperationalError):  # MariaDB, for a name with characters that the column can't hold
-            user = model._default_manager.filter(**{model.USERNAME_FIELD: name}).first()
-        if user is not None and user.get_username() == name:  # MariaDB finds it in any case
-            yield _of_account(records, str(authenticated_user(SimpleNamespace(user=user))))
-
-
-def _pks(records: QuerySet[Any]) -> list[int]:
-    return list(records.order_by().values_list("pk", flat=True)[:MAX_FOUND])
-
-
 def _of_account(records: QuerySet[Any], account: str) -> QuerySet[Any]:
-    """The account's records. No account is longer than its column, and Citus refuses a statement with one that is."""
+    """The account's records. Citus rejects a statement with an account that is longer than its column."""
     return records.filter(account_id=account) if len(account) <= MAX_ACCOUNT_LENGTH else records.none()

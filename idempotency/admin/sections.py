@@ -1,4 +1,4 @@
-"""One section of the admin's index for the models of all apps of the package. Django makes a section of each app."""
+"""One section of the admin index for the models of all the package's apps. Django makes one for each app."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LABELS: Final = (FIRST, "idempotency_outbox", "idempotency_dashboard")
 
 
 def join_sections(site: AdminSite) -> None:
-    """Have the site's ``get_app_list`` return one section in place of those of the package's apps.
+    """Join the package's sections in the site's ``get_app_list``.
 
-    The site is changed and not replaced, because a project may have a site of another class.
+    The site is patched, not replaced, because a project may have a site of another class.
     """
     get_app_list = site.get_app_list
 

@@ -1,10 +1,8 @@
-"""The timeline on the page of a record, in the order of time.
+"""The timeline on the page of a record.
 
-An ordinary request writes nothing for it. So it is made of the record's times, its history, its steps and the decisions
-in the admin's log, and of what an extension adds, such as messages. An event without a recorded time stands where it
-belongs, and the page says so.
-
-Every query reads a bounded number of rows through an index.
+An ordinary request writes nothing for it. It is made of the record's times, its history, its steps, the decisions in
+the admin's log, and the additions of extensions, such as messages. Every query reads a bounded number of rows through
+an index.
 """
 
 from __future__ import annotations
@@ -18,9 +16,8 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 from django.http import HttpRequest
-from django.utils.text import Truncator
 from django.utils.timezone import is_naive, make_naive
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext
 
 from ..extensions import extensions
 from ..lifecycle import Status
@@ -28,39 +25,31 @@ from ..models import IdempotencyRecord, IdempotencyStep
 from .decisions import DecisionAdmin
 from .display import format_duration, time_left
 
-#: The page lists this many steps, decisions and messages of each kind.
+#: The most steps, decisions and messages of each kind that are listed.
 MAX_ROWS = 50
-
-#: An error is shown up to this length. The whole is on the same page.
-MAX_ERROR = 200  # characters
 
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the timeline."""
-
-    #: The time by which it is sorted.
-    place: datetime
-    what: str
+    time: datetime
+    text: str
     url: str = ""
-    #: Whether ``place`` is when it happened. Otherwise that is not recorded.
-    is_dated: bool = True
 
 
 def timeline_of(record: IdempotencyRecord, request: HttpRequest, records: DecisionAdmin) -> dict[str, Any]:
-    """Read the timeline of a record, as far as the person may see it.
+    """Read the timeline of a record, as far as the user may view it.
 
     :param record: annotated with ``database_time``.
     :param records: the admin of records.
-    :returns: ``events``, each with its time since the record's creation, and ``notes`` about those that are missing.
+    :returns: ``events``, each with its time since the record's creation, and ``notes`` about missing ones.
     """
     notes: list[str] = []
-    events = [*_of_record(record, request), *_steps(record, notes), *_decisions(record)]
+    events = [*_of_record(record), *_steps(record, notes), *_decisions(record)]
     for each in extensions():
         if each.record_events:
             events += each.record_events(record, request, records, notes)
-    events.sort(key=lambda event: event.place)
-    return {"events": [(event, _offset(event.place - record.created_at)) for event in events], "notes": notes}
+    events.sort(key=lambda event: event.time)
+    return {"events": [(event, _offset(event.time - record.created_at)) for event in events], "notes": notes}
 
 
 def _offset(duration: timedelta) -> str:
@@ -69,27 +58,11 @@ def _offset(duration: timedelta) -> str:
     return f"{sign}{seconds:.3f} s" if seconds < 60 else f"{sign}{format_duration(length)}"
 
 
-# The record, its steps and its decisions
-
-
-def _of_record(record: IdempotencyRecord, request: HttpRequest) -> Iterator[Event]:
+def _of_record(record: IdempotencyRecord) -> Iterator[Event]:
     values = {"attempt": record.attempt, "status": record.response_status}
-    error = record.error if request.user.has_perm("idempotency.view_response_body") else None
-    entries = record.history or []
     yield Event(record.created_at, gettext("The request was claimed for the first time."))
-    numbers = [entry["attempt"] for entry in entries if "attempt" in entry]
-    if unlisted := min(numbers, default=1 if entries else record.attempt) - 1:
-        earlier = ngettext(
-            "%(count)d earlier attempt that is not listed.", "%(count)d earlier attempts that are not listed.", unlisted
-        )
-        yield Event(record.created_at, earlier % {"count": unlisted}, is_dated=False)
-    failed = max((place for place, entry in enumerate(entries) if "why" in entry), default=None)
-    for place, entry in enumerate(entries):
-        yield Event(_time_of(entry, record), _describe(entry, error if place == failed else None))
-    now = record.completed_at or record.database_time  # type: ignore[attr-defined]
-    if error and failed is None:
-        yield Event(now, gettext("The latest attempt that failed: %(error)s") % {"error": _cut(error)}, is_dated=False)
-    last = entries[-1]["event"] if entries else ""
+    for entry in record.history or []:
+        yield Event(_time_of(entry, record), _describe(entry))
     if record.completed_at is not None:
         yield Event(record.completed_at, gettext("Attempt %(attempt)d was completed with status %(status)s.") % values)
     elif record.status == Status.IN_PROGRESS and record.lease_expires_at is not None:
@@ -98,25 +71,21 @@ def _of_record(record: IdempotencyRecord, request: HttpRequest) -> Iterator[Even
         else:
             lease = gettext("The lease of attempt %(attempt)d ended without an outcome.")
         yield Event(record.lease_expires_at, lease % values)
-    elif record.status == Status.PARKED and last not in {"parked", "lease_over"}:
-        yield Event(now, gettext("Parked: it is unknown how attempt %(attempt)d ended.") % values, is_dated=False)
-    elif record.status == Status.RECOVERABLE and last not in {"released", "lease_over"}:
-        yield Event(now, gettext("Released or recovered: the next retry runs the operation."), is_dated=False)
     is_over = time_left(record, record.expires_at) <= timedelta(0)
     yield Event(record.expires_at, gettext("The retention ended.") if is_over else gettext("The retention ends."))
 
 
-def _describe(entry: dict[str, Any], error: str | None) -> str:
+def _describe(entry: dict[str, Any]) -> str:
     texts = {
         "released": gettext("Attempt %(attempt)s failed and was released, so that a retry runs: %(why)s"),
         "parked": gettext("Attempt %(attempt)s failed and was parked, because its effect is unknown: %(why)s"),
         "lease_over": gettext("The lease was over without an outcome, and a retry or a sweep settled the claim."),
-        "taken_over": gettext("Attempt %(attempt)s began. The one before had been released, or its lease was over."),
+        "taken_over": gettext("Attempt %(attempt)s began. The previous one was released, or its lease was over."),
         "started_over": gettext("Attempt %(attempt)s began as a new request, because the retention was over."),
     }
     # A newer release may have written another event.
     text: str = texts.get(entry["event"], entry["event"])
-    why = _cut(error) if error else entry.get("why", gettext("its response is not recorded, or it gave its claim up."))
+    why = entry.get("why", gettext("its response is not recorded, or it released its claim."))
     return text % {"attempt": entry.get("attempt", ""), "why": why}
 
 
@@ -126,10 +95,6 @@ def _time_of(entry: dict[str, Any], record: IdempotencyRecord) -> datetime:
     if is_naive(record.created_at):
         return moment if is_naive(moment) else make_naive(moment)
     return moment.replace(tzinfo=connections[str(record._state.db)].timezone or UTC) if is_naive(moment) else moment
-
-
-def _cut(error: str) -> str:
-    return Truncator(error).chars(MAX_ERROR)
 
 
 def _steps(record: IdempotencyRecord, notes: list[str]) -> Iterator[Event]:
@@ -146,7 +111,7 @@ def names_of_steps(record: IdempotencyRecord) -> list[str]:
 
 def _first_steps(record: IdempotencyRecord) -> list[tuple[str, datetime]]:
     rows = IdempotencyStep.objects.using(record._state.db).filter(account_id=record.account_id, record_id=record.pk)
-    # By name, because that is the order of the index. Only the rows that are shown are then read.
+    # Ordered by name, as the index is, so that no other rows are read.
     return list(rows.order_by("name").values_list("name", "created_at")[: MAX_ROWS + 1])
 
 

@@ -157,19 +157,23 @@ def exchange(request: Request, timeout: float) -> Answer:
 def exchange_together(requests: Iterable[Request], timeout: float) -> tuple[list[Answer | Exception], bool]:
     """Send requests at once: the server has all but the last byte of each before it gets the last byte of any.
 
-    :returns: what came of each request; and whether none had succeeded before all of them were sent.
+    :returns: what came of each request; and whether none had succeeded before the last one was sent.
     """
     with ExitStack() as opened:
         connections = [opened.enter_context(Connection(request, timeout)) for request in requests]
         for connection in connections:
             connection.send_all_but_the_last_byte()
-        for connection in connections:
+        *others, last = connections
+        for connection in others:
             connection.send_the_last_byte()
-        early = [connection.is_answered() for connection in connections]
+        # After the last request is sent, a prompt answer no longer means that a request came too late: it may refuse a
+        # duplicate.
+        early = [connection.is_answered() for connection in others]
+        last.send_the_last_byte()
         answers = _answers(connections, timeout)
     overlapped = not any(
         is_early and isinstance(answer, Answer) and answer.succeeded
-        for is_early, answer in zip(early, answers, strict=True)
+        for is_early, answer in zip(early, answers[:-1], strict=True)
     )
     return answers, overlapped
 

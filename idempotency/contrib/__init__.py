@@ -1,7 +1,7 @@
-"""Integrations with other packages. Each has its own extra in ``pyproject.toml``; the core needs none of them.
+"""Integrations with other packages, each with its own extra in ``pyproject.toml``. The core needs none of them.
 
-To add a web framework, write a subclass of ``http.adapter.Adapter`` here and register it. The package's ``apps.py``
-imports the modules of frameworks that are in ``INSTALLED_APPS``; nothing else below this folder does.
+To add a web framework, register a subclass of ``http.adapter.Adapter`` here. The package's ``apps.py`` imports the
+modules of the frameworks in ``INSTALLED_APPS``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def needing(extra: str) -> Iterator[None]:
-    """If an import of the block fails, say which extra has the library."""
+    """If an import in the block fails, name the extra that installs the library."""
     try:
         yield
     except ImportError as error:

@@ -36,10 +36,10 @@ STREAM = "idempotency_stream"
 
 
 class UnresolvedRequestError(httpx.TransportError):
-    """The retries are used up, and the outcome of the request is not known. The request may have taken effect.
+    """The retries are used up, and the outcome is unknown. The request may have taken effect.
 
-    ``key`` (str) is the request's ``Idempotency-Key``: save it, and send the same request with it later. ``attempts``
-    (int) is the number of requests that were sent. ``response`` is the last response, read and closed, or None.
+    ``key`` (str) is the ``Idempotency-Key``: save it, and send the same request with it later. ``attempts`` (int) is
+    the number of requests sent. ``response`` is the last response, read and closed, or None.
     """
 
     def __init__(
@@ -83,10 +83,7 @@ class HttpxTries(Tries):
         return self.request.extensions  # type: ignore[no-any-return]
 
     def next_request(self) -> httpx.Request:
-        """Make the request for the next attempt. Raises the errors of ``begin``.
-
-        Each attempt has its own request, because a transport may change the request that it sends.
-        """
+        """Copy the request for the next attempt, because a transport may change it. Raises the errors of ``begin``."""
         left = self.begin()
         timeouts = self.request.extensions.get("timeout", {})
         cut = {name: bounded(timeouts.get(name), left) for name in ("connect", "read", "write", "pool")}
@@ -101,17 +98,14 @@ class HttpxTries(Tries):
         return request
 
     def wants_body(self, response: httpx.Response) -> bool:
-        """Whether the attempt must read the body of the response.
-
-        It must, unless the caller wants to stream the body or the wrapped transport has read it already.
-        """
+        """Whether the attempt must read the body, instead of the caller or the wrapped transport."""
         if response.is_stream_consumed:
             return False
         streamed = self.request.extensions.get(STREAM, False)
         return not streamed or response.status_code == 409 or self.is_undecided(response)
 
     def keep(self, response: httpx.Response, body: bytes) -> None:
-        """Give the response the bytes that were read from it, so that the caller can read or stream them."""
+        """Put the bytes back into the response, so that the caller can read or stream them."""
         self.body = body
         response.stream = httpx.ByteStream(body)
 
@@ -129,20 +123,20 @@ class IdempotentTransport(httpx.BaseTransport):
 
         client = httpx.Client(transport=IdempotentTransport())
 
-    A request that has a key keeps it. Any other request gets a new key. Inside a protected operation it gets a key that
-    is derived from the claim: by the name in ``extensions={"idempotency_name": "provider.charge"}``, or else by method,
-    URL and the number of the call.
+    A request that has a key keeps it. Otherwise it gets a new key or, inside a protected operation, a key derived from
+    the claim: by the name in ``extensions={"idempotency_name": "provider.charge"}``, or else by method, URL and the
+    number of the call.
 
     The bodies of request and response are kept in memory. With ``extensions={"idempotency_stream": True}`` the caller
     can stream the response, and an error in its body is not retried.
 
-    :param transport: the transport that sends; ``httpx.HTTPTransport()`` if none is given. ``httpx.Client`` does not
-        pass its options for certificates, proxies and HTTP/2 on to a transport that it is given, so set them here.
+    :param transport: the transport that sends, by default ``httpx.HTTPTransport()``. Set its certificates, proxies and
+        HTTP/2 here, because ``httpx.Client`` does not pass these options on to a given transport.
     :param policy: what is retried, and how often; by default ``RetryPolicy()``.
     :param sleep: called with the seconds to wait before a retry.
-    :raises UnresolvedRequestError: from a request: the bounds are reached, and the outcome is not known. If the first
+    :raises UnresolvedRequestError: from a request, when the bounds are reached and the outcome is unknown. If the first
         attempt fails with an error that a retry can't help, that error is raised instead.
-    :raises LeaseLostError: from a request inside a protected operation: another attempt has taken over. The request
+    :raises LeaseLostError: from a request inside a protected operation, if another attempt has taken over. The request
         was not sent, or not sent again.
     """
 
@@ -183,12 +177,12 @@ class IdempotentTransport(httpx.BaseTransport):
 class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
     """``IdempotentTransport`` for ``httpx.AsyncClient``.
 
-    A coroutine and the tasks that it starts run under the claim that is current where they are started. If tasks run at
-    the same time, another attempt may make their calls in another order. So give each of these calls a name.
+    Tasks run under the claim that is current where they are started. Give the calls of concurrent tasks names, because
+    another attempt may make them in another order.
 
-    :param transport: the transport that sends; ``httpx.AsyncHTTPTransport()`` if none is given.
+    :param transport: the transport that sends, by default ``httpx.AsyncHTTPTransport()``.
     :param policy: as for ``IdempotentTransport``.
-    :param sleep: called with the seconds to wait, and awaited; by default the ``sleep`` of asyncio or trio.
+    :param sleep: awaited with the seconds to wait; by default the ``sleep`` of asyncio or trio.
     """
 
     def __init__(
@@ -226,13 +220,13 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
 
 def fetch_key_status(client: httpx.Client, url: str, key: str) -> KeyStatus:
-    """Ask a server for the state of a key. Nothing runs there.
+    """Query the state of a key on its server. Nothing runs there.
 
     :param client: any client, with the credentials of the account that used the key.
     :param url: the URL of a ``KeyStatusView``, absolute or below the client's ``base_url``.
     :param key: the key, as it was sent.
-    :raises httpx.HTTPError: there is no answer, or it has another status than 2xx.
-    :raises ValueError: the answer is not that of a ``KeyStatusView``.
+    :raises httpx.HTTPError: there is no response, or its status is not 2xx.
+    :raises ValueError: the response is not that of a ``KeyStatusView``.
     """
     response = client.get(url, headers={HEADER: key}).raise_for_status()
     return read_key_status(response.json(), response.headers)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("idempotency")
 
-#: The counter of events, which has the labels ``operation`` and ``event``.
+#: The counter of events, with the labels ``operation`` and ``event``.
 EVENTS: Final = "idempotency_events"
 EVENTS_DESCRIPTION: Final = "Events of records, by operation and event"
 
@@ -35,8 +35,8 @@ EVENTS_DESCRIPTION: Final = "Events of records, by operation and event"
 class Count:
     """A counter without labels.
 
-    :param name: its name, without the suffix that Prometheus adds.
-    :param signal: each sending adds the signal's ``count``, or else 1.
+    :param name: without the suffix that Prometheus adds.
+    :param signal: adds its ``count``, or else 1.
     """
 
     name: str
@@ -46,21 +46,21 @@ class Count:
 
 COUNTS: Final = (
     Count("idempotency_unprotected_requests", "Requests without a key, which ran unprotected", signals.unprotected),
-    Count("idempotency_purged_records", "Records that were deleted past their retention", signals.purged),
-    Count("idempotency_relayed_messages", "Messages of the outbox that a broker has confirmed", signals.relayed),
-    Count("idempotency_dead_messages", "Messages of the outbox that were tried too often", signals.message_dead),
-    Count("idempotency_dead_letters", "Messages that consumers have dead-lettered or rejected", signals.dead_lettered),
+    Count("idempotency_purged_records", "Records deleted past their retention", signals.purged),
+    Count("idempotency_relayed_messages", "Messages of the outbox confirmed by a broker", signals.relayed),
+    Count("idempotency_dead_messages", "Messages of the outbox tried too often", signals.message_dead),
+    Count("idempotency_dead_letters", "Messages dead-lettered or rejected by consumers", signals.dead_lettered),
 )
 
-#: The values of a gauge, by its labels' values.
+#: The values of a gauge, by the values of its labels.
 Values = dict[tuple[str, ...], float]
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """A number that is the same from every process, because it is read from the tables.
+    """A number that is read from the tables, so that it is the same in every process.
 
-    :param unit: as OpenTelemetry writes it: ``s``, ``By``, or the counted thing in braces.
+    :param unit: in OpenTelemetry's notation: ``s``, ``By``, or the counted thing in braces.
     :param labels: the names of the labels.
     """
 
@@ -68,12 +68,12 @@ class Gauge:
     description: str
     unit: str
     labels: tuple[str, ...]
-    #: Called with the statistics and the backlog of the outbox, which is None if there is no outbox.
+    #: Called with the statistics and the backlog of the outbox, or None without an outbox.
     read: Callable[[Stats, Backlog | None], Values]
 
 
 def _number(name: str, description: str, unit: str, field: str) -> Gauge:
-    """A gauge of one of the statistics. It is 0 if there is nothing to measure."""
+    """A gauge of one of the statistics, 0 if there is nothing to measure."""
     return Gauge(name, description, unit, (), lambda read, _: {(): getattr(read, field).value or 0})
 
 
@@ -84,14 +84,14 @@ def _by_operation(name: str, description: str, unit: str, field: str) -> Gauge:
     return Gauge(name, description, unit, ("operation",), read_counts)
 
 
-#: Distinguishes a database that can't be read from one in which nothing is wrong.
+#: Distinguishes an unreadable database from one in which nothing is wrong.
 AVAILABLE: Final = "idempotency_stats_available"
 
 GAUGES: Final = (
     Gauge(AVAILABLE, "1 if the statistics could be read from the database, 0 if not", "", (), lambda *_: {(): 1}),
     Gauge(
         "idempotency_records",
-        "Records by status. Counting stops at 10,000; a larger number of completed ones is the database's estimate",
+        "Records by status. Counting stops at 10,000; larger numbers of completed ones are the database's estimate",
         "{record}",
         ("status",),
         lambda read, _: {(str(status),): getattr(read, str(status)).value or 0 for status in Status},
@@ -99,11 +99,11 @@ GAUGES: Final = (
     _by_operation("idempotency_parked_records", "Records whose outcome is unknown, by operation", "{record}", "parked"),
     _by_operation("idempotency_abandoned_claims", "Claims whose lease is over, by operation", "{claim}", "abandoned"),
     _number(
-        "idempotency_overdue_seconds", "How long ago the oldest lease of a record in progress ended", "s", "overdue"
+        "idempotency_overdue_seconds", "The time since the oldest lease of a record in progress ended", "s", "overdue"
     ),
     _number(
         "idempotency_oldest_in_progress_seconds",
-        "How long ago the oldest record in progress was created",
+        "The age of the oldest record in progress",
         "s",
         "oldest_in_progress",
     ),
@@ -115,8 +115,7 @@ GAUGES: Final = (
     ),
     Gauge(
         "idempotency_since_purge_seconds",
-        "How long ago a purge last found nothing more to delete, to the hour; if none ever did, how long anything has "
-        "been counted",
+        "The time since a purge last left nothing due, to the hour; if none ever did, the time since counting began",
         "s",
         (),
         lambda read, _: {} if read.since_purge.kind is Precision.UNKNOWN else {(): read.since_purge.value or 0},
@@ -130,30 +129,30 @@ GAUGES: Final = (
     ),
     Gauge(
         "idempotency_outbox_messages",
-        "Messages of the outbox that are not sent, by status. Counting stops at 10,000",
+        "Unsent messages of the outbox, by status. Counting stops at 10,000",
         "{message}",
         ("status",),
         lambda _, waiting: {} if waiting is None else {("pending",): waiting.pending, ("dead",): waiting.dead},
     ),
     Gauge(
         "idempotency_outbox_oldest_due_seconds",
-        "How long the oldest due message of the outbox has been due",
+        "The time since the oldest due message of the outbox became due",
         "s",
         (),
         lambda _, waiting: {} if waiting is None else {(): (waiting.oldest_due or timedelta()).total_seconds()},
     ),
 )
 
-#: Seconds for each statement, on PostgreSQL. Prometheus gives a scrape ten. If a migration has locked a table, every
-#: scrape would keep a thread waiting.
+#: Seconds per statement, on PostgreSQL, because a scrape has ten. If a migration locks a table, every scrape would
+#: block a thread.
 TIME_LIMIT: Final = 3.0
 
 
 def read_gauges() -> dict[str, Values]:
-    """Read all gauges: the table of records once, and the outbox once. Leaves no connection open that it has opened.
+    """Read all gauges: the table of records once, and the outbox once. Closes connections that it has opened.
 
-    :returns: the values by the names of the gauges; ``AVAILABLE`` alone if the database refuses or is too slow, so that
-        the process's own counters can be exported all the same.
+    :returns: the values by the names of the gauges; only ``AVAILABLE`` if the database refuses or is too slow, so that
+        the process's counters can still be exported.
     """
     try:
         with ExitStack() as stack:
@@ -168,8 +167,8 @@ def read_gauges() -> dict[str, Values]:
         return {AVAILABLE: {(): 0}}
     except SynchronousOnlyOperation:
         logger.error(
-            "The metrics were collected in the thread of an event loop, where the database can't be read. Serve them "
-            "by idempotency.contrib.prometheus.views.metrics or by another synchronous view."
+            "The metrics were collected in the thread of an event loop, which can't read the database. Serve them by "
+            "idempotency.contrib.prometheus.views.metrics or another synchronous view."
         )
         return {AVAILABLE: {(): 0}}
     return {gauge.name: gauge.read(read, waiting) for gauge in GAUGES}
@@ -178,9 +177,9 @@ def read_gauges() -> dict[str, Values]:
 def connect_counters(
     exporter: str, count_event: Callable[[str, str], None], counted: Sequence[Callable[[int], None]]
 ) -> None:
-    """Have an exporter count the events of this process. Another call for the same exporter replaces its functions.
+    """Connect an exporter's counters. Another call for the same exporter replaces them.
 
-    :param count_event: called with the operation and the event, once for each event.
+    :param count_event: called with the operation and the event, once per event.
     :param counted: a function for each of ``COUNTS``, called with the number to add.
     """
     signals.connect_events(exporter, lambda operation, event, attempt: count_event(operation, event))

@@ -1,7 +1,7 @@
 """Django Ninja: the adapter with which ``@idempotent`` protects a route, and the route's description in Ninja's schema.
 
-Ninja authenticates, throttles and validates within its own operation, before it calls the handler. So all of that
-happens before a replay, and its refusals are never recorded.
+Ninja authenticates, throttles and validates before it calls the handler, so also before a replay. Its refusals are
+never recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ with needing("ninja"):
     from ninja.operation import PathView
     from ninja.utils import contribute_operation_callback
 
-    if not hasattr(Route, "_result_to_response"):  # private, so another release may do without it
+    if not hasattr(Route, "_result_to_response"):  # private, so another release may lack it
         raise ImportError("idempotency.contrib.ninja needs a release of Django Ninja that it was tested with")
 
 from django.core.exceptions import ImproperlyConfigured
@@ -31,19 +31,18 @@ from django.urls import ResolverMatch
 from ..conf import settings
 from ..http.adapter import Adapter, register
 from ..http.decorators import refuse_excluded
+from ..http.problems import PROFILES
 from ..http.protection import RoutedHandler, decorator_stack, held_by, protects_function
 from ..identity import keys
 from ..operation import Operation
-from .openapi import PROBLEMS, add_responses, key_parameter, problem_content
+from .openapi import PROBLEMS, add_responses, key_parameter
 
-#: The attribute of Django's request that holds Ninja's operation.
+#: The attribute of Django's request for Ninja's operation.
 _OPERATION = "_idempotency_ninja_operation"
 
 
 @register
 class NinjaAdapter(Adapter):
-    """The adapter for Django's request while an operation of Ninja's handles it."""
-
     def __init__(self, request: Any) -> None:
         super().__init__(request)
         self.route: Any = getattr(request, _OPERATION)
@@ -54,7 +53,7 @@ class NinjaAdapter(Adapter):
 
     @classmethod
     def prepare_view(cls, view: Any) -> None:
-        if hasattr(view, "_ninja_operation"):  # Ninja sets it on a function that it has made a route of
+        if hasattr(view, "_ninja_operation"):  # set by Ninja's decorator
             raise ImproperlyConfigured(
                 f"@idempotent({view.operation.name!r}) is above Ninja's decorator, which has made a route of the "
                 f"unprotected function. Put it below, closest to the function."
@@ -76,12 +75,11 @@ class NinjaAdapter(Adapter):
         return set(self.route.methods)
 
     def is_place_named(self, match: ResolverMatch) -> bool:
-        # Ninja names a pattern after its function, which may serve several paths.
+        # Otherwise Ninja names a pattern after its function, which may serve several paths.
         return match.url_name is not None and match.url_name == getattr(self.route, "url_name", None)
 
     def render(self, answer: Any) -> Any:
-        """Let Ninja make the response now, within the transaction, from what the handler returned."""
-        # The handler may have a parameter for the response, and have set headers of it.
+        # The handler may have set headers of the response that it has as a parameter.
         response = self.kwargs.get(self.route.signature.response_arg)
         if response is None:
             response = self.route.api.create_temporal_response(self.request)
@@ -93,11 +91,11 @@ class NinjaAdapter(Adapter):
         except Exception as unhandled:
             if unhandled is not error:
                 raise
-        return super().answer_to_exception(error)  # errors that Django answers and Ninja doesn't know
+        return super().answer_to_exception(error)  # an error that Ninja doesn't know, but Django answers
 
 
 def _remember_operation(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate the ``run()`` of an operation. Ninja decorates that of each copy of the operation, too."""
+    """Decorate the ``run()`` of an operation, and, by Ninja, of each of its copies."""
     operation = getattr(inspect.unwrap(run), "__self__", None)
     if operation is None:
         raise ImproperlyConfigured(
@@ -124,15 +122,15 @@ def _declare(operation: Operation, route: Any) -> None:
             f"Operation {operation.name!r} is declared for route {route.path!r}, which streams its response. A stream "
             f"can't be recorded. Return a response with rebuild= instead."
         )
-    # A wrong setting is reported by the system checks, which could not run if this raised.
+    # The system checks report a wrong setting, and could not run if this raised.
     with suppress(ImproperlyConfigured):
         _describe(operation, route)
 
 
 def _describe(operation: Operation, route: Any) -> None:
-    """Add the header and the answers to the schema of a route, unless it serves a method that is not protected.
+    """Add the header and the responses to the schema of a route, unless one of its methods is not protected.
 
-    Ninja describes all methods of a route as one. What the project has said of the route stays.
+    Ninja describes all methods of a route together. The project's own descriptions stay.
     """
     if not all(protects_function(operation, method, route.methods) for method in route.methods):
         return
@@ -141,15 +139,16 @@ def _describe(operation: Operation, route: Any) -> None:
         described["parameters"] = [key_parameter(operation), *described.get("parameters", [])]
     own = _by_number(described.get("responses", {}))
     responses = {status: own.get(status, {}) for status in (*own, *route.response_models) if status is not ...}
-    # Ninja's schema has no place for a component that is not a model, so the problem is written out.
-    name, schema = PROBLEMS[operation.policy.profile]
-    problem = problem_content(operation, {"title": name, **schema})
+    # Inline, because Ninja's schema has only models as components.
+    profile = operation.policy.profile
+    name, schema = PROBLEMS[profile]
+    problem = {PROFILES[profile].content_type: {"schema": {"title": name, **schema}}}
     add_responses(operation, responses, problem if settings().error_response is None else None)
     route.openapi_extra = {**described, "responses": _by_number(responses)}
 
 
 def _by_number(responses: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The responses with their statuses as Ninja has them, which could not be merged or sorted with texts."""
+    """The responses with Ninja's integer statuses, with which strings can't be merged or sorted."""
     return {int(status) if str(status).isdigit() else status: response for status, response in responses.items()}
 
 

@@ -1,7 +1,6 @@
-"""The description of a protected operation in an OpenAPI schema: the header, the answers, their headers.
+"""Describes a protected operation in an OpenAPI 3 document: the request's header, the responses, and their headers.
 
-The functions here change plain dictionaries of an OpenAPI 3 document and import no schema generator. Descriptions of
-the project stay as they are.
+The functions change plain dictionaries and need no schema generator. The project's own descriptions stay.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ _CODE = {"type": "string", "description": "Tells a client what to do. It does no
 
 
 def _object(description: str, **properties: Any) -> dict[str, Any]:
-    """The schema of an object all of whose members are there."""
+    """The schema of an object with required properties."""
     return {"type": "object", "description": description, "properties": properties, "required": [*properties]}
 
 
 _FLAT = _object("An error.", type={"type": "string"}, code=_CODE, message={"type": "string"})
 
-#: The name and the schema of the one component of all problems, by profile.
+#: For each profile, the name and the schema of the component for problems.
 PROBLEMS: dict[str, tuple[str, dict[str, Any]]] = {
     IETF: (
         "IdempotencyProblem",
@@ -44,7 +43,7 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any]]] = {
     ACP: ("IdempotencyError", _FLAT),
 }
 
-#: The header's value: a bare key, or a structured-field string, in which a quote and a backslash are escaped.
+#: The header's value: a bare key, or a structured-field string with escaped quotes and backslashes.
 KEY_SCHEMA: dict[str, Any] = {
     "type": "string",
     "minLength": 1,
@@ -58,7 +57,7 @@ KEY_DESCRIPTION = (
     f"characters, bare or in double quotes. A random UUID is enough."
 )
 
-#: The values of the status header for a key that an operation takes. A refusal may have the status of an outcome.
+#: The statuses of a key, also in refusals, because these may have the HTTP status of an outcome.
 KEY_STATUS_VALUES = ["executed", "replayed", "recorded", "in-progress", "reused", "not-recorded", "unknown"]
 
 
@@ -70,36 +69,22 @@ def _retry_after() -> dict[str, Any]:
     return _header("Seconds after which a retry with the same key makes sense.", type="integer", minimum=0)
 
 
-def problem_content(operation: Operation, schema: dict[str, Any]) -> dict[str, Any]:
-    """The content of a response that is a problem of the operation.
-
-    :param schema: its schema, or a reference to the component that has it.
-    """
-    return {PROFILES[operation.policy.profile].content_type: {"schema": schema}}
-
-
-def key_parameter(operation: Operation) -> dict[str, Any]:
-    required = operation.policy.key_required and operation.policy.key is None
-    return _key_parameter(KEY_DESCRIPTION, required=required)
-
-
-def asked_key_parameter() -> dict[str, Any]:
-    """The header of a ``KeyStatusView``."""
-    return _key_parameter("The key to look up, as the request sent it.", required=True)
-
-
-def _key_parameter(description: str, *, required: bool) -> dict[str, Any]:
+def key_parameter(operation: Operation | None) -> dict[str, Any]:
+    """The header of an operation, or of a ``KeyStatusView`` if it is None."""
+    if operation is None:
+        description, required = "The key to look up, as the request sent it.", True
+    else:
+        description, required = KEY_DESCRIPTION, operation.policy.key_required and operation.policy.key is None
     schema = dict(KEY_SCHEMA)
     return {"name": keys.HEADER, "in": "header", "required": required, "description": description, "schema": schema}
 
 
 def add_responses(operation: Operation, responses: dict[Any, Any], content: dict[str, Any] | None) -> None:
-    """Add the answers of a protected operation to its described ``responses``.
+    """Add this package's responses to the described ``responses`` of an operation.
 
-    An answer with a status that is described already only gains what its description lacks: our content type and the
-    headers.
+    A response that is already described only gets the missing content types and headers.
 
-    :param content: the content of our errors, or None if it is not known.
+    :param content: the content of this package's errors, or None if unknown.
     """
     described = {str(status): response for status, response in responses.items()}
     for status, response in _answers(operation, content):
@@ -113,7 +98,7 @@ def add_responses(operation: Operation, responses: dict[Any, Any], content: dict
 
 
 def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Our answers in place of an outcome, by status."""
+    """This package's own responses, by status."""
     profile = PROFILES[operation.policy.profile]
     by_status: dict[int, list[type[IdempotencyError]]] = {}
     for error in _errors(operation.policy):
@@ -135,14 +120,14 @@ def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[t
 
 
 def _errors(policy: Policy) -> list[type[IdempotencyError]]:
-    """The errors that a client of the operation may get."""
+    """The errors that the operation may answer with."""
     kinds = (*exceptions.RequestError.__subclasses__(), *exceptions.DuplicateError.__subclasses__(), UnavailableError)
     can_happen: dict[type[IdempotencyError], bool] = {
         exceptions.KeyMissingError: policy.key_required,
         exceptions.KeyExpiredError: policy.max_key_age is not None,
         exceptions.BodyGoneError: policy.body_retention is not None,
     }
-    # Without a project's own.
+    # Without those of a project.
     return [error for error in kinds if error.__module__ == exceptions.__name__ and can_happen.get(error, True)]
 
 
@@ -161,7 +146,7 @@ def _headers_of_outcome(policy: Policy) -> dict[str, Any]:
 
 
 def _complete(described: dict[str, Any], addition: dict[str, Any]) -> None:
-    """Add the missing parts. A response that is a reference is described elsewhere and stays as it is."""
+    """Add the missing parts, unless the response is a reference."""
     if "$ref" in described:
         return
     for part in ("content", "headers"):

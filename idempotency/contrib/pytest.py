@@ -1,6 +1,6 @@
-"""Fixtures for pytest, in every project that has this package: ``idempotent_client``, ``idempotent_api_client``.
+"""pytest fixtures: ``idempotent_client`` and ``idempotent_api_client``.
 
-pytest loads this module before Django's settings are known, so it imports what needs them at the first use.
+pytest loads this module before Django's settings are known, so the fixtures import what needs them.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def idempotent_client() -> Any:
-    """An ``IdempotentClient``, which sends a new ``Idempotency-Key`` with each mutating request that has none."""
+    """An ``IdempotentClient``, which adds a new ``Idempotency-Key`` to each mutating request without one."""
     from ..testing import IdempotentClient
 
     return IdempotentClient()

@@ -1,7 +1,4 @@
-"""requests: an adapter that sends one logical request under one key until its outcome is known.
-
-``contrib.httpx`` is the same for httpx.
-"""
+"""requests: an adapter that sends one logical request under one key until its outcome is known."""
 
 from __future__ import annotations
 
@@ -37,10 +34,10 @@ NAME_HEADER = "Idempotency-Name"
 
 
 class UnresolvedRequestError(requests.ConnectionError):
-    """The retries are used up, and the outcome of the request is not known. The request may have taken effect.
+    """The retries are used up, and the outcome is unknown. The request may have taken effect.
 
-    ``key`` (str) is the request's ``Idempotency-Key``: save it, and send the same request with it later. ``attempts``
-    (int) is the number of requests that were sent. ``response`` is the last response, or None.
+    ``key`` (str) is the ``Idempotency-Key``: save it, and send the same request with it later. ``attempts`` (int) is
+    the number of requests sent. ``response`` is the last response, or None.
     """
 
     def __init__(self, message: str, *, key: str = "", attempts: int = 0, **kwargs: Any) -> None:
@@ -79,7 +76,7 @@ class IdempotentAdapter(HTTPAdapter):
         session = requests.Session()
         session.mount("https://", IdempotentAdapter())
 
-    Keys, retries and errors are those of ``IdempotentTransport``. A call has its name for a derived key from
+    Keys, retries and errors are those of ``IdempotentTransport``. To name a call for its derived key, set
     ``headers={NAME_HEADER: "provider.charge"}``, which is not sent. With ``stream=True`` the caller can stream the
     response, and an error in its body is not retried.
 
@@ -133,14 +130,14 @@ class IdempotentAdapter(HTTPAdapter):
 def fetch_key_status(
     session: requests.Session, url: str, key: str, *, timeout: float | tuple[float, float] = 10.0
 ) -> KeyStatus:
-    """Ask a server for the state of a key. Nothing runs there.
+    """Query the state of a key on its server. Nothing runs there.
 
     :param session: any session, with the credentials of the account that used the key.
     :param url: the URL of a ``KeyStatusView``.
     :param key: the key, as it was sent.
     :param timeout: in seconds, as ``requests`` takes it.
-    :raises requests.RequestException: there is no answer, or it has the status of an error, or it is no JSON.
-    :raises ValueError: the answer is not that of a ``KeyStatusView``.
+    :raises requests.RequestException: there is no response, or its status is 4xx or 5xx, or it is not JSON.
+    :raises ValueError: the response is not that of a ``KeyStatusView``.
     """
     response = session.get(url, headers={HEADER: key}, timeout=timeout)
     response.raise_for_status()
@@ -148,10 +145,7 @@ def fetch_key_status(
 
 
 def hold_body(request: Any) -> Callable[[], object]:
-    """Keep the body of a prepared request in memory.
-
-    :returns: a function to call before each attempt.
-    """
+    """Keep the body of a prepared request in memory. Returns a function to call before each attempt."""
     body = request.body
     if body is None or isinstance(body, (bytes, str)):
         return lambda: None

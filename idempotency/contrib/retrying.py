@@ -1,6 +1,6 @@
-"""The logic of the HTTP clients: the key of a request, and the decisions whether, when and for how long to retry it.
+"""What ``contrib.httpx`` and ``contrib.requests`` share: the key of a request, and whether and when to retry it.
 
-``contrib.httpx`` and ``contrib.requests`` add the lines in which their libraries differ. No Django project is needed.
+No Django project is needed.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ logger: Final = logging.getLogger("idempotency")
 
 __all__ = ["RetryPolicy"]
 
-#: Statuses that leave the outcome open. 500 is not among them, because a retry would usually get it again.
+#: Statuses that leave the outcome open. A retry would usually get a 500 again.
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 
-#: An attempt that begins shortly before the end of the time still gets this many seconds. With less it would only fail.
+#: The least time of an attempt, in seconds, also shortly before the end of the total. With less it would only fail.
 LEAST_TIMEOUT = 1.0
 
-#: The header with what the server knows of the key, and its values: the operation has run and this is its outcome;
-#: another attempt of this client can learn no more.
+#: The header with the server's state of the key.
 STATUS_HEADER = "Idempotency-Status"
+#: Its values with the operation's outcome.
 OUTCOMES = frozenset({"executed", "replayed"})
+#: Its values after which a retry would get nothing else.
 SETTLED = OUTCOMES | {"recorded", "reused", "ignored"}
 
-#: The codes for "in progress" of this package's profiles, the second of which is Stripe's, too.
+#: The codes of the profiles for "in progress".
 IN_PROGRESS_CODES = frozenset({"idempotency_in_progress", "idempotency_key_in_use", "idempotency_in_flight"})
 
-#: The name under which a request remembers the key that was made for it.
+#: The mark of a request that holds its ``MadeKey``.
 _MADE = "idempotency_made_key"
 
 _SECONDS = re.compile(r"[0-9]+")
@@ -54,14 +55,14 @@ _SECONDS = re.compile(r"[0-9]+")
 class RetryPolicy:
     """What is retried, and within which bounds. Durations are in seconds.
 
-    :param methods: the methods of the requests that get a key and are retried; all others pass through unchanged.
-    :param attempts: how many requests are sent at most, including the first.
-    :param total: how long all attempts and waits may take together. Inside a protected operation it is also bounded by
-        the operation's ``heartbeat`` or else ``lease``, because after that the claim may be lost.
+    :param methods: the methods that get a key and are retried. Other requests pass through unchanged.
+    :param attempts: the maximum number of requests, including the first.
+    :param total: the maximum time for all attempts and waits. Inside a protected operation it is also bounded by the
+        operation's ``heartbeat`` or else ``lease``, because after that the claim may be lost.
     :param first_wait: the wait before the second attempt is a random time from 0 to this.
     :param longest_wait: the range of the random wait doubles with each attempt, up to this. A ``Retry-After`` is added.
-    :param statuses: the statuses that are retried, besides an answer that says that the first request is in progress.
-        An answer that says that its outcome is recorded, or that the key protects nothing, is not retried.
+    :param statuses: the statuses that are retried. A response for a request in progress is always retried, one with a
+        recorded outcome or for a key that protects nothing never.
     :raises ValueError: a bound is not positive.
     """
 
@@ -79,12 +80,12 @@ class RetryPolicy:
 
 
 def read_key_status(document: Any, headers: Mapping[str, str]) -> KeyStatus:
-    """Read the parsed answer of a ``KeyStatusView``.
+    """Read the parsed response of a ``KeyStatusView``.
 
-    :raises ValueError: it is the answer of something else, such as a login page.
+    :raises ValueError: it is something else, such as a login page.
     """
     if not isinstance(document, dict) or not isinstance(document.get("status"), str):
-        raise ValueError("The server did not answer with the status of a key. Is this the URL of a KeyStatusView?")
+        raise ValueError("The response is not the status of a key. Is this the URL of a KeyStatusView?")
     times = {
         name: datetime.fromisoformat(str(document[name]))
         for name in ("created_at", "completed_at", "expires_at")
@@ -95,21 +96,21 @@ def read_key_status(document: Any, headers: Mapping[str, str]) -> KeyStatus:
 
 @dataclass
 class MadeKey:
-    """A key that was made for a request. A request that is made from it, after a redirect or a challenge, shares it."""
+    """The key that was made for a request, shared with requests that redirects and challenges make from it."""
 
     key: str
-    #: Whether the outcome is known. The request is then a new one when it is sent again.
+    #: Whether the outcome is known. The same request sent later is then a new one.
     is_used: bool = False
 
 
 class Tries(ABC):
-    """One logical request: its key, and after each attempt the decision whether its outcome is known.
+    """One logical request and its attempts.
 
     :param request: the library's request.
     :param place: the scheme, host and path of its URL.
-    :param key: the key that the caller has set, or None.
+    :param key: the caller's key, or None.
     :param name: the name of the call inside its protected operation, or None.
-    :raises LeaseLostError: the request is made inside a protected operation whose lease is lost.
+    :raises LeaseLostError: the protected operation around the request has lost its lease.
     """
 
     #: The error that ends the retries.
@@ -132,19 +133,18 @@ class Tries(ABC):
             self.key: str = key
         elif self.claim is None:
             self.key = new_key()
-        else:  # derived from the operation's identity and the name, so each attempt of the operation sends the same key
+        else:  # each attempt of the operation derives the same key
             self.key = str(self.claim.derive_key(self.claim.name_call(self.call) if name is None else name))
         if self.key != key:
             self._made = self.marks[_MADE] = MadeKey(self.key)
-        # Set the key on the request itself, so that a request that is made from it after a redirect (307, 308) or a
-        # challenge has the same key.
+        # On the request itself, so that redirects (307, 308) and challenges send the same key.
         request.headers[HEADER] = self.key
         self.total: float = policy.total
         if self.claim is not None:
             operation = self.claim.operation
             self.total = min(self.total, (operation.policy.heartbeat or operation.policy.lease).total_seconds())
         self.attempts: int = 0
-        #: How the latest attempt failed, if it did, and the latest response that left the outcome open.
+        #: The error of the latest attempt, and the latest response that left the outcome open.
         self.error: BaseException | None = None
         self.last: Any = None
         self._started = time.monotonic()
@@ -153,7 +153,7 @@ class Tries(ABC):
     @property
     @abstractmethod
     def marks(self) -> MutableMapping[str, Any]:
-        """What the library's request can carry beside its message."""
+        """A dictionary that a request shares with those that redirects and challenges make from it."""
 
     @abstractmethod
     def document(self, answer: Any) -> Any:
@@ -163,9 +163,8 @@ class Tries(ABC):
         """
 
     def begin(self) -> float:
-        """Begin an attempt.
+        """Begin an attempt, and return its timeout in seconds.
 
-        :returns: how many seconds it has.
         :raises LeaseLostError: the lease was lost meanwhile, so the request must not be sent.
         """
         if self.claim is not None:
@@ -204,7 +203,7 @@ class Tries(ABC):
         return "Retry-After" in answer.headers
 
     def _code_of(self, answer: Any) -> str:
-        """The code of a problem, which profile stripe encloses in ``error``."""
+        """The code of a problem. The stripe profile nests it in ``error``."""
         try:
             document = self.document(answer)
         except (ValueError, RecursionError):
@@ -215,7 +214,7 @@ class Tries(ABC):
         return ""
 
     def _is_outcome(self, answer: Any) -> bool:
-        """Whether the answer is what has become of the operation. A server that does not say so has said it by 2xx."""
+        """Whether the response is the operation's outcome. Without the status header, a 2xx is."""
         known = answer.headers.get(STATUS_HEADER)
         return known in OUTCOMES if known is not None else 200 <= answer.status_code < 300
 
@@ -232,11 +231,11 @@ class Tries(ABC):
         if isinstance(error, self.retryable) and not isinstance(error, self.permanent) and not _is_untrusted(error):
             return True
         if isinstance(error, self.errors) and self.attempts > 1:
-            self._raise_unresolved(state)  # no retry can help, but an earlier attempt may have taken effect
+            self._raise_unresolved(state)  # a retry can't help, but an earlier attempt may have taken effect
         return False
 
     def _wait(self, state: RetryCallState) -> float:
-        """The server's ``Retry-After`` plus a random time, so that clients don't all come back at once."""
+        """``Retry-After`` plus a random time, so that clients don't all retry at once."""
         drawn = wait_random_exponential(multiplier=self.policy.first_wait, max=self.policy.longest_wait)(state)
         asked = retry_after(self.last.headers) if self.error is None else None
         return drawn + (asked or 0.0)
@@ -248,7 +247,7 @@ class Tries(ABC):
     def _postpone(self, state: RetryCallState) -> None:
         self._waited += state.upcoming_sleep
         logger.info(
-            "%s with key %s: attempt %d was left without an outcome (%s); the next one is in %.1f s",
+            "%s with key %s: attempt %d has no outcome (%s); next attempt in %.1f s",
             self.call,
             shorten(self.key),
             self.attempts,
@@ -263,9 +262,9 @@ class Tries(ABC):
 
     def _raise_unresolved(self, state: RetryCallState) -> NoReturn:
         message = (
-            f"{self.call}: the outcome is not known after {self.attempts} attempt(s) ({self._reason}). It may "
-            f"have taken effect. Resume later with the same {HEADER} and the same payload, never with a new key: "
-            f"{shorten(self.key)}, in full in this error's `key`."
+            f"{self.call}: the outcome is unknown after {self.attempts} attempt(s) ({self._reason}). The request may "
+            f"have taken effect. Resend it later with the same {HEADER} and payload, never with a new key. The key is "
+            f"this error's `key`: {shorten(self.key)}."
         )
         error: Exception = self.unresolved(
             message, key=self.key, attempts=self.attempts, request=self.request, response=self.last
@@ -276,7 +275,7 @@ class Tries(ABC):
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Read the ``Retry-After`` of a response, in either form (RFC 9110, section 10.2.3).
 
-    :returns: seconds from the response on; 0 for a date in the past; None if there is none or it can't be read.
+    :returns: seconds after the response; 0 for a date in the past; None if it is missing or malformed.
     """
     value = headers.get("Retry-After", "").strip()
     if _SECONDS.fullmatch(value):
@@ -302,7 +301,7 @@ def bounded(timeout: float | None, left: float) -> float:
 
 
 def _is_untrusted(error: BaseException | None) -> bool:
-    """Whether the server's certificate was refused. The next attempt would refuse it, too."""
+    """Whether the server's certificate was refused. A retry would refuse it, too."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return True

@@ -1,6 +1,6 @@
-"""drf-spectacular: protected operations are documented in the OpenAPI schema, without annotations.
+"""drf-spectacular: documents protected operations in the OpenAPI schema, without annotations.
 
-It is one setting::
+Set::
 
     REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "idempotency.contrib.spectacular.AutoSchema"}
 """
@@ -20,9 +20,10 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.views import exception_handler
 
 from ..conf import settings
+from ..http.problems import PROFILES
 from ..identity import keys
 from ..operation import Operation
-from .openapi import PROBLEMS, add_responses, asked_key_parameter, key_parameter, problem_content
+from .openapi import PROBLEMS, add_responses, key_parameter
 from .rest_framework.key_status import KeyStatusListSerializer, KeyStatusView
 from .rest_framework.view_classes import handlers_of_view
 
@@ -30,10 +31,10 @@ __all__ = ["AutoSchema"]
 
 
 class AutoSchema(openapi.AutoSchema):
-    """drf-spectacular's ``AutoSchema``, which also documents the header and the answers of protected operations.
+    """drf-spectacular's ``AutoSchema``, plus the header and the responses of protected operations.
 
-    Descriptions of ``@extend_schema`` win. If the project has its own ``AutoSchema``, make a class of both, this one
-    first.
+    ``@extend_schema`` takes precedence. To combine it with a project's own ``AutoSchema``, inherit from both, from this
+    class first.
     """
 
     def get_override_parameters(self) -> list[Any]:
@@ -41,12 +42,10 @@ class AutoSchema(openapi.AutoSchema):
         operation = self._operation()
         if isinstance(self.view, KeyStatusView):
             path = OpenApiParameter("path", description="The path of the request, where a key belongs to one path.")
-            header = asked_key_parameter()
             parameters = [path, *parameters]
         elif operation is None:
             return parameters
-        else:
-            header = key_parameter(operation)
+        header = key_parameter(operation)
         options = {"type": header.pop("schema"), "location": header.pop("in")}
         return [OpenApiParameter(**options, **header), *parameters]
 
@@ -67,15 +66,13 @@ class AutoSchema(openapi.AutoSchema):
             named = ("header", keys.HEADER.lower())
             parameters = described.get("parameters", [])
             headers = [header for header in parameters if (header["in"], header["name"].lower()) == named]
-            if len(headers) > 1:  # the project has written the name in other letters
+            if len(headers) > 1:  # the project's own has other capitals
                 parameters.remove(next(header for header in headers if header["name"] == keys.HEADER))
         return described
 
     def get_problem_content(self) -> dict[str, Any] | None:
-        """The content of this package's errors, by content type.
-
-        Override it if the project gives them another form, by ``ERROR_RESPONSE`` or by its own ``EXCEPTION_HANDLER``.
-        By default that form is not described.
+        """The content of this package's errors, by content type; None if ``ERROR_RESPONSE`` or the project's own
+        ``EXCEPTION_HANDLER`` makes it. Then override this to describe it.
         """
         operation = self._operation()
         if (
@@ -88,7 +85,7 @@ class AutoSchema(openapi.AutoSchema):
         name, schema = PROBLEMS[operation.policy.profile]
         component = make(name=name, type=ResolvedComponent.SCHEMA, object=name, schema=copy.deepcopy(schema))
         self.registry.register_on_missing(component)
-        return problem_content(operation, component.ref)
+        return {PROFILES[operation.policy.profile].content_type: {"schema": component.ref}}
 
     def _lists_keys(self) -> bool:
         view = self.view

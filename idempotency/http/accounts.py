@@ -1,7 +1,7 @@
-"""Ready values of ``account`` for callers that are not simply the authenticated user.
+"""Ready values of ``account`` for callers other than the authenticated user.
 
-An account must follow from data that the server has verified, never from a mere claim of the request. A value that
-names its kind (``organisation=7``) can't be equal to another kind's.
+An account must follow from verified data, never from a mere claim of the request. An account that names its kind
+(``organisation=7``) can't be equal to one of another kind.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ from uuid import UUID
 from django.db.models import Model
 
 from ..conf import authenticated_user
-from .adapter import adapter_for
+from .adapter import http_of
 
-#: Where a visitor's identifier is in the session.
+#: The session's key for a visitor's identifier.
 VISITOR = "idempotency_visitor"
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """One account for every caller, such as the provider that sends a webhook.
+    """The same account for every caller, such as the provider that sends a webhook.
 
-    Every caller that reaches the view is this account, so a decorator or permission above it must verify the caller.
-
-    :param account: the account.
+    A decorator or permission above the view must verify the caller.
     """
 
     account: str
@@ -40,12 +38,11 @@ class Fixed:
 
 @dataclass(frozen=True, init=False)
 class FirstOf:
-    """The account is that of the first resolver which knows the caller, such as ``FirstOf(api_key,
-    authenticated_user)`` for a view that takes API keys and sessions.
+    """The first account that a resolver finds, for example ``FirstOf(api_key, authenticated_user)`` for a view that
+    takes API keys and sessions.
 
-    The resolvers must name different kinds of accounts differently, as those of this package do.
-
-    :param resolvers: two or more functions of the request that return an account or None.
+    :param resolvers: two or more functions of the request that return an account or None. Two kinds of accounts must
+        never have the same text.
     :raises ValueError: there are fewer than two.
     """
 
@@ -63,19 +60,18 @@ class FirstOf:
 
 @dataclass(frozen=True)
 class FromRoute:
-    """The account is an argument of the URL, such as an organisation for which many users act.
+    """An argument of the URL, such as an organisation for which many users act.
 
     :param argument: the argument's name.
-    :param allows: ``callable(request, value) -> bool``. It says whether the caller may act for this account. A check in
-        the handler would come too late, because a replay doesn't run the handler.
+    :param allows: ``callable(request, value) -> bool``: whether the caller may act for this account. A replay doesn't
+        run the handler, so a check there would come too late.
     """
 
     argument: str
     allows: Callable[[Any, Any], bool]
 
     def __call__(self, request: Any) -> str | None:
-        adapter = adapter_for(request)
-        match = None if adapter is None else adapter.http.resolver_match
+        match = getattr(http_of(request), "resolver_match", None)
         value = None if match is None else match.kwargs.get(self.argument)
         if value is None or not self.allows(request, value):
             return None
@@ -84,9 +80,9 @@ class FromRoute:
 
 @dataclass(frozen=True, init=False)
 class FromToken:
-    """The account is a claim of the token that authenticated the request: ``request.auth``, as JWT libraries set it.
+    """Claims of the token that authenticated the request: ``request.auth``, as JWT libraries set it.
 
-    :param claims: the names of the claims, for example ``"sub"``, or ``"iss", "sub"`` if tokens have several issuers.
+    :param claims: their names: ``"sub"``, or ``"iss", "sub"`` if tokens have several issuers.
     """
 
     claims: tuple[str, ...]
@@ -109,17 +105,15 @@ class FromToken:
 
 @dataclass(frozen=True)
 class InTenant:
-    """The account is another resolver's, together with the tenant that the caller has chosen for this request.
+    """The caller and the tenant for which the caller acts in this request.
 
-    For a user who acts for several organisations, one at a time. Without the tenant in the account, a key that was used
-    in one organisation replays that one's outcome in another. Give one of ``header``, ``session`` and ``tenant``.
-
-    The tenant may be a mere claim, because the account joins it with the verified caller. Whether the caller may still
-    act for it must be checked above ``@idempotent``, because a replay does not run the handler.
+    Without the tenant in the account, a key that was used in one organisation replays its outcome in another. The
+    tenant may be a mere claim, because it is joined with the verified caller. Check above ``@idempotent`` whether the
+    caller may still act for it, because a replay does not run the handler.
 
     :param account: the resolver of the caller; by default that of the authenticated user.
-    :param header: the header that names the tenant.
-    :param session: the key of the session that names the tenant.
+    :param header: the header that names the tenant. Give one of ``header``, ``session`` and ``tenant``.
+    :param session: the session's key that names the tenant.
     :param tenant: ``callable(request)`` that returns the tenant's identifier, or None.
     :raises ValueError: none of the three is given, or more than one.
     """
@@ -145,19 +139,17 @@ class InTenant:
         else:
             assert self.tenant is not None
             tenant = self.tenant(request)
-        # Without a tenant it is an account, too: the handler has a default, or refuses.
+        # Without a tenant, the handler has a default or refuses.
         named = {"account": account} if tenant is None else {"account": account, "tenant": str(tenant)}
         return urlencode(named, errors="surrogatepass")
 
 
 def api_key(request: Any) -> str | None:
-    """The API key that authenticated the request, ``request.auth``, is the account.
+    """The API key that authenticated the request: ``request.auth``. A new API key is a new account.
 
-    A model instance is named by its primary key. A text, and a primary key that is a text, may be the secret itself, so
-    they are named by their digest. A new API key is a new account.
-
-    Anything else is no account. True would be the account of all callers, and the text of an object may have its
-    address in memory, which is another one at each retry.
+    The account of a model instance is its primary key. A text, and a primary key that is a text, may be the secret
+    itself, so the account is their digest. Any other value gives None: True would be the same account for all callers,
+    and the text of an object may contain its address in memory, which differs at each retry.
     """
     credential = getattr(request, "auth", None)
     if isinstance(credential, str) and credential:
@@ -169,10 +161,9 @@ def api_key(request: Any) -> str | None:
 
 
 def user_or_visitor(request: Any) -> str | None:
-    """The authenticated user, or else the visitor whom ``remember_visitor()`` has remembered in the session.
+    """The authenticated user, or else the visitor whom ``remember_visitor()`` has stored in the session.
 
-    A visitor who deletes cookies, uses another browser or logs in becomes another account, and the same key then runs
-    again.
+    A visitor who deletes cookies, uses another browser or logs in becomes another account, and the same key runs again.
     """
     account = authenticated_user(request)
     if account is not None:
@@ -183,10 +174,10 @@ def user_or_visitor(request: Any) -> str | None:
 
 
 def remember_visitor(request: Any) -> None:
-    """Give the session of an anonymous visitor an identifier that stays the same when the session's key changes.
+    """Give an anonymous visitor's session an identifier that survives a change of the session's key.
 
-    Call it where a form is shown, so that the first request that the form sends has it. A session that began with the
-    first request would be lost with its response, and the retry would be another visitor's.
+    Call it where the form is shown. A session that began with the form's first request would be lost with its response,
+    and the retry would come from another visitor.
     """
     if VISITOR not in request.session:
         request.session[VISITOR] = secrets.token_hex(16)

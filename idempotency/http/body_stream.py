@@ -1,53 +1,52 @@
-"""Finds out that a client's connection ended before its whole body had arrived.
+"""Detects that a client's connection ended before its whole body had arrived.
 
-A server of WSGI hands over what has arrived, and Django takes that for the body. Only the server's own stream shows the
-difference: middleware may have read the body before the view, and may have put another one in its place, such as an
-unpacked one. So the stream of each request is watched from the beginning.
+A WSGI server hands over what has arrived, and Django takes that for the body. Only the server's own stream shows the
+difference, because middleware may read the body before the view, or replace it, for example with an unpacked one. So
+the stream of each request is watched from the beginning.
 
-A chunked body has no length. Django takes it for empty, and if a handler reads it from the server, the server raises an
-error where it breaks off. Nothing is watched under ASGI: Django has the whole body before it calls any middleware, and
-drops a request whose body breaks off.
+A chunked body has no length, so Django takes it for empty. If a handler reads it, the server raises an error where it
+breaks off. Under ASGI nothing is watched, because Django reads the whole body before it calls any middleware, and drops
+a request whose body breaks off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from django.core.signals import request_started
 from django.dispatch import receiver
+from django.http import HttpRequest
 
 from ..exceptions import PayloadInvalidError
 
-#: The name under which the environment of a WSGI request holds its ``BodyStream``.
-BODY_STREAM: Final = "idempotency.body_stream"
+#: The key of the ``BodyStream`` in the environment of a WSGI request.
+_BODY_STREAM: Final = "idempotency.body_stream"
 
 
 class BodyStream:
-    """The server's stream of a body, with the methods that PEP 3333 allows.
+    """The server's stream of a body, with the methods of PEP 3333.
 
-    Within a ``with`` block, which is a protected request, half a body is an error for the code that reads it.
+    Within its ``with`` block, which is a protected request, a read that ends too early raises an error.
 
-    :param length: the number of bytes that the client has announced; 0 if the body is chunked.
+    :param length: the Content-Length; 0 if the body is chunked.
     """
 
     def __init__(self, stream: Any, length: int) -> None:
         self._stream = stream
         self._missing = length
         self._requests = 0  # an operation may call another one
-        #: Whether the connection has ended before the whole body had arrived.
+        #: Whether the connection ended before the whole body had arrived.
         self.is_cut: bool = False
 
     def __enter__(self) -> None:
-        self.refuse_half()
+        if self.is_cut:
+            raise _half_a_body()
         self._requests += 1
 
     def __exit__(self, *error: object) -> None:
         self._requests -= 1
-
-    def refuse_half(self) -> None:
-        if self.is_cut:
-            raise half_a_body()
 
     def read(self, size: int | None = -1, /) -> bytes:
         return self._take(self._stream.read, size, ends_at=())
@@ -78,7 +77,7 @@ class BodyStream:
             if not data and not self._requests:
                 raise
         if self.is_cut and self._requests:
-            raise half_a_body()
+            raise _half_a_body()
         self._missing -= len(data)
         return data
 
@@ -93,10 +92,25 @@ def watch_body(environ: dict[str, Any] | None = None, **signal: object) -> None:
     except ValueError:
         return  # Django takes the body for empty
     if length > 0 or "HTTP_TRANSFER_ENCODING" in environ:
-        environ["wsgi.input"] = environ[BODY_STREAM] = BodyStream(environ["wsgi.input"], length)
+        environ["wsgi.input"] = environ[_BODY_STREAM] = BodyStream(environ["wsgi.input"], length)
 
 
-def half_a_body() -> PayloadInvalidError:
+def watched(http: HttpRequest) -> AbstractContextManager[None]:
+    """A block in which half a body is an error, also if it was read before.
+
+    :raises PayloadInvalidError: on entry or at a read: the connection ended before the whole body had arrived.
+    """
+    body: AbstractContextManager[None] = http.META.get(_BODY_STREAM, nullcontext())
+    return body
+
+
+def refuse_half(http: HttpRequest) -> None:
+    """:raises PayloadInvalidError: the connection ended before the whole body had arrived."""
+    with watched(http):
+        pass
+
+
+def _half_a_body() -> PayloadInvalidError:
     return PayloadInvalidError(
         "The connection ended before the whole body had arrived. Send the request again with the same Idempotency-Key.",
         retry_after=1,

@@ -1,6 +1,4 @@
-"""System checks: models in another database than their records, transactions around views, anonymous visitors, headers
-that browsers keep back.
-"""
+"""System checks of protected views and their operations."""
 
 from __future__ import annotations
 
@@ -47,16 +45,12 @@ def check(*tags: str) -> Callable[[Callable[[], Iterator[CheckMessage]]], Callab
 
 
 def declared_operations() -> list[Operation]:
-    """All operations of the project, also those of its views.
-
-    Django runs the checks in no certain order, so it may not have imported the views yet.
-    """
-    list(places())
+    list(places())  # imports the views, because Django runs the checks in any order
     return list(registry)
 
 
 def _valid_operations() -> list[Operation]:
-    """The declared operations whose options can be read. Another check reports the others."""
+    """The declared operations without mistakes, which another check reports."""
     if mistakes_in_settings():
         return []
     return [operation for operation in declared_operations() if not operation.mistakes()]
@@ -83,7 +77,7 @@ def check_models() -> Iterator[CheckMessage]:
 
 
 def model_written_elsewhere(view_class: Any, operation: Operation) -> type[Model] | None:
-    """The model that a class-based view names, if it is written outside of the operation's transaction."""
+    """The model of a class-based view, if it is written outside of the operation's transaction."""
     meta = getattr(getattr(view_class, "serializer_class", None), "Meta", None)
     named = (getattr(source, "model", None) for source in (getattr(view_class, "queryset", None), view_class, meta))
     model = next((model for model in named if isinstance(model, type) and issubclass(model, Model)), None)
@@ -106,9 +100,8 @@ def check_atomic_requests() -> Iterator[CheckMessage]:
             )
         elif has_copied_exemption(place.callback):
             yield checks.Warning(
-                f"The view of {place.route} has the attributes of a protected view, which functools.wraps() has "
-                f"copied, but does not seem to call that view. So it is exempt from ATOMIC_REQUESTS, and may run "
-                f"without protection and without a transaction.",
+                f"functools.wraps() has copied the attributes of a protected view to the view of {place.route}, which "
+                f"does not seem to call it, so it may run without protection and without a transaction.",
                 hint="Put @idempotent on it, or don't use functools.wraps() there.",
                 id="idempotency.W019",
             )
@@ -137,8 +130,8 @@ def check_adapters() -> Iterator[CheckMessage]:
     for framework in frameworks_without_adapter() if list(registry) else ():
         if of_framework := [route for route, packages in routes if framework in packages]:
             yield checks.Warning(
-                f"{framework!r} is not in INSTALLED_APPS, so views of that framework, such as {of_framework[0]}, count "
-                f"as plain ones: an operation may refuse its requests, or let a PUT or DELETE run unprotected.",
+                f"{framework!r} is not in INSTALLED_APPS, so views of that framework, such as {of_framework[0]}, are "
+                f"treated as plain ones: an operation may refuse requests, or let a PUT or DELETE run unprotected.",
                 hint=f"Add {framework!r} to INSTALLED_APPS, or silence this check if no view of it is protected.",
                 id="idempotency.W026",
             )
@@ -156,16 +149,15 @@ def check_cors() -> Iterator[CheckMessage]:
         return
     if _not_listed("CORS_ALLOW_HEADERS", keys.HEADER):
         yield checks.Warning(
-            f"CORS_ALLOW_HEADERS does not have {keys.HEADER.lower()!r}, so a browser does not send a request with "
-            f"this header from another origin.",
+            f"CORS_ALLOW_HEADERS lacks {keys.HEADER.lower()!r}, so browsers don't send this header to another origin.",
             hint=f'Set CORS_ALLOW_HEADERS = (*corsheaders.defaults.default_headers, "{keys.HEADER.lower()}").',
             id="idempotency.W012",
         )
     replayed = sorted({PROFILES[operation.policy.profile].replayed for operation in _valid_operations()})
     if hidden := _not_listed("CORS_EXPOSE_HEADERS", *replayed, RETENTION_HEADER, STATUS_HEADER, "Retry-After"):
         yield checks.Warning(
-            f"CORS_EXPOSE_HEADERS does not have {', '.join(hidden)}, so a script of another origin can't read "
-            f"what became of its key, or when to retry.",
+            f"CORS_EXPOSE_HEADERS lacks {', '.join(hidden)}, so scripts of another origin can't read the status of "
+            f"their key, or when to retry.",
             hint=f"Add {', '.join(map(repr, hidden))} to CORS_EXPOSE_HEADERS, and 'Location' if scripts follow it.",
             id="idempotency.W016",
         )
@@ -188,7 +180,7 @@ def check_visitors() -> Iterator[CheckMessage]:
     )
     if names:
         yield checks.Warning(
-            f"Anonymous visitors may use {', '.join(names)}. Only a cookie says who a visitor is: one who deletes it, "
+            f"Anonymous visitors may use {', '.join(names)}. Only a cookie identifies a visitor: one who deletes it, "
             f"uses another browser or logs in is another account, and a retry with the same key runs again.",
             hint="Call remember_visitor() where the form is shown. Silence this check if a second run is acceptable.",
             id="idempotency.W011",
@@ -204,22 +196,22 @@ def check_profiles() -> Iterator[CheckMessage]:
 
 
 def _broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
-    """What an operation does that its profile forbids, and what the profile asks for."""
+    """The rules of its profile that an operation breaks, each with a hint."""
     profile = PROFILES[policy.profile]
     if policy.retention < profile.least_retention:
         yield (
             f"keeps its outcomes for {policy.retention}",
-            f"The profile asks for at least {profile.least_retention}: a longer retention= or RETENTION.",
+            f"The profile requires at least {profile.least_retention}: set a longer retention= or RETENTION.",
         )
     if profile.needs_key and not policy.key_required:
         yield "lets a request without a key run", "The profile refuses such a request: leave out key_required=False."
     if profile.forgets_server_errors and any(map(policy.recordable, range(500, 600))):
         yield (
             "records responses with a status of 5xx",
-            "By the profile a retry after a 5xx runs again: a recordable= or RECORDABLE that is False for it.",
+            "The profile requires a retry after a 5xx to run again: let recordable= or RECORDABLE return False for it.",
         )
     if profile.needs_conflict and (policy.in_progress is ACCEPTED or isinstance(policy.in_progress, Attach)):
         yield (
             "answers a duplicate of a running request with 202",
-            "The profile asks for 409: leave in_progress= at CONFLICT or Wait.",
+            "The profile requires 409: leave in_progress= at CONFLICT or Wait.",
         )

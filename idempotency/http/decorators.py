@@ -1,8 +1,4 @@
-"""``@idempotent``: protects a view or a method of a class-based view, or refuses the declaration.
-
-``guard()`` wraps ``as_view()`` of a class with protected handlers, because Django uses the callable that ``as_view()``
-returns. Wrapping ``dispatch()`` would have no effect if another class in the MRO overrides it.
-"""
+"""``@idempotent``: protects a view or a method of a class-based view, or refuses the declaration."""
 
 from __future__ import annotations
 
@@ -20,7 +16,8 @@ from django.views import View
 from ..operation import Operation, operation_for, registry
 from ..options.table import RequestArguments
 from .adapter import Adapter, adapter_for, adapters, advice_on_adapters, handlers_of, hooks_of
-from .exchange import Exchange, attempts, is_running
+from .attempt import attempts, is_running
+from .exchange import Exchange
 from .handler import EveryDatabase, Handler, exempt, exempted_by_project, opens_its_transactions
 from .layers import refuse_layers
 from .protection import (
@@ -49,15 +46,15 @@ def idempotent(
     method or ``@action`` of a DRF view. Put it closest to the function. Decorators above it (``login_required``,
     ``api_view``, permissions) run before every replay.
 
-    A handler of a class is protected whatever its method. A function may serve several methods; those in ``methods``
-    are protected. Two functions can't share the name of an operation, but they can share an ``Operation``.
+    A handler of a class is protected whatever its method, a function for the methods in ``methods``. Two functions
+    can't share the name of an operation, but they can share an ``Operation``.
 
-    :param operation: the operation's name, or an ``Operation`` that is declared elsewhere.
+    :param operation: the operation's name, or an ``Operation`` declared elsewhere.
     :param policy: the keyword arguments of ``Operation``, if a name is given.
     :returns: a decorator that keeps the view's signature.
     :raises ImproperlyConfigured: the policy is incomplete or contradictory, another function has the name, or the
-        decorated object could not be protected in this place.
-    :raises TypeError: there is no keyword argument of this name.
+        decorated object can't be protected here.
+    :raises TypeError: unknown keyword argument.
     """
     if callable(operation) or operation == "":  # without parentheses, or with nothing in them
         above = f", above {dotted(operation)}" if operation else ""
@@ -86,19 +83,19 @@ class Protected(Protection):
 
     def __init__(self, operation: Operation, view: Callable[..., Any], *, owns_name: bool = False) -> None:
         _refuse_unprotectable(operation, view)
-        # Django Ninja evaluates the annotations of a view in its globals, because it does not look at __wrapped__.
+        # Django Ninja evaluates a view's annotations in its globals, without __wrapped__.
         functools.update_wrapper(self, view, (*functools.WRAPPER_ASSIGNMENTS, "__globals__"))
         super().__init__(operation, view)
-        #: The attribute of its class, if it is a handler. If another decorator is above, the class doesn't see it.
+        #: The attribute of its class, if it is a handler, and whether Python has called __set_name__, which it doesn't
+        #: if another decorator is above.
         self.name, self._is_seen = getattr(view, "__name__", ""), False
-        #: The class, if the view is that of its as_view().
+        #: The class, if as_view() made the view.
         self._view_class = class_of(view)
         self._non_atomic_requests = EveryDatabase(self, exempted_by_project(view))
         self._is_async = iscoroutinefunction(view)
         if self._is_async:
             markcoroutinefunction(self)
-        #: True until the name is bound. A method must know its class first, because it may override another one's
-        #: method.
+        #: Until the name is bound. A method must know its class first, because it may override an inherited one.
         self._owes_name = owns_name
         outer = getattr(view, "__qualname__", "").rpartition(".")[0]
         is_in_class_body = outer and not outer.endswith("<locals>") and self._view_class is None
@@ -120,9 +117,7 @@ class Protected(Protection):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         adapter = self._adapter_for(args, kwargs)
         call = functools.partial(self.view, *args, **kwargs)
-        if any(
-            attempt.adapter.http is adapter.http for attempt in attempts.get()
-        ):  # a handler of this request calls the view
+        if any(attempt.adapter.http is adapter.http for attempt in attempts.get()):  # a handler calls the view
             if self._is_async:
                 return self._respond_within_a_run(call, adapter)
             if is_running(self.operation, adapter.http):
@@ -130,14 +125,13 @@ class Protected(Protection):
         return self._responder(call, adapter)()
 
     async def _respond_within_a_run(self, call: functools.partial[Any], adapter: Adapter) -> Any:
-        # Asked in the thread in which the handler's queries would run.
+        # In the thread in which the handler's queries would run.
         if await sync_to_async(is_running)(self.operation, adapter.http):
             return await call()
         return await self._responder(call, adapter)()
 
     def _adapter_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Adapter:
-        """The adapter for the request, which is the second argument of a method and the first one of a function, or a
-        keyword argument."""
+        """The adapter for the request: a method's second argument, a function's first, or a keyword argument."""
         adapter = next(filter(None, map(adapter_for, args[1::-1])), None)
         if adapter is None:
             adapter = next(filter(None, map(adapter_for, kwargs.values())), None)
@@ -151,7 +145,7 @@ class Protected(Protection):
         return adapter
 
     def _responder(self, call: functools.partial[Any], adapter: Adapter) -> Callable[[], Any]:
-        """The function that answers the request: the handler as if it were unprotected, or an exchange."""
+        """The function that answers the request: the unprotected handler, or an exchange."""
         handler = Handler(call, adapter.http, self)
         if not self._protects(call.args, adapter):
             return handler.pass_through
@@ -159,14 +153,14 @@ class Protected(Protection):
         if not self._is_async:
             return exchange.respond
 
-        async def run() -> Any:  # asgiref doesn't see that a partial of a decorated coroutine function is one
+        async def run() -> Any:  # asgiref doesn't recognise a partial of a decorated coroutine function
             return await call()
 
         handler.call = async_to_sync(run)
         return functools.partial(_shielded, exchange.respond)
 
     def _protects(self, args: tuple[Any, ...], adapter: Adapter) -> bool:
-        if self._owes_name:  # another decorator has hidden the method from its class
+        if self._owes_name:  # because another decorator hides the method from its class
             self._own_name([_home_of(self.view)])
         method = adapter.request.method
         if args and isinstance(args[0], View):
@@ -182,12 +176,12 @@ class Protected(Protection):
 
 
 async def _shielded(respond: Callable[[], Any]) -> Any:
-    """Run the exchange in the request's thread, to its end even if the client has disconnected.
+    """Run the exchange in the request's thread, to its end even if the client disconnects.
 
     Transactions belong to a thread's connection, so claim, handler and completion run in one thread. The handler's
-    coroutine runs in this event loop, and what it passes to ``sync_to_async`` runs in that thread again, inside the
-    transaction. If the request is cancelled because the client disconnected, it still runs to its end and is recorded,
-    because its retry may already be under way. Only then is the cancellation passed on.
+    coroutine runs in this event loop, and what it passes to ``sync_to_async`` runs in that thread, inside the
+    transaction. A request that is cancelled because its client disconnected is still recorded, because its retry may
+    already be on its way. Then the cancellation is passed on.
     """
 
     async def respond_in_thread() -> Any:
@@ -204,18 +198,18 @@ async def _shielded(respond: Callable[[], Any]) -> Any:
             await asyncio.wait({running})
         except asyncio.CancelledError as error:
             cancelled = error
-    # A task has a copy of the context. An unprotected view is in no other task than the middleware above it.
+    # The task had a copy of the context. An unprotected view shares its context with the middleware above it.
     for context in left:
         for variable, value in context.items():
             variable.set(value)
     if cancelled is not None:
-        running.exception()  # retrieve an error, so that asyncio does not complain that it was never retrieved
+        running.exception()  # otherwise asyncio complains that it was never retrieved
         raise cancelled
     return running.result()
 
 
 def _home_of(view: Any) -> str:
-    """Where a view is defined. A reloaded module gives the same text."""
+    """Where a view is defined, which a reloaded module does not change."""
     defined = class_of(view) or view  # as_view() makes one function for all classes
     while isinstance(defined, functools.partial) and not hasattr(defined, "__qualname__"):
         defined = defined.func
@@ -232,23 +226,20 @@ def _refuse_unprotectable(operation: Operation, view: Any) -> None:
     name = operation.name
     if isinstance(view, type):
         raise ImproperlyConfigured(
-            f"Use @idempotent({name!r}) on a method of {view.__name__}, not on the class; for a DRF view use "
-            f"IdempotentMixin and idempotent_operations."
+            f"Use @idempotent({name!r}) on a method of {view.__name__}, not on the class, or use IdempotentMixin."
         )
     if isinstance(view, (staticmethod, classmethod)) or not callable(view):
         raise ImproperlyConfigured(f"Use @idempotent({name!r}) on a view or a method, not on {view!r}.")
     if view.__module__ == "django.utils.decorators":  # what method_decorator() decorates first
         raise ImproperlyConfigured(
             f"@idempotent({name!r}) is within method_decorator(), which hides it from the class. Put it on the method "
-            f"itself, without method_decorator(). For an inherited method write, in the body of the class: "
-            f"post = idempotent({name!r})(Base.post)"
+            f"itself, without method_decorator(), or write in the class body: post = idempotent({name!r})(Base.post)"
         )
     view_class = class_of(view)
     if view_class is not None and view_class.dispatch is not View.dispatch:
         raise ImproperlyConfigured(
-            f"@idempotent({name!r}) is above @api_view or around {view_class.__name__}.as_view(), where it would run "
-            f"before dispatch(), which may check a login or a permission. Put it on the handler method, or below "
-            f"@api_view."
+            f"@idempotent({name!r}) is above @api_view or around {view_class.__name__}.as_view(), so a replay would "
+            f"skip dispatch(), which may check a login or a permission. Put it on the handler, or below @api_view."
         )
     refuse_layers(operation, view)
     if view_class is not None:
@@ -259,7 +250,7 @@ def _refuse_unprotectable(operation: Operation, view: Any) -> None:
 
 
 def refuse_excluded(operation: Operation, served: Collection[str], where: str) -> None:
-    """:raises ImproperlyConfigured: the operation's own ``methods`` leave out every method that is served."""
+    """:raises ImproperlyConfigured: ``methods`` of the operation contain none of the served methods."""
     declared: Collection[str] | None = operation.declared["methods"]
     if served and declared is not None and not set(served) & set(declared):
         raise ImproperlyConfigured(
@@ -269,7 +260,7 @@ def refuse_excluded(operation: Operation, served: Collection[str], where: str) -
 
 
 def refuse_hook(operation: Operation, view_class: type, name: str) -> None:
-    """:raises ImproperlyConfigured: the method ``name`` of a class is no handler."""
+    """:raises ImproperlyConfigured: the method ``name`` of a class is not a handler."""
     declared = f"{operation} is declared for {view_class.__name__}.{name}"
     if name == "dispatch":
         raise ImproperlyConfigured(
@@ -278,15 +269,16 @@ def refuse_hook(operation: Operation, view_class: type, name: str) -> None:
         )
     if name in hooks_of(view_class):
         raise ImproperlyConfigured(
-            f"{declared}, which is no handler: its answer is ignored, and the handler would run nevertheless. Protect "
-            f"the handler method, such as post()."
+            f"{declared}, which is not a handler: its return value is ignored, and the handler would still run. "
+            f"Protect the handler method, such as post()."
         )
 
 
 def guard(view_class: type, complete: Callable[[Any, Any], None] | None = None) -> None:
-    """Wrap ``as_view()`` of a class, so that it checks the declarations and exempts the view from ATOMIC_REQUESTS.
+    """Make ``as_view()`` of a class, or of a mixin, check the declarations and exempt the view from ATOMIC_REQUESTS.
 
-    It also works for a mixin without an ``as_view()``. What a guarded ``as_view()`` of a base has done is not repeated.
+    Wrapping ``dispatch()`` would have no effect if another class in the MRO overrides it. What a guarded ``as_view()``
+    of a base has done is not repeated.
 
     :param complete: called with the class and its view before the check.
     """
@@ -311,7 +303,7 @@ def guard(view_class: type, complete: Callable[[Any, Any], None] | None = None) 
 
 
 def inherited(cls: type | None, name: str, handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Call the handler that is next to ``cls`` in the MRO of the view, or its first one if ``cls`` is None."""
+    """A function that calls the next handler after ``cls`` in the MRO, or the class's own if ``cls`` is None."""
 
     def find(self: Any) -> Any:
         return MethodType(getattr(type(self), name), self) if cls is None else getattr(super(cls, self), name)
@@ -326,12 +318,12 @@ def inherited(cls: type | None, name: str, handler: Callable[..., Any]) -> Calla
 
 
 def calls_next(view: Any) -> bool:
-    """Whether ``inherited`` has made a view."""
+    """Whether ``inherited`` made the view."""
     return getattr(view, "__code__", None) in inherited.__code__.co_consts
 
 
 def refuse_atomic_dispatch(view_class: Any) -> None:
-    """:raises ImproperlyConfigured: every request to a class is in a transaction, where no claim can be committed."""
+    """:raises ImproperlyConfigured: ``dispatch()`` opens a transaction, in which no claim can be committed."""
     if is_within_atomic([view_class.dispatch]):
         raise ImproperlyConfigured(
             f"transaction.atomic is on {view_class.__name__}.dispatch(), where no claim can be committed. Put it on "
@@ -340,7 +332,7 @@ def refuse_atomic_dispatch(view_class: Any) -> None:
 
 
 def _check(view_class: Any, handlers: Collection[RoutedHandler]) -> None:
-    """Check the facts that are known only when the class is routed: its bases and its methods."""
+    """Check what is known only when the class is routed: its bases and its methods."""
     for name in ("dispatch", *sorted(hooks_of(view_class))):
         protection = protection_of(getattr(view_class, name, None))
         if protection is not None:

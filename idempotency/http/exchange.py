@@ -1,19 +1,13 @@
-"""One HTTP request of one operation: from its key, over the run of its handler, to its response.
-
-The adapter of a framework has the framework's part (``adapter.py``). All the rest is here.
-"""
+"""One HTTP request of one operation: from its key to its response."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from django.core.exceptions import ObjectDoesNotExist
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import DatabaseError, InterfaceError, connections
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
@@ -29,51 +23,42 @@ from ..exceptions import (
     OutcomeUnreadableError,
     PayloadInvalidError,
     UnavailableError,
-    UnrecordableResponseError,
 )
 from ..identity import keys
 from ..identity.fingerprint import Payload
-from ..identity.scope import Scope, key_on_path, scope_of
-from ..operation import Operation, Policy
+from ..identity.scope import key_on_path, scope_of
+from ..operation import Policy
 from ..options.values import ACCEPTED, REEXECUTE, Attach
-from ..outcome import Outcome, outcome_of
+from ..outcome import Outcome
 from ..protocol import acquisition
 from ..protocol.acquisition import ClaimRequest, acquire_or_wait, refusal_to_begin
 from ..protocol.claim import Claim
-from ..protocol.execution import Attempt, End, running
-from ..protocol.faults import fault_point
-from ..protocol.ownership import Ownership, on_behalf_of
-from ..store import records_database
-from .adapter import Adapter, advice_on_adapters
-from .body_stream import BODY_STREAM, BodyStream
-from .handler import Handler, finish_transactions
-from .key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
+from ..protocol.execution import End, running
+from ..protocol.ownership import Ownership
+from .adapter import Adapter
+from .attempt import HandlerAttempt, attach_job
+from .body_stream import watched
+from .handler import Handler
+from .key_sources import KeySource
 from .payload import route_of
 from .problems import KEY_STATUSES, PROFILES, RETENTION_HEADER, STATUS_HEADER, accepted_response, report
 
 logger: Final = logging.getLogger("idempotency")
 
-#: The attribute of Django's request that holds the headers of the response to a request with a key.
+#: The attribute of Django's request for the headers of every response to a request with a key.
 HEADERS = "_idempotency_headers"
 
-#: The attribute of Django's request that holds an error of the handler that is a crash and no answer to this request,
-#: such as that of another claim, which was in progress elsewhere.
+#: The attribute of Django's request for an ``IdempotencyError`` that is a crash of the handler, for example because
+#: another claim inside it was in progress elsewhere.
 _CRASH = "_idempotency_crash"
-
-#: In the place of a ``BodyStream``, if the server has none.
-_UNWATCHED: Final[AbstractContextManager[None]] = nullcontext()
-
-#: The status of a response while the job runs. If the response has no Retry-After, it gets this many seconds.
-RUNNING = 202
-LOOK_AGAIN_AFTER = 1
 
 
 @dataclass(eq=False, repr=False)
 class Exchange:
     """A request, its operation, and its unprotected handler.
 
-    The key, the account and the payload are kept in attributes and in objects whose ``repr`` hides them, and never in
-    local variables, because a crash report shows the local variables of every frame above the handler.
+    The key, the account and the payload are never in local variables, because a crash report shows those of every frame
+    above the handler. They are in attributes, and in objects whose ``repr`` hides them.
     """
 
     policy: Policy
@@ -84,16 +69,16 @@ class Exchange:
     request: ClaimRequest = field(init=False)
 
     def respond(self) -> Any:
-        """Answer the request: run the operation, or replay its outcome, or refuse.
+        """Run the operation, replay its outcome, or refuse.
 
-        Every ``IdempotencyError`` becomes a response here, except for an error of another claim that the handler did
-        not handle. That is a crash of the handler and propagates as it would from an unprotected view.
+        Every ``IdempotencyError`` becomes a response, except an error of another claim that the handler did not handle.
+        That one propagates, as from an unprotected view.
         """
         http = self.adapter.http
         self.adapter.profile = PROFILES[self.policy.profile]
         self.adapter.headers = {STATUS_HEADER: "unknown"}  # until the record has been looked up
         try:
-            with http.META.get(BODY_STREAM, _UNWATCHED):
+            with watched(http):
                 self.key = _key_of(self.policy, self.adapter) or ""
                 response: Any = self._answer() if self.key else None
         except IdempotencyError as error:
@@ -105,27 +90,23 @@ class Exchange:
                 signals.unprotected.send_robust(sender=self.policy.operation)
                 return self.handler.pass_through()
             if response is None:
-                return self._ignored()
+                # The key protects nothing, because the caller has no account.
+                self.adapter.headers = {STATUS_HEADER: "ignored"}
+                setattr(http, HEADERS, self.adapter.headers)
+                response = self.handler.pass_through()
+                if not isinstance(response, HttpResponseBase):  # Ninja makes the response later
+                    return response
         for name, value in self.adapter.headers.items():
             response.headers[name] = value
         return response
 
-    def _ignored(self) -> Any:
-        """Serve a request whose key is nobody's as if it had none, because the operation does not need one."""
-        self.adapter.headers = {STATUS_HEADER: "ignored"}
-        setattr(self.adapter.http, HEADERS, self.adapter.headers)
-        response = self.handler.pass_through()
-        if isinstance(response, HttpResponseBase):  # other frameworks make one of what the handler returns
-            response.headers[STATUS_HEADER] = "ignored"
-        return response
-
     def _answer(self) -> Any | None:
-        """The response, or None if the operation does not need a key and the request has no account."""
+        """The response, or None if the request has no account and the operation doesn't require a key."""
         policy, http = self.policy, self.adapter.http
-        # As it was sent, if it was sent in the header. That is harmless because it is valid.
+        # As it was sent, which is harmless because it is valid.
         self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
         self.adapter.headers[RETENTION_HEADER] = str(int(policy.retention.total_seconds()))
-        setattr(http, HEADERS, self.adapter.headers)  # for the response to a crash, which is not made here
+        setattr(http, HEADERS, self.adapter.headers)  # for Django's response to a crash
         self.account = policy.account(self.adapter.request)
         if self.account is None and not policy.key_required:
             return None
@@ -138,7 +119,7 @@ class Exchange:
         )
         self.request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))
         for using in self.handler.databases:
-            if using != self.request.store.using:  # that another can't be reached is found before the claim
+            if using != self.request.store.using:  # fail before the claim
                 connections[using].ensure_connection()
         settled = acquire_or_wait(self.request)
         if isinstance(settled, Outcome):
@@ -158,7 +139,7 @@ class Exchange:
                 adapter.payload(self.policy),
                 method=str(http.method),
                 route=route_of(http.resolver_match, adapter.kwargs, adapter.is_place_named),
-                # A given payload says all that counts. A provider may sign each delivery anew in the query.
+                # payload= returns all that counts. A provider may put a new signature of each delivery in the query.
                 query=http.META.get("QUERY_STRING", "") if self.policy.payload is None else "",
             )
         except RecursionError as error:
@@ -166,13 +147,12 @@ class Exchange:
         try:
             payload.request_hash  # noqa: B018 - computed here, where an error becomes a 400
         except TypeError as error:
-            # Raise a new error, because the frames of this one hold the payload in local variables.
+            # A new error, because the frames of this one have the payload in local variables.
             raise TypeError(str(error)) from None
         return payload
 
     def _run(self, owned: Ownership) -> Any:
         policy, attempt = self.policy, HandlerAttempt(Claim(owned), self.adapter, self.handler)
-        # Nothing is recorded, unless it ends with an outcome.
         is_open = not policy.transaction and policy.recovery is not REEXECUTE
         self.adapter.headers[STATUS_HEADER] = "unknown" if is_open else "not-recorded"
         try:
@@ -203,7 +183,7 @@ class Exchange:
                 return response
         else:
             response = self.adapter.replay(outcome)
-        if _attach_job(self.policy, self.request.scope, response):
+        if attach_job(self.policy, self.request.scope, response):
             self.adapter.headers[STATUS_HEADER] = "in-progress"
         else:
             response[self.adapter.profile.replayed] = "true"
@@ -211,14 +191,14 @@ class Exchange:
         return response
 
     def _rebuilt(self, outcome: Outcome, reference: str) -> tuple[Any, bool]:
-        """The response that ``rebuild`` makes, and whether it is the outcome: it may say that the object is gone."""
+        """The response that ``rebuild`` makes, and whether it is the outcome. It may instead be a refusal."""
         rebuild = self.policy.rebuild
         if rebuild is None:
             raise OutcomeUnreadableError("The recorded outcome is a reference, and the operation declares no rebuild=.")
         try:
             response = self.adapter.render(rebuild(reference, self.adapter.request))
             succeeds = response.status_code < 400
-            # That of a job is not known when its start is recorded.
+            # A job that has started may end with any status.
             return response, succeeds or outcome.status >= 400 or isinstance(self.policy.in_progress, Attach)
         except ObjectDoesNotExist as error:
             raise BodyGoneError from error
@@ -239,7 +219,7 @@ class Exchange:
     def _refuse(self, error: IdempotencyError) -> Any:
         report(error, self.policy.operation.name, self.key)
         status = self.adapter.headers[STATUS_HEADER]
-        if status != "recorded":  # which is known, whatever kept the outcome from being sent
+        if status != "recorded":  # which stays true, whatever the error
             self.adapter.headers[STATUS_HEADER] = KEY_STATUSES.get(error.code, status)
         if isinstance(error, InProgressError):
             answer = self.policy.in_progress
@@ -252,175 +232,30 @@ class Exchange:
 
 
 def _key_of(policy: Policy, adapter: Adapter) -> str | None:
-    """The key of a request, or None if it has none and needs none.
+    """The key of a request, or None if it has none and the operation doesn't require one.
 
-    :raises KeyMissingError: the request has no key, and the operation needs one.
+    :raises KeyMissingError: the request has no key, and the operation requires one.
     :raises KeyInvalidError: the key is malformed, or the request has two different keys.
     """
-    # The operation's own source comes first, because a crash report of it shows this frame's local variables.
+    # policy.key comes first, because a crash report of it shows the local variables of this frame.
     own = None if policy.key is None else policy.key(adapter.request)
     if own is not None:
         own = keys.validate_key(own)
     if keys.META_NAME in adapter.http.META:
         sent = keys.parse_header(adapter.http.META[keys.META_NAME])
         if own is not None and own != sent:
-            raise KeyInvalidError("The request has one key in the header and another one in its operation's place.")
+            raise KeyInvalidError("The request has two different keys, in the header and in the operation's own place.")
         return sent
     if own is not None or not policy.key_required:
         return own
     if policy.key is None:
         raise KeyMissingError
-    known = isinstance(policy.key, (FromHeader, FromForm, FromJSON, FromBody, FromCookie))
-    place = str(policy.key) if known else "the place that it declares"
+    place = policy.key if isinstance(policy.key, KeySource) else "the place that it declares"
     raise KeyMissingError(
-        f"This operation needs a key: one unique value for each logical operation, in {place} or in the header "
+        f"This operation requires a key, one unique value for each logical operation, in {place} or in the header "
         f"Idempotency-Key."
     )
 
 
 def is_crash(http: HttpRequest, error: Exception) -> bool:
     return getattr(http, _CRASH, None) is error
-
-
-@dataclass(eq=False, repr=False)
-class HandlerAttempt(Attempt):
-    """An attempt that runs the handler of a request."""
-
-    adapter: Adapter
-    handler: Handler
-    #: The response for its client.
-    response: Any = None
-    #: Whether the handler has ended. A copy of the context may outlive it.
-    has_ended: bool = False
-    #: Whether the handler has called ``set_rollback(True)`` on one of its transactions.
-    undoes_itself: bool = False
-
-    def is_here(self) -> bool:
-        """Whether the calling code runs in the attempt's thread, and so in its transaction. A context may be copied."""
-        connection = self.claim.ownership.store.connection
-        return not self.has_ended and connections[connection.alias] is connection
-
-    def call_handler(self) -> Outcome | None:
-        """Run the handler.
-
-        :returns: the outcome to record, or None if nothing of this attempt is kept.
-        :raises UnrecordableResponseError: the handler's response must be recorded, but can't be.
-        """
-        owned = self.claim.ownership
-        others = {using: transaction.atomic(using=using) for using in self.handler.databases if using != owned.using}
-        token = attempts.set((*attempts.get(), self))
-        watched = [owned.store.connection, *(connections[using] for using in others)]
-        try:
-            with ExitStack() as transactions:
-                for block in others.values():
-                    transactions.enter_context(block)
-                for connection in watched:
-                    # Django sets the same mark after an error that the handler may have caught.
-                    mark = partial(self._set_rollback, connection, len(connection.atomic_blocks))
-                    connection.set_rollback = mark  # type: ignore[method-assign]
-                outcome = self._outcome_of(self.handler.call())
-                if others:
-                    # The other transactions commit now. A later failure rolls back only the record's transaction.
-                    owned.has_effects_elsewhere = outcome is not None
-                    with on_behalf_of(owned):
-                        finish_transactions(others, outcome, owned.policy.operation)
-                return outcome
-        finally:
-            for connection in watched:
-                vars(connection).pop("set_rollback", None)
-            self.has_ended = True
-            attempts.reset(token)
-
-    def _set_rollback(self, connection: Any, depth: int, rollback: bool) -> None:
-        type(connection).set_rollback(connection, rollback)
-        if len(connection.atomic_blocks) == depth:  # not within an atomic() of the handler's own
-            self.undoes_itself = rollback
-
-    def outcome_of_error(self, error: Exception) -> Outcome | None:
-        """The outcome of the framework's response to an exception of the handler, whose writes have been rolled back.
-        None if that response is not recorded.
-
-        :raises Exception: ``error`` itself, if it is a crash.
-        """
-        self.discard()
-        body: BodyStream | None = self.adapter.http.META.get(BODY_STREAM)
-        if body is not None:
-            with on_behalf_of(self.claim.ownership):
-                body.refuse_half()  # which may be what the handler failed at
-        answer = self.adapter.answer_to_exception(error)
-        if answer is None:
-            raise error
-        return self._outcome_of(answer)
-
-    def discard(self) -> None:
-        """Free the resources of a response that is not sent, such as an open file."""
-        answer, self.response = self.response, None
-        if isinstance(answer, HttpResponseBase):
-            # Not response.close(), because that also sends the signal request_finished.
-            closers = [*answer._resource_closers]  # type: ignore[attr-defined]
-        else:
-            closers = [answer.close] if hasattr(answer, "close") else []  # such as a coroutine that is never awaited
-        for close in closers:
-            with suppress(Exception):  # as Django does, because the response is not sent any more
-                close()
-
-    def _outcome_of(self, answer: Any) -> Outcome | None:
-        owned = self.claim.ownership
-        policy = owned.policy
-        try:
-            fault_point["render.before"]()
-            self.response = answer  # so that discard() frees it even if rendering fails
-            self.response = self.adapter.render(answer)
-            fault_point["render.after"]()
-            if not isinstance(self.response, HttpResponseBase):
-                raise UnrecordableResponseError(
-                    f"The handler of operation {policy.operation.name!r} must return an HttpResponse, not "
-                    f"{type(self.response).__name__}. If a framework makes the response from what the handler returns, "
-                    f"put @idempotent where the response exists, or register an adapter for the framework."
-                    f"{advice_on_adapters()}"
-                )
-            body: BodyStream | None = self.adapter.http.META.get(BODY_STREAM)
-            if body is not None:
-                body.refuse_half()  # after the rendering, which may read the body
-            del self.response[self.adapter.profile.replayed]  # such as another server's, whose response is passed on
-            if _attach_job(policy, owned.fence.scope, self.response):
-                self.claim.reference = self.claim.reference or self.response["Location"]
-            status = self.response.status_code
-            if owned.discarded or (self.undoes_itself and status < 400) or not policy.recordable(status):
-                owned.declined = status < 500
-                return None
-            return outcome_of(self.adapter.form_to_record(self.response), policy, self.claim.reference)
-        except IdempotencyError as error:
-            error.raised_by = owned  # as ``on_behalf_of`` does
-            raise
-
-
-def _attach_job(policy: Policy, scope: Scope, response: Any) -> bool:
-    """Tell the client where the operation's job is, and when to look again, if the response says that it still runs."""
-    attach = policy.in_progress
-    if not isinstance(attach, Attach) or response.status_code != RUNNING:
-        return False
-    response.setdefault("Location", attach.location(scope))
-    response.setdefault("Retry-After", str(LOOK_AGAIN_AFTER))
-    return True
-
-
-#: The attempts around the calling code, the innermost last. A context variable, because threads and tasks of one
-#: request may run handlers at the same time.
-attempts: ContextVar[tuple[HandlerAttempt, ...]] = ContextVar("idempotency_attempts", default=())
-
-
-def is_running(operation: Operation, http: HttpRequest) -> bool:
-    """Whether a call under ``operation`` is a part of an operation that this request is already running here.
-
-    It is, if the request runs this operation, as when the handler calls ``super().create()``. It also is, if both
-    operations have ``transaction=True`` in one database, as when DRF's ``partial_update()`` calls ``update()``. A
-    second claim could not commit inside the first one's transaction, and that transaction keeps the promises of both.
-    A copy of the request is another request, because it may have another key.
-    """
-    here = [attempt.claim for attempt in attempts.get() if attempt.adapter.http is http and attempt.is_here()]
-    if any(claim.operation.name == operation.name for claim in here):
-        return True
-    if not here or not (here[-1].ownership.policy.transaction and operation.declared["transaction"]):
-        return False
-    return records_database(operation=operation.name, account_id=here[-1].scope.account_id) == here[-1].using

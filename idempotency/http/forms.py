@@ -1,4 +1,4 @@
-"""Forms with a key: it is made when the form is shown, so a double click and the back button send it again."""
+"""Forms with a key, made when the form is shown, so that a double click and the back button send it again."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .key_sources import FORM_FIELD
 
 
 class KeyField(forms.CharField):
-    """A hidden field with a new key each time a form is shown. It never shows the form's data or initial values.
+    """A hidden field with a new key each time a form is shown.
 
-    A form that is shown again with its errors has a new key, because its corrected payload is another one. Initial
-    values may be a link's query, and all forms that are shown from one link would have one key.
+    It never shows the form's data, because the corrected payload of a form shown with its errors is another one, nor
+    initial values, because these may come from a link's query, and all forms shown from the link would share one key.
     """
 
-    # Firefox fills hidden fields in again when a page is reloaded, unless autocompletion is off.
+    # Without this, Firefox restores hidden fields when a page is reloaded.
     widget: forms.Widget = forms.HiddenInput(attrs={"autocomplete": "off"})
 
     @cached_property
@@ -33,9 +33,9 @@ class KeyField(forms.CharField):
 
 
 class IdempotencyKeyMixin:
-    """A mixin for a ``Form`` or ``ModelForm``, before it among the bases. Its view has ``key=FromForm()``.
+    """Adds the hidden field ``idempotency_key``, which is not part of ``cleaned_data``.
 
-    It adds the hidden field ``idempotency_key``, which is not part of ``cleaned_data``.
+    Put it before ``Form`` or ``ModelForm`` among the bases. The form's view needs ``key=FromForm()``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,9 +1,9 @@
 """The handler of a request, and the transactions of ATOMIC_REQUESTS, which this package opens itself.
 
-The claim of a protected request must commit before the handler runs, and the outcome must be recorded after everything
-that the handler wrote is committed. Neither is possible within a transaction around the whole view. So a view with a
-protected handler is exempt from ATOMIC_REQUESTS on every database. The same transactions are opened here: around the
-view if a request is not protected, and within the claim, on each database but the record's, if it is.
+A claim must commit before the handler runs, and the outcome must be recorded after all that the handler wrote is
+committed. Neither is possible in a transaction around the whole view, so a view with a protected handler is exempt from
+ATOMIC_REQUESTS on every database. The same transactions are opened here: around the view for an unprotected request,
+and within the claim, on each database but the record's, for a protected one.
 """
 
 from __future__ import annotations
@@ -27,20 +27,17 @@ from ..outcome import Outcome
 from ..protocol.execution import left_open
 from ..store import is_transaction_open
 from .adapter import handlers_of
-from .late_changes import refuse_changed_context
 from .protection import Protection, decorator_stack
 
-#: The attribute of Django's request that holds its ``_ViewTransactions`` while they are open.
+#: The attribute of Django's request for the transactions around its view, while they are open.
 _OPENED = "_idempotency_atomic_request"
 
 
 class EveryDatabase(set[str]):
-    """The names of all databases. Django reads from this set on which databases a view is exempt.
+    """The names of all databases, as the set of databases on which Django exempts a view.
 
-    ``exempted`` has the databases on which the project itself has exempted the view, by Django's
-    ``non_atomic_requests``, which calls ``add()``.
-
-    :param view: the view that opens the transactions itself. Decorators above it have this set as a copied attribute.
+    :param view: the view that opens the transactions itself. Decorators above it have a copy of the attribute.
+    :param exempted: where the project has exempted the view. Django's ``non_atomic_requests`` calls ``add()``.
     """
 
     def __init__(self, view: object, exempted: Iterable[str] = ()) -> None:
@@ -53,19 +50,19 @@ class EveryDatabase(set[str]):
 
 
 def opens_its_transactions(callback: object) -> bool:
-    """Whether a call of ``callback`` leads to a view that is exempt because it opens the transactions itself."""
+    """Whether ``callback`` calls a view that is exempt because it opens the transactions itself."""
     exemption = getattr(callback, "_non_atomic_requests", None)
     return isinstance(exemption, EveryDatabase) and any(layer is exemption.view for layer in decorator_stack(callback))
 
 
 def has_copied_exemption(callback: object) -> bool:
-    """Whether ``callback`` is exempt like a view that opens the transactions itself, and doesn't lead to it."""
+    """Whether ``callback`` is exempt like a view that opens the transactions itself, but doesn't call that view."""
     is_exempt = isinstance(getattr(callback, "_non_atomic_requests", None), EveryDatabase)
     return is_exempt and not opens_its_transactions(callback)
 
 
 def is_within_atomic_requests(callback: object) -> bool:
-    """Whether Django opens a transaction around ``callback`` on some database."""
+    """Whether Django opens a transaction around ``callback`` on any database."""
     return not set(databases_with_atomic_requests()) <= getattr(callback, "_non_atomic_requests", set())
 
 
@@ -80,21 +77,15 @@ def databases_with_atomic_requests() -> list[str]:
 
 
 def exempt(view: Callable[..., Any]) -> Callable[..., Any]:
-    """The view that ``as_view()`` of a class with protected handlers made, exempt from ATOMIC_REQUESTS."""
-    is_async = iscoroutinefunction(view)
+    """Exempt from ATOMIC_REQUESTS the view of a class with protected handlers."""
 
     @functools.wraps(view)
     def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if not databases_with_atomic_requests() or _is_protected(view, request):
-            answer = view(request, *args, **kwargs)
-        else:
-            answer = Handler(functools.partial(view, request, *args, **kwargs), request, wrapper).pass_through()
-        return checked(request, answer) if is_async else refuse_changed_context(request, answer, view)
+            return view(request, *args, **kwargs)
+        return Handler(functools.partial(view, request, *args, **kwargs), request, wrapper).pass_through()
 
-    async def checked(request: HttpRequest, answer: Any) -> Any:
-        return refuse_changed_context(request, await answer, view)
-
-    if is_async:
+    if iscoroutinefunction(view):
         markcoroutinefunction(wrapper)
     wrapper._non_atomic_requests = EveryDatabase(wrapper, exempted_by_project(view))  # type: ignore[attr-defined]
     return wrapper
@@ -115,20 +106,19 @@ def _is_protected(view: Any, request: HttpRequest) -> bool:
 
 @dataclass(eq=False, repr=False)
 class Handler:
-    """The unprotected handler of one request, and the transactions that Django would open around it."""
+    """The unprotected handler of one request."""
 
     #: Runs the view or the method, to its end if it is async.
     call: Callable[[], Any]
-    #: Django's own request.
     request: HttpRequest
     #: The view that ``call`` runs.
     view: object
 
     @cached_property
     def databases(self) -> list[str]:
-        """The databases on which Django leaves it to this package to open a transaction around the view of the URL.
+        """The databases on which this package opens the transaction of ATOMIC_REQUESTS.
 
-        There are none if no URL led here, or if the view of the URL calls this one without being exempt itself.
+        There are none if no URL led here, or if the URL's view, which calls this one, is not exempt.
         """
         match = self.request.resolver_match
         exemption = None if match is None else getattr(match.func, "_non_atomic_requests", None)
@@ -139,7 +129,7 @@ class Handler:
     def pass_through(self) -> Any:
         """Answer an unprotected request as Django would: in a transaction on each of ``databases``.
 
-        :raises RuntimeError: the view is async, and there is such a database. Django refuses that, too.
+        :raises RuntimeError: the view is async and needs a transaction, which Django refuses, too.
         """
         if getattr(self.request, _OPENED, None) is not None:  # opened by the class-based view of this handler
             return self.call()
@@ -148,14 +138,14 @@ class Handler:
             return self.call()
         if iscoroutinefunction(self.view):
             raise RuntimeError(
-                "You cannot use ATOMIC_REQUESTS with async views. Only a protected request to this view has a "
-                "transaction of its own. Mark the view with django.db.transaction.non_atomic_requests."
+                "You cannot use ATOMIC_REQUESTS with async views. Only a protected request to this view runs in a "
+                "transaction. Mark the view with django.db.transaction.non_atomic_requests."
             )
         blocks = {using: transaction.atomic(using=using) for using in databases}
         with ExitStack() as transactions:
             for block in blocks.values():
                 transactions.enter_context(block)
-            setattr(self.request, _OPENED, _ViewTransactions(transactions, blocks))
+            setattr(self.request, _OPENED, (transactions, blocks))
             try:
                 return self.call()
             finally:
@@ -164,31 +154,24 @@ class Handler:
     def refuse_open_transactions(self, operation: Operation) -> None:
         """Refuse to claim within a transaction that would commit after the outcome is recorded.
 
-        The transactions that were opened around the view for code above its protected handler, such as an override that
-        calls ``super().post()``, are committed first.
+        First commit the transactions opened around the view for code above its protected handler, such as an override
+        that calls ``super().post()``.
 
-        :raises OuterTransactionError: a transaction is open on some database.
+        :raises OuterTransactionError: a transaction is open on any database.
         """
-        opened: _ViewTransactions | None = getattr(self.request, _OPENED, None)
-        if opened is not None and all(map(is_innermost, opened.blocks.values())):
+        transactions, blocks = getattr(self.request, _OPENED, None) or (None, {})
+        if transactions is not None and all(map(is_innermost, blocks.values())):
             setattr(self.request, _OPENED, None)
-            opened.transactions.close()
+            transactions.close()
         for connection in connections.all(initialized_only=True):
             if connection.in_atomic_block and is_transaction_open(connection.alias):
                 raise OuterTransactionError(
-                    f"Operation {operation.name!r} was called inside an open transaction of database "
-                    f"{connection.alias!r}, which would commit after the operation's outcome is recorded. Call it "
-                    f"outside of atomic(). A protected view is exempt from ATOMIC_REQUESTS automatically. If "
-                    f"method_decorator(), another decorator or an overridden as_view() hides that, put @idempotent "
-                    f"directly on the function or method, or mark the outermost view with "
+                    f"{operation} was called inside an open transaction of database {connection.alias!r}, which would "
+                    f"commit after the operation's outcome is recorded. Call it outside of atomic(). A protected view "
+                    f"is exempt from ATOMIC_REQUESTS. If a decorator or an overridden as_view() hides that, put "
+                    f"@idempotent directly on the function or method, or mark the outermost view with "
                     f"django.db.transaction.non_atomic_requests(using={connection.alias!r})."
                 )
-
-
-@dataclass
-class _ViewTransactions:
-    transactions: ExitStack
-    blocks: dict[str, Atomic]
 
 
 def is_innermost(block: Atomic) -> bool:
@@ -197,11 +180,11 @@ def is_innermost(block: Atomic) -> bool:
 
 
 def finish_transactions(blocks: Mapping[str, Atomic], outcome: Outcome | None, operation: Operation) -> None:
-    """Decide for the open transaction of each database whether it may commit.
+    """Decide whether the open transaction of each database may commit.
 
-    :param outcome: the outcome to record, or None if nothing of this run is kept.
-    :raises TransactionBrokenError: the handler returned a success although an error had rolled back one of them, or it
-        left a transaction open within one of them.
+    :param outcome: the outcome to record, or None to roll back.
+    :raises TransactionBrokenError: the handler returned a success although an error had rolled back one of the
+        transactions, or it left another one open within.
     """
     for using, block in blocks.items():
         if not is_innermost(block):
@@ -211,8 +194,7 @@ def finish_transactions(blocks: Mapping[str, Atomic], outcome: Outcome | None, o
         elif outcome.status < 400 and (connections[using].needs_rollback or not connections[using].is_usable()):
             # PostgreSQL rolls back at the COMMIT of a failed transaction, without an error.
             raise TransactionBrokenError(
-                f"Operation {operation.name!r} returned {outcome.status} although its transaction on database "
-                f"{using!r} had been marked for rollback or broken by a database error, so nothing it wrote there "
-                f"could be kept. Let the error propagate, or run the statement that may fail in an atomic() of its "
-                f"own."
+                f"{operation} returned {outcome.status} although its transaction on database {using!r} had been marked "
+                f"for rollback or broken by a database error, so nothing it wrote there could be kept. Let the error "
+                f"propagate, or run the statement that may fail in its own atomic()."
             )

@@ -1,7 +1,4 @@
-"""Places of a key other than the header: ready values of an operation's ``key``.
-
-They are equal if they read the same place, so a reloaded module declares the same operation again.
-"""
+"""Ready values of an operation's ``key``: where a key is, if not in the standard header."""
 
 from __future__ import annotations
 
@@ -10,23 +7,28 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django.http import HttpRequest
 from django.http.request import HttpHeaders
 
 from ..exceptions import KeyInvalidError
 from ..identity import keys
-from .adapter import adapter_for
+from .adapter import http_of
 from .payload import FORM, MULTIPART, form_values
 
-#: The name of the field and of the template tag that put a key into a form.
+#: The form's field, and the name of the template tag.
 FORM_FIELD = "idempotency_key"
 
-#: The names in ``META`` of the headers that have keys: the standard one, and each of a ``FromHeader``.
+#: The names in ``META`` of the standard header and that of each ``FromHeader``.
 KEY_HEADERS: Final = {keys.META_NAME}
 
 
+class KeySource:
+    """Its text is the place of the key. Two sources of one place are equal, so a reloaded module declares the same
+    operation again.
+    """
+
+
 @dataclass(frozen=True)
-class FromHeader:
+class FromHeader(KeySource):
     """The key is the value of another header, such as a webhook's event id.
 
     :param name: the header's name.
@@ -41,12 +43,12 @@ class FromHeader:
         return f"the header {self.name}"
 
     def __call__(self, request: Any) -> str | None:
-        return _http(request).headers.get(self.name)
+        return http_of(request).headers.get(self.name)
 
 
 @dataclass(frozen=True)
-class FromForm:
-    """The key is a field of a form that is sent by POST. See ``idempotency.forms``.
+class FromForm(KeySource):
+    """The key is a field of a form sent by POST. ``idempotency.forms`` adds it to the form.
 
     :param field: the field's name.
     """
@@ -57,21 +59,20 @@ class FromForm:
         return f"the form's field {self.field!r}"
 
     def __call__(self, request: Any) -> str | None:
-        values = form_values(_http(request), self.field)
+        values = form_values(http_of(request), self.field)
         if len(values) > 1:
             raise KeyInvalidError("The form has more than one key.")
         return values[0] if values else None
 
 
 @dataclass(frozen=True, init=False)
-class FromJSON:
-    """The key is a value in a JSON body, such as a webhook's event id: a text, or an integer.
+class FromJSON(KeySource):
+    """The key is a string or an integer in a JSON body, such as a webhook's event id.
 
-    ``FromJSON("event.id")`` reads a member of a member, and ``FromJSON("events", 0, "id")`` one of the first
-    item of a list.
+    ``FromJSON("event.id")`` reads a nested member, and ``FromJSON("events", 0, "id")`` a member of a list's first item.
 
-    :param path: the names of members, and the positions of items from 0 on. A dot separates two names.
-    :raises ValueError: the path is empty, or has something other than names and positions.
+    :param path: names of members, and positions in lists, from 0. A dot separates two names.
+    :raises ValueError: the path is empty, or contains anything else.
     """
 
     path: tuple[str | int, ...]
@@ -86,43 +87,43 @@ class FromJSON:
         return f"the body's member {'.'.join(map(str, self.path))!r}"
 
     def __call__(self, request: Any) -> str | None:
-        http = _http(request)
+        http = http_of(request)
         if http.content_type in {FORM, MULTIPART}:
-            return None  # reading the body of a form would keep it from being parsed, or is no longer possible
+            return None  # a form whose body was read can't be parsed, nor the other way round
         try:
             found: Any = json.loads(http.body)
         except (ValueError, RecursionError):
-            return None  # the body is not JSON, so it has no key
+            return None
         for step in self.path:
             if isinstance(step, int):
                 found = found[step] if isinstance(found, list) and step < len(found) else None
             else:
                 found = found.get(step) if isinstance(found, dict) else None
         key: str | None = str(found) if type(found) is int else found
-        return key  # a value of another type is refused, as a malformed key is
+        return key  # a value of another type is refused like a malformed key
 
 
 @dataclass(frozen=True)
-class FromBody:
+class FromBody(KeySource):
     """The key is the digest of the body's bytes, for a webhook whose events have no id.
 
-    Two events with the same bytes are one event. A body in the form ``multipart/form-data`` has no key, because its
-    boundary is another one at each delivery.
+    Two events with the same bytes are one event. A multipart form has no key, because its boundary differs at each
+    delivery.
     """
 
     def __str__(self) -> str:
         return "the bytes of the body"
 
     def __call__(self, request: Any) -> str | None:
-        http = _http(request)
+        http = http_of(request)
         if http.content_type == MULTIPART or not http.body:
             return None
         return hashlib.sha256(http.body).hexdigest()
 
 
 @dataclass(frozen=True)
-class FromCookie:
-    """The key is a cookie, which the page that shows the form has set.
+class FromCookie(KeySource):
+    """The key is a cookie that the page with the form sets.
 
     :param name: the cookie's name.
     """
@@ -133,10 +134,4 @@ class FromCookie:
         return f"the cookie {self.name!r}"
 
     def __call__(self, request: Any) -> str | None:
-        return _http(request).COOKIES.get(self.name)
-
-
-def _http(request: Any) -> HttpRequest:
-    adapter = adapter_for(request)
-    http: HttpRequest = request if adapter is None else adapter.http
-    return http
+        return http_of(request).COOKIES.get(self.name)

@@ -1,10 +1,10 @@
-"""``KeyStatusView``: answers the owner of a key with the key's status, without running anything."""
+"""``KeyStatusView``: reports the status of a key to its owner, without running anything."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -24,20 +24,20 @@ from .problems import PROFILES, report
 
 
 class KeyStatusView(View):
-    """Answer ``GET`` with the status of the key in the header ``Idempotency-Key``, for the account that asks::
+    """Answer ``GET`` with the status of the key in the header ``Idempotency-Key``, for the caller's account::
 
         path("keys/", login_required(KeyStatusView.as_view()))
         path("keys/<str:operation>/", login_required(KeyStatusView.as_view()))
         path("charges/key/", login_required(KeyStatusView.as_view(operation="charges.create")))
 
-    The account is that of the operation's own resolver, so protect the view by the same authentication and permissions
-    as the operation's view. A key of another account is as unknown as one that was never used. Without an operation,
-    the answer lists every operation that has the key, among those that protect views and leave ``account`` to the
-    project's default. The key is not part of the URL, because URLs are logged. For a DRF view, use the class of this
-    name in ``contrib.rest_framework``.
+    The operation's own resolver finds the account, so give the view the authentication and permissions of the
+    operation's view. Another account's key is unknown, like one that was never used. Without an operation, the answer
+    lists all operations with the key, among those that protect views and leave ``account`` to the project's default.
+    The key is not part of the URL, because URLs are logged. For DRF, use the class of this name in
+    ``contrib.rest_framework``.
     """
 
-    #: The operation, or its name. None takes the name from the argument ``operation`` of the URL, if it has one.
+    #: The operation, or its name. None takes the name from the URL's argument ``operation``, if there is one.
     operation: str | Operation | None = None
 
     def get(self, request: HttpRequest, **route: Any) -> HttpResponse:
@@ -47,7 +47,7 @@ class KeyStatusView(View):
 
 
 def asked_policy(fixed: str | Operation | None, route: Mapping[str, Any]) -> Policy | None:
-    """The policy of the operation that a status view is asked about, or None if it is asked about all of them."""
+    """The policy of the operation to report on, or None for all operations."""
     if isinstance(fixed, Operation):
         return fixed.policy
     name = route.get("operation") if fixed is None else fixed
@@ -57,12 +57,12 @@ def asked_policy(fixed: str | Operation | None, route: Mapping[str, Any]) -> Pol
     if declared is not None:
         return declared.policy
     if fixed is None:
-        raise Http404("There is no such operation.")
+        raise Http404("Unknown operation.")
     raise ImproperlyConfigured(f"KeyStatusView.as_view(operation=...) needs a declared operation, not {name!r}.")
 
 
 def tell_status(policy: Policy | None, adapter: Adapter, make: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """The response to a question about a key. ``make`` makes it from its JSON members."""
+    """The response of a status view. ``make`` makes it from its JSON members."""
     meta = adapter.http.META
     adapter.profile = PROFILES[(settings().defaults if policy is None else policy).profile]
     try:
@@ -82,14 +82,14 @@ def tell_status(policy: Policy | None, adapter: Adapter, make: Callable[[Mapping
         waits = [status.retry_after for status in found.values() if status.retry_after is not None]
         if waits:
             response["Retry-After"] = str(min(waits))
-    response["Cache-Control"] = "no-store"  # the next answer may be another one, and belongs to one account
+    response["Cache-Control"] = "no-store"  # it is for one account, and may change
     return response
 
 
 def _asked(policy: Policy | None, adapter: Adapter) -> dict[Scope, Policy]:
     """The scopes to look up, with the policies of their operations.
 
-    :raises IdempotencyError: the request has no key or no account, or does not say what it asks about.
+    :raises IdempotencyError: the request has no key, no account, or no path that it needs.
     """
     meta, path = adapter.http.META, adapter.http.GET.get("path")
     if keys.META_NAME not in meta:
@@ -116,9 +116,6 @@ def _asked(policy: Policy | None, adapter: Adapter) -> dict[Scope, Policy]:
 
 
 def _members(status: KeyStatus) -> dict[str, Any]:
-    times = {name: _text(getattr(status, name)) for name in ("created_at", "completed_at", "expires_at")}
-    return {"status": status.status, "response_status": status.response_status, **times}
-
-
-def _text(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    times = {name: getattr(status, name) for name in ("created_at", "completed_at", "expires_at")}
+    texts = {name: at and at.astimezone(UTC).isoformat().replace("+00:00", "Z") for name, at in times.items()}
+    return {"status": status.status, "response_status": status.response_status, **texts}

@@ -1,4 +1,4 @@
-"""Finds changes of a response that was rendered and recorded already, so that they would reach no client."""
+"""Refuses a change of what a response was rendered from, because the change would reach no client."""
 
 from __future__ import annotations
 
@@ -6,44 +6,45 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest
 
-#: The attribute of Django's request that holds the last ``TemplateResponse`` that was rendered for it, and a copy of
-#: its context.
-_RENDERED: Final = "_idempotency_rendered"
+from ..operation import Operation
 
-_CONTAINERS = (dict, list, tuple, Mapping)
+#: What Django's ``TemplateResponse`` and DRF's ``Response`` are rendered from.
+_SOURCES: Final = ("context_data", "data")
 
 
-def copied(data: Any) -> Any:
-    """The data of a response with its dicts and lists copied, so that a later change of one of them shows."""
-    if isinstance(data, Mapping):
-        return {name: copied(value) if isinstance(value, _CONTAINERS) else value for name, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [copied(value) if isinstance(value, _CONTAINERS) else value for value in data]
-    return data
+def refuse_late_changes(response: Any, operation: Operation) -> None:
+    """Make ``response.render()`` raise ``ImproperlyConfigured`` if the context or the data has changed since now.
+
+    Django calls ``render()`` after all decorators of the view, and also on a response that is rendered.
+    """
+    if not hasattr(response, "render"):
+        return
+    rendered_from = _sources_of(response)
+
+    def render() -> Any:
+        del response.render  # once is enough, and a cache can't pickle this function
+        for name, value in _sources_of(response).items():
+            if value != rendered_from[name]:
+                raise ImproperlyConfigured(
+                    f"The {name} of the response of {operation} was changed after the response had been rendered, so "
+                    f"the change would reach no client. Middleware, decorators above @idempotent and overrides that "
+                    f"call a protected super() method run too late. Change the {name} in the protected handler or in a "
+                    f"decorator below @idempotent, or return a new response."
+                )
+        return response
+
+    response.render = render
 
 
-def late_change(what: str, view: str) -> ImproperlyConfigured:
-    return ImproperlyConfigured(
-        f"The {what} of a response of {view} was changed after the response had been rendered and recorded, so the "
-        f"change would reach no client. An override that calls a protected super() method, and a decorator above "
-        f"@idempotent, come too late. Change the {what} in the protected handler or in a decorator below @idempotent, "
-        f"or return a new response."
-    )
+def _sources_of(response: Any) -> dict[str, Any]:
+    return {name: _copied(getattr(response, name, None)) for name in _SOURCES}
 
 
-def remember_context(http: HttpRequest, response: Any) -> None:
-    setattr(http, _RENDERED, (response, _context_of(response)))
-
-
-def refuse_changed_context(http: HttpRequest, answer: Any, view: Any) -> Any:
-    """:raises ImproperlyConfigured: the context of the answer was changed after its rendering."""
-    response, context = getattr(http, _RENDERED, (None, None))
-    if response is not None and response is answer and _context_of(answer) != context:
-        raise late_change("context_data", getattr(view, "view_class", view).__qualname__)
-    return answer
-
-
-def _context_of(response: Any) -> Any:
-    return copied(getattr(response, "context_data", None))  # what another package renders may have none
+def _copied(value: Any) -> Any:
+    """``value`` with its dicts and lists copied, so that a later change inside it is detected."""
+    if isinstance(value, Mapping):
+        return {name: _copied(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copied(each) for each in value]
+    return value

@@ -1,8 +1,7 @@
-"""The judge of the decorators between a protection and the function below it.
+"""Refuses decorators below a protection that may check something, because a replay doesn't run them.
 
-A replay doesn't run them. So a decorator that checks the caller belongs above the protection, and only those that check
-nothing may be below it. They are known by the code of the function that they make, and by what it holds besides the
-view, because ``functools.wraps()`` gives that function another name, and one function may serve several decorators.
+A decorator that checks nothing is known by the code of the function that it makes, because ``functools.wraps()``
+changes that function's name, and by what the function holds besides the view, because decorators may share its code.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .protection import PRECONDITION, Protection, decorator_stack, held_by
 
 _Decorator = TypeVar("_Decorator", bound=Callable[..., Any])
 
-#: What calls a function and does nothing else.
+#: Objects that only call a function.
 _TRANSPARENT: Final = (Protection, functools.partial, MethodType, SyncToAsync, AsyncToSync)
 
 #: A decorator: the code of the function that it makes, and what that function calls besides the view.
@@ -36,7 +35,7 @@ _Kind = tuple[CodeType, frozenset[Any]]
 
 
 def _new_view(*, is_async: bool = False) -> Any:
-    """A function to apply a decorator to, which may change its attributes."""
+    """A new view to decorate, because a decorator may change its attributes."""
 
     def view(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -50,21 +49,21 @@ _harmless: set[_Kind] = set()
 
 
 def checks_nothing(decorator: _Decorator) -> _Decorator:
-    """Declare that a decorator refuses nothing, so that it may be below a protection, where a replay doesn't run it.
+    """Allow a decorator below a protection, where a replay doesn't run it.
 
     Use it on the decorator's function, or call it with a decorator of another package, before the views are declared::
 
         checks_nothing(traced("any name"))
 
-    It holds for all arguments of the decorator. The decorator is applied to a function without effect.
+    It applies to all arguments of the decorator, and decorates a function without effect to learn what that makes.
 
     :returns: the decorator.
-    :raises TypeError: the decorator makes no function that calls the view.
+    :raises TypeError: the decorator does not return a function that calls the view.
     """
     kinds = _kinds_of(decorator, _new_view())
     if not kinds:
         raise TypeError(f"checks_nothing() needs a decorator that makes a function around the view, not {decorator!r}.")
-    with suppress(Exception):  # it may be for synchronous views only
+    with suppress(Exception):  # a decorator for synchronous views only may raise anything
         kinds |= _kinds_of(decorator, _new_view(is_async=True))
     _harmless.update(kinds)
     return decorator
@@ -76,10 +75,8 @@ def _kinds_of(decorator: Callable[..., Any], view: Any) -> set[_Kind]:
 
 
 def refuse_layers(operation: Operation, handler: Any, name: str = "") -> None:
-    """Judge the decorators of a handler that is to be protected.
-
-    :param name: the attribute of its class, if the protection finds the handler by that.
-    :raises ImproperlyConfigured: a decorator may check something, or opens a durable transaction.
+    """:param name: the attribute of its class, if the protection finds the handler by that.
+    :raises ImproperlyConfigured: a decorator of the handler may check something, or opens a durable transaction.
     """
     for layer, inner in _layers(handler, name):
         if operation.declared["transaction"] and any(
@@ -94,18 +91,18 @@ def refuse_layers(operation: Operation, handler: Any, name: str = "") -> None:
             for decorator in decorators if isinstance(decorators, Collection) else [decorators]:
                 refuse_layers(operation, decorator(_new_view()), "view")
         elif not isinstance(layer, FunctionType) or not (
-            # A precondition compares what the operation changes, so it is of no use to a replay.
+            # A precondition depends on what the operation changes, so a replay must not check it.
             layer.__code__ in PRECONDITION or _kind_of(layer, inner) in _harmless
         ):
             raise ImproperlyConfigured(
                 f"{operation} is declared above {_name_of(layer)}, which a replay would not run. If it checks the "
                 f"caller or the request, put @idempotent({operation.name!r}) below it, closest to the function. If it "
-                f"checks nothing, say so by idempotency.checks_nothing()."
+                f"checks nothing, declare that with idempotency.checks_nothing()."
             )
 
 
 def _layers(handler: Any, name: str = "") -> Iterator[tuple[Any, Any]]:
-    """The decorators of a handler, the outermost first, each with what it decorates."""
+    """The decorators of a handler, outermost first, each with what it decorates."""
     layer = handler
     while (inner := _decorated_by(layer, name)) is not None:
         if not isinstance(layer, _TRANSPARENT):
@@ -117,8 +114,7 @@ def _decorated_by(layer: Any, name: str) -> Any:
     inner = next(islice(decorator_stack(layer), 1, None), None)
     if inner is not None or not name or getattr(getattr(layer, "__code__", None), "co_name", "") == name:
         return inner
-    # The name of its code is another one than that of the attribute, so a decorator without functools.wraps() may have
-    # made it.
+    # The code's name differs from the attribute's, so a decorator without functools.wraps() may have made it.
     return next((held for held in held_by(layer) if isinstance(held, (FunctionType, Protection))), None)
 
 
@@ -129,7 +125,7 @@ def _kind_of(layer: FunctionType, inner: Any) -> _Kind:
 
 
 def _parts(values: Iterator[Any]) -> Iterator[Any]:
-    """The values that can do something, also those in lists and dicts."""
+    """The values that can have an effect, also those in lists and dicts."""
     for value in values:
         if isinstance(value, Mapping):
             yield from _parts(iter(value.values()))

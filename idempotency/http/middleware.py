@@ -1,4 +1,4 @@
-"""``IdempotencyMiddleware``: the status of the key in every response, and answers to errors of ``claim()``."""
+"""``IdempotencyMiddleware``: the key's status in every response, and responses to errors of ``claim()``."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from .problems import KEY_STATUSES, STATUS_HEADER, response_for
 
 
 class IdempotencyMiddleware(MiddlewareMixin):
-    """Say in every response to a request with a key what has become of the key, and answer errors of ``claim()``.
+    """Add the key's status to every response to a request with a key, and answer errors of ``claim()``.
 
     - If a protected handler crashes, Django's 500 gets the headers that every other response has.
-    - If the route takes no key, the response has ``Idempotency-Status: ignored``. So a client learns that its key
-      protects nothing. A view that reads the header itself sets this header itself.
-    - An ``IdempotencyError`` of a view that calls ``claim()`` becomes a response with its status, code and headers,
-      instead of a 500. In a view under ``@idempotent`` it does not, because an error of a ``claim()`` block inside of
-      it is no answer to the request's own key.
+    - If the route takes no key, the response has ``Idempotency-Status: ignored``, so a client learns that its key
+      protects nothing. A view that reads the key itself sets this header itself.
+    - An ``IdempotencyError`` of a view that calls ``claim()`` becomes a response with its status, code and headers. In
+      a view under ``@idempotent`` it stays a 500, because it does not concern the request's own key.
     """
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> Any:
@@ -44,24 +43,18 @@ class IdempotencyMiddleware(MiddlewareMixin):
 
 
 def _headers_without_exchange(request: HttpRequest, status: int) -> dict[str, str]:
-    """The headers of a response to which no protected handler has come: it takes no key, or something above refused.
+    """The headers of a response for which no protected handler was called.
 
-    A refusal above, such as a throttle's, has not looked up the record, so it does not know what became of the key. A
-    405 says nothing, as the 404 of an unknown URL does: the key may have been used with another method.
+    The route takes no key, or a check above the handler, such as a throttle, refused without looking up the record. A
+    405, and the 404 of an unknown URL, get no status: the key may have been used with another method.
     """
-    if status == HTTPStatus.METHOD_NOT_ALLOWED or request.resolver_match is None:
+    match, method = request.resolver_match, request.method or ""
+    if status == HTTPStatus.METHOD_NOT_ALLOWED or match is None or KEY_HEADERS.isdisjoint(request.META):
         return {}
-    if KEY_HEADERS.isdisjoint(request.META):
-        return {}
-    method = request.method or ""
-    takes_key = any(
-        _takes_key(request, routed.operation_for(method))
-        for routed in handlers_of(request.resolver_match.func)
-        if method in routed.methods or not routed.methods
-    )
-    if not takes_key and keys.META_NAME not in request.META:
-        return {}
-    return {STATUS_HEADER: "unknown" if takes_key else "ignored"}
+    routed = (each for each in handlers_of(match.func) if method in each.methods or not each.methods)
+    if any(_takes_key(request, each.operation_for(method)) for each in routed):
+        return {STATUS_HEADER: "unknown"}
+    return {STATUS_HEADER: "ignored"} if keys.META_NAME in request.META else {}
 
 
 def _takes_key(request: HttpRequest, operation: Operation | None) -> bool:

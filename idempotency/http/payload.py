@@ -1,10 +1,10 @@
-"""The parts of a Django request that the fingerprint is taken of: its body, its place, the arguments of its route.
+"""What a fingerprint takes from a Django request: its body, its place, and the arguments of its route.
 
 The request stays readable for its handler.
 
-Two URL patterns of one view are two places, unless they have the same name. The pattern's name with its namespaces
-identifies the place. The path is not used, because a trailing slash, a prefix, a language or a proxy may change it. If
-the project has given a pattern no name, its text is used, without its last slash.
+The place is the URL pattern's name with its namespaces, so two patterns of one view are two places, unless they have
+the same name. The path is not used, because a trailing slash, a prefix, a language or a proxy may change it. A pattern
+without a name is identified by its text, without the last slash.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from ..outcome import is_json
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 
-#: The attribute of a request in which its parts are kept, because the key may be one of them.
+#: The attribute of a request that caches its parts, because the key may be one of them.
 _PARTS = "_idempotency_parts"
 
 
 def parsed_body(http: HttpRequest) -> object:
-    """The payload of a request as its handler sees it: JSON by its values, a form by its fields, or the bytes."""
+    """The payload of a request: JSON by its values, a form by its fields, or the bytes."""
     content_type = http.content_type or ""
     if content_type == MULTIPART and has_parts(http):
         return parts(http)
-    content_length(http)  # a number, or Django's own ``body`` would raise ``ValueError``
+    content_length(http)  # otherwise Django's ``body`` may raise ValueError
     body = http.body
     if content_type == FORM:
         # The order of the fields doesn't count. They stay encoded, because a handler may read the body differently, for
-        # example if a client sends JSON with the content type of a form.
+        # example as JSON that a client sends with the content type of a form.
         return ["form", *form_pairs(body)]
     if is_json(content_type):
-        # Malformed JSON is compared by its bytes, and the handler reports the mistake.
+        # Malformed JSON is compared by its bytes, and the handler reports it.
         with suppress(ValueError):
             return parse_json(body)
     return body
 
 
 def content_length(http: HttpRequest) -> int:
-    """:raises BadRequest: it is no number."""
+    """:raises BadRequest: it is not a number."""
     try:
         return int(http.META.get("CONTENT_LENGTH") or 0)
     except ValueError:
@@ -68,37 +68,34 @@ def content_length(http: HttpRequest) -> int:
 
 
 def fits_in_memory(http: HttpRequest) -> bool:
-    """Whether Django itself would keep the body in memory."""
+    """Whether Django would keep the body in memory."""
     limit = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     return limit is None or content_length(http) <= limit
-
-
-def has_json_in_memory(http: HttpRequest) -> bool:
-    """Whether the body is JSON that Django itself would keep in memory. A chunked body has no length."""
-    return http.content_type == "application/json" and content_length(http) > 0 and fits_in_memory(http)
 
 
 def keep_readable(http: HttpRequest) -> None:
     """Buffer a body that fits in memory, because parsing would consume its stream."""
     if fits_in_memory(http):
-        # If the body was read already, for example by the CSRF check, its form is parsed and its stream is gone.
+        # The CSRF check may have read the body already. Then its form is parsed and its stream is gone.
         with suppress(RawPostDataException):
             http.body  # noqa: B018 - buffers it
 
 
 def has_parts(http: HttpRequest) -> bool:
-    """Whether the parts are parsed. Django does so for a POST with a Content-Length, a middleware for other methods."""
+    """Whether the handler finds parsed parts. Django parses a POST with a Content-Length, middleware others."""
     if http.method == "POST":
         return content_length(http) > 0
     if not hasattr(http, "_files"):
         return False
-    # Django itself shows an empty form for another method, and leaves the body unread.
+    # For another method Django sets an empty form, and leaves the body unread.
     return bool(http.POST or http.FILES) or (http._read_started and not hasattr(http, "_body"))  # type: ignore[attr-defined]
 
 
 def parts(http: HttpRequest) -> MultiValueDict[str, object]:
-    """The fields and files of a multipart form, parsed with Django's limits. Django parses the form again for the
-    handler, which may still choose its upload handlers."""
+    """The fields and files of a multipart form, parsed with Django's limits.
+
+    Django parses the form again for the handler, which may still choose its upload handlers.
+    """
     kept: MultiValueDict[str, object] | None = getattr(http, _PARTS, None)
     if kept is not None:
         return kept
@@ -114,14 +111,14 @@ def parts(http: HttpRequest) -> MultiValueDict[str, object]:
 
 
 def form_values(http: HttpRequest, name: str) -> list[Any]:
-    """The values of a field of the form, if it was sent by POST or a middleware has parsed it; otherwise none."""
+    """The values of a field of the form, if it was sent by POST or parsed by middleware; otherwise none."""
     if http.content_type == MULTIPART and has_parts(http):
         return parts(http).getlist(name)
     if http.method == "POST" or hasattr(http, "_post"):
         keep_readable(http)
         with suppress(BadRequest):  # Django reads forms in UTF-8 only, but the handler may read others itself
-            return http.POST.getlist(name)  # Django finds no fields in a body of another type
-        return QueryDict(http.body, encoding="latin-1").getlist(name)  # a key is ASCII, as are the names of fields
+            return http.POST.getlist(name)
+        return QueryDict(http.body, encoding="latin-1").getlist(name)  # keys and the names of fields are ASCII
     return []
 
 
@@ -132,7 +129,7 @@ def _read_parts(http: HttpRequest) -> tuple[Any, Any]:
     try:
         parsed = MultiPartParser(http.META, stream, [_DigestHandler()], http.encoding).parse()
     except (MultiPartParserError, SuspiciousOperation):
-        # As in Django: the error page reads the form, which must not be parsed again for it.
+        # As Django does: the error page reads the form, which must not be parsed again.
         http._mark_post_parse_error()  # type: ignore[attr-defined]
         raise
     if copy is not None:
@@ -141,7 +138,7 @@ def _read_parts(http: HttpRequest) -> tuple[Any, Any]:
 
 
 class _DigestHandler(FileUploadHandler):
-    """Computes the digest of each file and does not keep its content."""
+    """Computes the digest of each file without keeping its content."""
 
     def new_file(self, *args: Any, **kwargs: Any) -> None:
         super().new_file(*args, **kwargs)
@@ -160,7 +157,7 @@ class _DigestHandler(FileUploadHandler):
 
 
 class _Copy:
-    """The stream of a body that is too large for memory. It is copied to disk while it is read."""
+    """The stream of a body that is too large for memory, which it copies to disk while it is read."""
 
     def __init__(self, http: HttpRequest) -> None:
         self._http = http
@@ -173,15 +170,15 @@ class _Copy:
         return data
 
     def hand_back(self) -> None:
-        """Let the request be read from its beginning again."""
+        """Rewind the request to its beginning."""
         shutil.copyfileobj(self._http, self._copy)  # also what follows the last boundary
         self._copy.seek(0)
-        # Django has no public function for this. Its own read() and body use these two attributes.
+        # Django has no public function for this. Its read() and body use these two attributes.
         self._http._stream = self._copy
         self._http._read_started = False  # type: ignore[attr-defined]
 
 
-#: The name of the place among the route's arguments. No argument can have this name.
+#: The key of the place among the route's arguments. No argument can have this name.
 PLACE = ""
 
 
@@ -190,10 +187,10 @@ def route_of(
 ) -> dict[str, object]:
     """The place of a request and the arguments of its route by name or position.
 
-    :param match: None if no URL led to the view, as in a test that calls it. Then the named ``arguments`` of the view
-        stand for the route's.
+    :param match: None if no URL led to the view, as in a test that calls it. Then the view's keyword
+        ``arguments`` are used.
     :param is_named: whether the project has named the URL pattern.
-    :raises TypeError: an argument has no text that is the same for a retry.
+    :raises TypeError: an argument has no text that stays the same for a retry.
     """
     if match is None:
         return {name: _comparable(value) for name, value in arguments.items()}
@@ -203,10 +200,7 @@ def route_of(
 
 
 def _comparable(value: object) -> object:
-    """A route argument in a form that can be fingerprinted. A converter may return anything, even a model instance.
-
-    :raises TypeError: it has no text that is the same for a retry.
-    """
+    """A route argument in a form that can be fingerprinted. A converter may return anything, even a model instance."""
     if isinstance(value, Model):
         return [value._meta.label, _comparable(value.pk)]
     if isinstance(value, (str, int, UUID, date, Decimal)):
@@ -214,7 +208,7 @@ def _comparable(value: object) -> object:
     text = str(value)
     if " at 0x" in text:  # the default text of an object
         raise TypeError(
-            f"A route argument of type {type(value).__qualname__} has only its address in memory as a text, "
-            f"so a retry would look like another request. Give the type a __str__ that is different for each value."
+            f"The text of a route argument of type {type(value).__qualname__} is its address in memory, so a retry "
+            f"would look like another request. Give the type a __str__ that differs for each value."
         )
     return text

@@ -1,9 +1,4 @@
-"""Errors as HTTP responses, with the names and statuses of the profile that ``PROFILE`` or ``profile`` chooses.
-
-Every profile echoes ``Idempotency-Key``, sends ``Idempotency-Retention`` and ``Idempotency-Status``, and adds
-``Retry-After`` where a retry makes sense. The tables below have all the rest: the mark of a replay, and
-for each problem the status, the names and the form of the body.
-"""
+"""Errors as HTTP responses, with the names and statuses of the chosen profile."""
 
 from __future__ import annotations
 
@@ -26,19 +21,19 @@ logger: Final = logging.getLogger("idempotency")
 
 JSON = "application/json"
 
-#: For how many seconds the operation keeps an outcome, from when it is recorded.
+#: For how many seconds the operation keeps an outcome after recording it.
 RETENTION_HEADER = "Idempotency-Retention"
-#: What has become of the request's key.
+#: The status of the request's key.
 STATUS_HEADER = "Idempotency-Status"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How a profile names one problem."""
+    """A profile's status and names for one problem."""
 
     status: int
     code: str
-    type: str = ""  # the category of the problem, where the profile has categories
+    type: str = ""  # the category, if the profile has categories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +43,17 @@ class Profile:
     #: The header that marks a replay. Its value is ``true``.
     replayed: str
     content_type: str
-    #: Makes the members of a problem's body from the error, its answer, and the text for the client.
+    #: Makes a problem's body from the error, its answer, and the text for the client.
     body: Callable[[IdempotencyError, Answer, str], dict[str, object]]
-    #: The answers to this package's errors, by their codes.
+    #: By the codes of this package's errors.
     answers: Mapping[str, Answer]
-    #: The category of an error that ``answers`` does not have.
+    #: The category of an error that is not in ``answers``.
     other: str = ""
     #: Whether one key on two paths is two requests. Otherwise all paths of an operation have one scope.
     is_scoped_by_path: bool = False
-    #: For how long an outcome must be kept.
     least_retention: timedelta = timedelta(0)
-    #: Whether a request without a key must be refused.
     needs_key: bool = False
-    #: Whether a duplicate of a running request must get its 409.
+    #: Whether a duplicate of a running request must get 409.
     needs_conflict: bool = False
     #: Whether a 5xx must never be recorded.
     forgets_server_errors: bool = False
@@ -70,15 +63,15 @@ class Profile:
         return self.answers.get(error.code) or Answer(error.status_code, error.code, self.other)
 
 
-#: The status of a key, by the code of the error. An error that is not listed says nothing about the record.
+#: The status of a key by the code of an error. Other errors don't reveal anything about the record.
 KEY_STATUSES: Mapping[str, str] = {
     "idempotency_key_missing": "not-recorded",
-    "idempotency_key_expired": "not-recorded",  # it is refused only if nothing is recorded under it
+    "idempotency_key_expired": "not-recorded",  # a recorded key never expires
     "idempotency_in_progress": "in-progress",
     "idempotency_key_reused": "reused",
     "idempotency_outcome_unknown": "unknown",
     "idempotency_lease_lost": "unknown",
-    "idempotency_transaction_broken": "unknown",  # the operation may have committed itself, and is parked then
+    "idempotency_transaction_broken": "unknown",  # the operation may have committed itself, and is then parked
     "idempotency_unavailable": "unknown",
     "idempotency_body_gone": "recorded",
     "idempotency_outcome_unreadable": "recorded",
@@ -106,7 +99,7 @@ def _enclosed(error: IdempotencyError, answer: Answer, text: str) -> dict[str, o
     return {"error": _flat(error, answer, text)}
 
 
-#: Of each problem: the status, and the category in the names of Stripe and of ACP.
+#: For each problem: the status, and the categories of Stripe and of ACP.
 _PROBLEMS: Mapping[str, tuple[int, str, str]] = {
     "idempotency_key_missing": (400, "invalid_request_error", "invalid_request"),
     "idempotency_key_invalid": (400, "invalid_request_error", "invalid_request"),
@@ -173,7 +166,7 @@ def problem(error: IdempotencyError, profile: Profile) -> dict[str, object]:
 
 
 def text_of(error: IdempotencyError) -> str:
-    """The part of an error that a client may know. Under ``DEBUG`` it is the message for developers, as in the log."""
+    """The text of an error for a client. Under ``DEBUG`` it is the message for developers, as in the log."""
     return str(error) if django_settings.DEBUG else error.detail
 
 
@@ -186,18 +179,17 @@ def problem_response(error: IdempotencyError, profile: Profile) -> HttpResponse:
 
 
 def response_for(error: IdempotencyError, request: Any) -> Any:
-    """The response to an error of ``claim()`` that a view did not handle, with the project's ``ERROR_RESPONSE``.
+    """The response to an error of ``claim()`` that a view did not handle, by the project's ``ERROR_RESPONSE`` if set.
 
-    Call it in an exception handler of a framework. ``idempotency.middleware.IdempotencyMiddleware`` calls it
-    for every view::
+    ``idempotency.middleware.IdempotencyMiddleware`` calls it for every view. You can also call it in a framework's
+    exception handler::
 
         @api.exception_handler(IdempotencyError)  # django-ninja, for example
         def answer(request, error):
             return response_for(error, request)
 
     :param error: any ``IdempotencyError``. If the server is at fault, the error is logged.
-    :param request: passed to ``ERROR_RESPONSE``, if that is set.
-    :returns: the response.
+    :param request: passed to ``ERROR_RESPONSE``.
     """
     report(error)
     custom = settings().error_response
@@ -205,7 +197,7 @@ def response_for(error: IdempotencyError, request: Any) -> Any:
 
 
 def accepted_response(error: InProgressError, location: str | None = None) -> HttpResponse:
-    """The 202 for a duplicate of a running operation that declares ACCEPTED or attaches duplicates to a job."""
+    """The 202 for a duplicate of a running operation that declares ``ACCEPTED`` or ``Attach``."""
     response = HttpResponse(
         json.dumps({"status": "in_progress", "detail": error.detail}), status=202, content_type="application/json"
     )
@@ -216,7 +208,7 @@ def accepted_response(error: InProgressError, location: str | None = None) -> Ht
 
 
 def report(error: IdempotencyError, operation: str = "", key: str = "") -> None:
-    """Log an error if the server is at fault, with the reference that the client gets."""
+    """Log an error if the server is at fault, with the reference in the client's response."""
     if not isinstance(error, (OperationError, UnavailableError)):
         return
     logger.error(

@@ -1,8 +1,8 @@
 """The operation that protects a handler, and the requests that it protects.
 
-A decorator copies the attributes of what it decorates, and so does ``functools.wraps()`` on a function that never calls
-it. So an attribute proves nothing. A handler is protected if it is a ``Protection`` itself, or a decorator that holds
-one, in a variable of the function around it or in an attribute, and so can call it.
+A handler is protected if it is a ``Protection``, or a decorator that holds one in a closure or an attribute, and so can
+call it. A copied attribute proves nothing, because ``functools.wraps()`` also copies it to a function that never calls
+the handler.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RoutedHandler:
     """A function or a method of a class to which a URL leads."""
 
     handler: Any
-    #: The methods that lead to it; empty if they are not known.
+    #: The methods that lead to it; empty if unknown.
     methods: frozenset[str] = frozenset()
     #: The attribute of its class; empty for a function.
     name: str = ""
@@ -57,10 +57,10 @@ class RoutedHandler:
 
 
 def protects_handler(operation: Operation, method: str, served: Collection[str]) -> bool:
-    """Whether a request to a method of a class is protected. It is, unless the operation names other methods itself, or
-    the handler serves safe and unsafe methods, as an ``@action(methods=["get", "post"])`` does.
+    """Whether a request to a method of a class is protected. It is not if the operation's own ``methods`` leave it out,
+    nor if it is a safe one of a handler that serves unsafe ones, too, as ``@action(methods=["get", "post"])`` does.
 
-    :param served: the methods that lead to the handler; empty if that is not known.
+    :param served: the methods that lead to the handler; empty if unknown.
     """
     declared: Collection[str] | None = operation.declared["methods"]
     if declared is not None:
@@ -73,8 +73,8 @@ def protects_handler(operation: Operation, method: str, served: Collection[str])
 def protects_function(operation: Operation, method: str, served: Collection[str]) -> bool:
     """Whether a request to a function is protected. The function may serve any method, so ``methods`` decides.
 
-    :param served: the methods that the function serves, if they are known. If ``METHODS`` leaves out all of them, the
-        function is protected like a handler. The framework answers other methods with 405, so they claim nothing.
+    :param served: the methods that the function serves, if known. If ``METHODS`` contains none of them, the function is
+        protected like a handler. The framework answers other methods with 405, so they claim nothing.
     """
     if served and operation.declared["methods"] is None and not set(served) & set(operation.policy.methods):
         return protects_handler(operation, method, served)
@@ -87,7 +87,7 @@ def protection_of(handler: object) -> Protection | None:
 
 
 def decorator_stack(handler: object) -> Iterator[Any]:
-    """A handler, the function that it decorates, and so on inwards, as far as each holds the next one."""
+    """A handler, the function that it decorates, and so on inwards, while each holds the next one."""
     layer: Any = handler
     while layer is not None:
         yield layer
@@ -99,7 +99,7 @@ def decorator_stack(handler: object) -> Iterator[Any]:
 
 
 def class_of(callback: object) -> Any:
-    """The class of a view that ``as_view()`` made, even if there are decorators around it; or None."""
+    """The class of a view that ``as_view()`` made, even below decorators; or None."""
     for layer in decorator_stack(callback):
         if isinstance(layer, FunctionType):
             named = getattr(layer, "cls", getattr(layer, "view_class", None))
@@ -109,7 +109,7 @@ def class_of(callback: object) -> Any:
 
 
 def handlers_of_class(view_class: Any) -> list[RoutedHandler]:
-    """The handlers of a class as Django leads to them: by the methods that they are named after."""
+    """The handlers of a class as Django finds them: by their names."""
     names = [name for name in view_class.http_method_names if hasattr(view_class, name)]
     methods = {name: frozenset({name.upper()}) for name in names}
     if "get" in names and "head" not in names:  # as Django serves HEAD
@@ -118,12 +118,12 @@ def handlers_of_class(view_class: Any) -> list[RoutedHandler]:
 
 
 def methods_of_class(view_class: Any) -> set[str]:
-    """The methods that a class has handlers for. OPTIONS is the framework's own."""
+    """The methods for which a class has handlers, without the framework's OPTIONS."""
     return {method for routed in handlers_of_class(view_class) for method in routed.methods} - {"OPTIONS"}
 
 
 def around(callback: Any, view_class: Any, routed: RoutedHandler) -> list[Any]:
-    """The callables that a request passes on its way to a handler, and in which decorators may be above it."""
+    """The callables that a request passes on its way to a handler, each of which may be decorated."""
     methods = [getattr(view_class, "dispatch", None)] if routed.name else []
     return [callback, *methods, routed.caller, routed.handler]
 
@@ -131,17 +131,16 @@ def around(callback: Any, view_class: Any, routed: RoutedHandler) -> list[Any]:
 def is_within_atomic(outermost: Iterable[Any]) -> bool:
     """Whether ``atomic()`` is among the decorators above the protection, where no claim can be committed.
 
-    :param outermost: the callback of a URL, and the handlers and methods of its class.
+    :param outermost: the result of ``around``.
     """
     return any(part is atomic or isinstance(part, Atomic) for part in _parts_above(outermost))
 
 
 def is_within_precondition(outermost: Iterable[Any]) -> bool:
-    """Whether Django's ``condition``, ``etag`` or ``last_modified`` is among the decorators above the protection.
+    """Whether ``condition``, ``etag`` or ``last_modified`` is among the decorators above the protection.
 
-    The operation changes what they compare with ``If-Match``, so there they refuse the retry of what was executed.
-
-    :param outermost: as for ``is_within_atomic``.
+    There they refuse the retry of an executed request, because the operation changes what ``If-Match`` is compared
+    with.
     """
     return any(getattr(part, "__code__", None) in PRECONDITION for part in _parts_above(outermost))
 
@@ -152,7 +151,6 @@ def _parts_above(outermost: Iterable[Any]) -> Iterator[Any]:
         for layer in takewhile(lambda layer: not isinstance(layer, Protection), decorator_stack(outer)):
             yield layer
             for value in held_by(layer):
-                # method_decorator() holds one decorator or a list of them.
                 yield from value if isinstance(value, (list, tuple)) else [value]
 
 
@@ -164,12 +162,12 @@ def _codes_within(code: CodeType) -> Iterator[CodeType]:
             yield from _codes_within(constant)
 
 
-#: What ``condition()`` makes. It is recognised by its code, because ``functools.wraps()`` gives it the view's name.
+#: The functions that ``condition()`` makes, by code, because ``functools.wraps()`` gives them the view's name.
 PRECONDITION = frozenset(_codes_within(condition.__code__))
 
 
 def held_by(layer: Any) -> Iterator[Any]:
-    """The values that a function, a method, a partial or an object can call, besides global ones."""
+    """The values, besides globals, that a function, a method, a partial or an object can call."""
     if isinstance(layer, functools.partial):
         yield layer.func
     elif isinstance(layer, MethodType):
@@ -181,12 +179,12 @@ def held_by(layer: Any) -> Iterator[Any]:
             except ValueError:
                 continue  # not assigned yet
     else:
-        # functools.update_wrapper() sets __wrapped__, whether the object calls it or not.
+        # functools.update_wrapper() sets __wrapped__ even if the object never calls it.
         yield from (value for name, value in getattr(layer, "__dict__", {}).items() if name != "__wrapped__")
 
 
 def _holds(layer: Any, inner: object) -> bool:
-    """Whether a decorator holds the function that it decorates, or holds a function that does."""
+    """Whether a decorator holds the function that it decorates, directly or in a function that it holds."""
     if type(layer) is not layer.__class__:
         return True  # a proxy, as wrapt makes it
     waiting: list[Any] = [layer]

@@ -1,7 +1,4 @@
-"""``audit``: every mutating route of the project, and whether its protection holds.
-
-It reads the URLconf and the views, and calls none of them.
-"""
+"""``audit``: reads the URLconf and the views, and reports for each mutating route whether its protection works."""
 
 from __future__ import annotations
 
@@ -38,15 +35,15 @@ from .routes import Place, places
 
 
 class Verdict(StrEnum):
-    """The audit's judgement of a method of a route."""
+    """The audit's verdict on a method of a route."""
 
     PROTECTED = "protected"
-    BROKEN = "broken"  # an operation is declared, but the protection does not hold
-    DOUBTFUL = "doubtful"  # it may not hold, for the reasons that are named
+    BROKEN = "broken"  # an operation is declared, but the protection does not work
+    DOUBTFUL = "doubtful"  # the protection may not work, for the given reasons
     UNPROTECTED = "unprotected"
-    UNDECLARED = "undeclared"  # an unprotected view that doesn't say which methods it serves
-    IDEMPOTENT = "idempotent"  # PUT or DELETE, which HTTP defines as idempotent, without protection
-    ALLOWED = "allowed"  # not protected, and the project says that this is intended
+    UNDECLARED = "undeclared"  # an unprotected view whose methods are unknown
+    IDEMPOTENT = "idempotent"  # an unprotected PUT or DELETE, which HTTP defines as idempotent
+    ALLOWED = "allowed"  # unprotected, as the project intends
 
     __str__ = str.__str__
 
@@ -55,9 +52,9 @@ class Verdict(StrEnum):
 class AuditedRoute:
     """One mutating method of one route."""
 
-    #: In capitals; "ANY" for a view that doesn't say which methods it serves.
+    #: In capitals; "ANY" if the view's methods are unknown.
     method: str
-    #: The path, with names in angle brackets in the place of its variable parts.
+    #: The path, with its variable parts as names in angle brackets.
     route: str
     #: The name of the URL with its namespaces; empty if it has none.
     name: str
@@ -94,17 +91,16 @@ class Audit:
 
 
 def audit(*, allow: Collection[str] = (), include_admin: bool = False) -> Audit:
-    """Look at every mutating method of every route of ``ROOT_URLCONF``.
+    """Audit every mutating method of every route of ``ROOT_URLCONF``.
 
-    :param allow: patterns as of a shell, for a route's path, its name or its view. An unprotected route that matches
-        one is allowed.
-    :param include_admin: whether routes of Django's admin are looked at, too.
+    :param allow: shell patterns for the paths, names or views of routes that may be unprotected.
+    :param include_admin: whether to include the routes of Django's admin.
     :raises ImproperlyConfigured: the project's URLs can't be read.
     """
     found: list[AuditedRoute] = []
     seen: set[tuple[object, ...]] = set()
     left_out, used = 0, set()
-    # The texts of translated routes are those of the project's own language.
+    # Translated routes are shown in the project's language.
     with translation.override(django_settings.LANGUAGE_CODE):
         for place in places():
             if place.in_admin and not include_admin:
@@ -112,7 +108,7 @@ def audit(*, allow: Collection[str] = (), include_admin: bool = False) -> Audit:
                 continue
             identity = (place.name, id(place.callback))
             if "format" in place.parameters and identity in seen:
-                continue  # Django REST framework's second route to the same view
+                continue  # DRF's second route to the same view
             seen.add(identity)
             for route in _routes_of(place):
                 texts = (route.route, route.name, route.view)
@@ -162,7 +158,7 @@ def _served(routed: RoutedHandler, callback: Any, view_class: Any) -> Collection
 def _judged(
     operation: Operation, place: Place, routed: RoutedHandler, view_class: Any
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """The verdict on a handler that an operation protects, and the reasons."""
+    """The verdict on a protected handler, and the reasons."""
     mistakes = []
     outermost = around(place.callback, view_class, routed)
     if is_within_atomic(outermost):
@@ -173,7 +169,7 @@ def _judged(
     if is_within_atomic_requests(place.callback):
         mistakes.append(
             "ATOMIC_REQUESTS opens a transaction around the view, where no claim can be committed: every request is "
-            "refused. Put @idempotent above the other decorators of the method, or mark the outermost view with "
+            "refused. Put @idempotent above the method's other decorators, or mark the outermost view with "
             "transaction.non_atomic_requests."
         )
     asked = (adapter.doubts_about(place.callback, place.parameters) for adapter in adapters)
@@ -200,7 +196,7 @@ def _judged(
 
 
 def _names_durable(code: CodeType) -> bool:
-    """Whether a function, or one within it, passes a keyword argument of this name."""
+    """Whether a function, or one within it, passes a keyword argument ``durable``."""
     return any(
         _names_durable(constant)
         if isinstance(constant, CodeType)

@@ -16,7 +16,7 @@ from django.urls.resolvers import LocalePrefixPattern
 class Place:
     """A URL pattern within the patterns that include it."""
 
-    #: The path, with names in angle brackets in place of its variable parts.
+    #: The path, with its variable parts as names in angle brackets.
     route: str
     #: Its name with its namespaces; empty if it has none.
     name: str
@@ -54,7 +54,7 @@ def _places(
 
 
 def _text_of(pattern: Any) -> str:
-    """The text of a pattern for a reader, not for matching: a regular expression keeps its unnamed parts."""
+    """The text of a pattern for people. Unnamed parts of a regular expression stay as they are."""
     if isinstance(pattern, LocalePrefixPattern):
         return "<language>/"
     return re.sub(r"\(\?P(<\w+>)(?:[^()]|\([^()]*\))*\)|[\\^$]", r"\1", str(pattern))

@@ -25,19 +25,17 @@ class _Every:
 EVERY: Final = _Every()
 
 
-# This is not a docstring, because API schemas and DRF's own pages would show it as the description of views without
-# one.
+# Not a docstring, because API schemas and DRF's pages would show it as the description of views without one.
 #
-# The mixin protects the handlers of a class-based view, an APIView or a ViewSet that ``idempotent_operations`` names.
-# Its keys are the actions of a ViewSet or the methods of another class in lower case. Its values are names or
-# ``Operation`` objects.
+# The mixin protects handlers of a class-based view, an APIView or a ViewSet. ``idempotent_operations`` maps the actions
+# of a ViewSet, or the methods of another class in lower case, to names or ``Operation`` objects.
 #
-# ``EVERY`` in place of the mapping is for a project's base class. It protects each handler of an unsafe method that has
-# no operation of its own, in the class and its subclasses, for the requests that bring a key. The operation is named by
-# the dotted path of the class and the handler.
+# ``EVERY`` instead of the mapping is for a project's base class. In the class and its subclasses it protects each
+# handler of an unsafe method that has no operation, for requests with a key. The operation's name is the dotted path of
+# the class and the handler.
 #
-# The handlers are protected on the class when it is made. So the position of the mixin among the bases does not matter,
-# nor does an override of ``initial()`` or ``dispatch()``. A subclass that overrides a handler has its own protected.
+# The handlers are protected when the class is made, so neither the mixin's position among the bases nor an override of
+# ``initial()`` or ``dispatch()`` matters. An override of a handler in a subclass is protected, too.
 class IdempotentMixin:
     idempotent_operations: ClassVar[Mapping[str, str | Operation] | _Every] = {}
 
@@ -56,8 +54,7 @@ class IdempotentMixin:
                 _protect_as_named(cls, name)
         else:
             raise ImproperlyConfigured(
-                f"{cls.__name__}.idempotent_operations must map the names of handlers to operations or be EVERY, not "
-                f"{declared!r}."
+                f"{cls.__name__}.idempotent_operations must map handler names to operations or be EVERY: {declared!r}"
             )
         guard(cls, _complete)
 
@@ -71,14 +68,14 @@ class _ByEvery(_ByMixin):
 
 
 def operation_named_after(view_class: type, name: str) -> Operation:
-    """The operation of a handler that is named by its class, as ``EVERY`` and routers declare it."""
+    """The operation that ``EVERY`` and routers declare for a handler."""
     path = f"{dotted(view_class)}.{name}"
     registry.bind(path, [path])
     return registry.get(path) or Operation(path, key_required=False)
 
 
 def refuse_shared_name(view_class: type) -> None:
-    """:raises ImproperlyConfigured: the dotted path of the class leads to no class, or to another one."""
+    """:raises ImproperlyConfigured: the dotted path of the class does not lead to it."""
     found: Any = sys.modules.get(view_class.__module__)
     for part in view_class.__qualname__.split("."):
         found = getattr(found, part, None)
@@ -91,7 +88,7 @@ def refuse_shared_name(view_class: type) -> None:
 
 
 def _protect(cls: type[IdempotentMixin], name: str, declaration: str | Operation) -> None:
-    """:raises ImproperlyConfigured: the handler can't be protected, or has another operation by its decorator."""
+    """:raises ImproperlyConfigured: the handler can't be protected, or its decorator names another operation."""
     operation = operation_for(declaration, {})
     handler = getattr(cls, name, None)
     if handler is None and issubclass(cls, View):
@@ -112,7 +109,7 @@ def _protect(cls: type[IdempotentMixin], name: str, declaration: str | Operation
 
 
 def _protect_as_named(cls: type, name: str) -> None:
-    """Protect a handler, unless it has an operation of its own."""
+    """Protect a handler, unless it has an operation."""
     handler = getattr(cls, name)
     if isinstance(handler, _ByEvery) or protection_of(handler) is None:
         _put(cls, name, handler, _ByEvery, operation_named_after(cls, name))
@@ -133,7 +130,7 @@ def _put(cls: type, name: str, handler: Any, kind: type[_ByMixin], operation: Op
 
 
 def _refuse_layers_of_next(cls: type, name: str) -> None:
-    """:raises ImproperlyConfigured: the protection stands above a decorator of an inherited handler."""
+    """:raises ImproperlyConfigured: the protection is above a decorator of an inherited handler."""
     protection = protection_of(getattr(cls, name, None))
     if protection is None or not calls_next(protection.view):
         return

@@ -1,17 +1,13 @@
-"""The fingerprint tells whether a retry has the same payload as the request that claimed its key.
+"""The fingerprint of a payload. It detects a retry that sends another payload under the same key.
 
-A payload is written as a canonical text. A record keeps a keyed digest of that text, the version of the algorithm that
-wrote it, and an id of the secret that keyed it. This module imports neither DRF nor models.
-
-Two payloads have the same canonical text only if they are the same value:
+It consists of the algorithm's version, an id of the secret, and a keyed digest of the payload's canonical text. Two
+payloads have the same canonical text only if they are the same value:
 
 * A tag names the type: 1, "1" and True differ, and so do None and an absent name. All numbers have one type, so 1, 1.0
   and ``Decimal("1.00")`` are one value.
-* A length comes before everything of variable length (the characters of a text, the items of a container), so that two
-  values can't become equal by concatenation.
+* A length precedes everything of variable length (the characters of a text, the items of a container), so that two
+  values can't become equal by concatenation. It counts code points, because the text is encoded once at the end.
 * The names of an object are sorted, because their order does not count. The order of a list counts.
-
-Lengths are in code points and not in bytes, because the whole text is encoded once at the end.
 """
 
 from __future__ import annotations
@@ -20,12 +16,11 @@ import dataclasses
 import datetime as dt
 import hashlib
 import hmac
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from django.core.files.uploadedfile import UploadedFile
@@ -35,40 +30,32 @@ from django.utils.functional import cached_property
 
 from ..conf import settings
 from ..exceptions import PayloadInvalidError
-from .parsing import CSRF_FIELD, MAX_DEPTH, NOT_FINITE, TOO_DEEP, CanonicalJSON, decimal_text, sorted_pairs, whole
+from .parsing import CSRF_FIELD, MAX_DEPTH, NOT_FINITE, TOO_DEEP, CanonicalJSON, decimal_text, sorted_pairs
 
-CURRENT_VERSION: Final = "v3"
-
-#: Their fingerprints don't name the secret that keyed them.
-_WITHOUT_SECRET_ID: Final = frozenset({"v1", "v2"})
+#: The version of the algorithm, with which each fingerprint starts. Never change a released algorithm, because records
+#: were made with it: a change adds a version.
+VERSION: Final = "v1"
 
 #: Makes these keys differ from others that are derived from the same secret.
 _PURPOSE: Final = "idempotency.fingerprint"
 
+#: The number of digits before the point of the largest float, and one more.
+_FLOAT_DIGITS: Final = 310
+
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-class _Text(list[str]):
-    """A canonical text of ``v2`` and ``v3`` while it is written, in parts."""
-
-    write = list.append
-    #: Whether numbers of different types may be equal.
-    numbers_by_value: ClassVar[bool] = True
-
-
-class _TextOfV1(_Text):
-    """A canonical text of ``v1``, in which an int, a float and a Decimal always differ."""
-
-    numbers_by_value = False
+#: A canonical text while it is written, in parts.
+_Text = list[str]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Payload:
-    """The content of a request, without the account and the key. Headers don't belong to it: a retry may change them.
+    """The content of a request, without the account and the key, and without headers, which a retry may change.
 
-    The ``repr`` shows none of it, because crash reports show the ``repr`` of local variables.
+    It has no ``repr``, because crash reports show local variables.
 
-    :param command: the parsed body, or the command object that the operation makes from the request.
+    :param command: the parsed body, or what the operation's ``payload`` returns.
     :param route: the place of the request and the arguments of its route by name or position.
     :param query: the raw query string.
     """
@@ -80,30 +67,24 @@ class Payload:
 
     @cached_property
     def request_hash(self) -> str:
-        """The fingerprint to record: the version of the algorithm, the id of the secret (8 hexadecimal digits) and the
-        digest (64), with colons between.
+        """The fingerprint to record: version, secret's id (8 hexadecimal digits) and digest (64), separated by colons.
 
         :raises PayloadInvalidError: the payload contains a number that is not finite, or is nested too deeply.
         :raises TypeError: the command contains an object whose type has no canonical form.
         """
-        return _keyed(CURRENT_VERSION, self._digest(CURRENT_VERSION), settings().fingerprint_secrets[0])
+        return _keyed(self._digest, settings().fingerprint_secrets[0])
 
     def matches(self, request_hash: str) -> bool:
-        """Whether a recorded fingerprint is the fingerprint of this payload.
+        """Whether a recorded fingerprint is the fingerprint of this payload under one of the secrets.
 
-        It is compared under the version in which it was recorded and under every secret in force. A version that this
-        release doesn't know never matches, so such a record is never replayed. Raises the errors of ``request_hash``.
+        A version that this release doesn't know never matches, so such a record is never replayed. Raises the errors
+        of ``request_hash``.
         """
-        if self.request_hash == request_hash:
-            return True
-        version, _, _ = request_hash.partition(":")
-        if version not in _ALGORITHMS:
-            return False
-        digest = self._digest(version)
-        return any(_keyed(version, digest, secret) == request_hash for secret in settings().fingerprint_secrets)
+        return any(_keyed(self._digest, secret) == request_hash for secret in settings().fingerprint_secrets)
 
-    def _digest(self, version: str) -> bytes:
-        canonical = _ALGORITHMS[version]()
+    @cached_property
+    def _digest(self) -> bytes:
+        canonical: _Text = []
         try:
             for part in (self.method, self.route, sorted_pairs(self.query), self.command):
                 _write_value(part, canonical, MAX_DEPTH)
@@ -113,40 +94,32 @@ class Payload:
         except TypeError as error:
             # Raise a new error, because the frames of this one hold the payload, and crash reports show frames.
             raise TypeError(*error.args) from None
-        # A lone surrogate is legal in JSON (as an escape) and in Python, but not in UTF-8.
+        # A lone surrogate is legal in Python, but not in UTF-8.
         return hashlib.sha256("".join(canonical).encode("utf-8", "surrogatepass")).digest()
 
 
 def is_known(request_hash: str) -> bool:
     """Whether this release has the algorithm with which a recorded fingerprint was made."""
-    return request_hash.partition(":")[0] in _ALGORITHMS
+    return request_hash.startswith(f"{VERSION}:")
 
 
 def has_known_secret(request_hash: str) -> bool:
-    """Whether this process has the secret with which a recorded fingerprint was made. True for a fingerprint of a
-    version that doesn't name its secret."""
-    version, _, keyed = request_hash.partition(":")
-    if version in _WITHOUT_SECRET_ID:
-        return True
-    secret_id = keyed.partition(":")[0]
-    known = settings().fingerprint_secrets
-    return any(_key_of(secret)[1] == secret_id for secret in known)
+    """Whether this process has the secret with which a recorded fingerprint of a known version was made."""
+    secret_id = request_hash.split(":")[1]
+    return any(_key_of(secret)[1] == secret_id for secret in settings().fingerprint_secrets)
 
 
-def _keyed(version: str, digest: bytes, secret: str | bytes) -> str:
-    # If the digest were not keyed, a reader of the table could find a short secret in the payload, such as a PIN
-    # or a card number, by trying all of them.
+def _keyed(digest: bytes, secret: str | bytes) -> str:
+    # Keyed, because a reader of the table could otherwise find a PIN or a card number by trying all of them.
     key, secret_id = _key_of(secret)
-    keyed = hmac.digest(key, digest, "sha256").hex()
-    return f"{version}:{keyed}" if version in _WITHOUT_SECRET_ID else f"{version}:{secret_id}:{keyed}"
+    return f"{VERSION}:{secret_id}:{hmac.digest(key, digest, 'sha256').hex()}"
 
 
 @lru_cache(maxsize=16)
 def _key_of(secret: str | bytes) -> tuple[bytes, str]:
     """The key that Django's ``salted_hmac`` would derive from the secret, and the secret's id.
 
-    The id distinguishes a record of an unknown secret from one of another payload. It reveals no more about the secret
-    than the digests beside it.
+    The id tells an unknown secret from another payload, and reveals no more about the secret than a digest does.
     """
     key = hashlib.sha256(_PURPOSE.encode() + force_bytes(secret)).digest()
     return key, hmac.digest(key, b"id", "sha256")[:4].hex()
@@ -159,62 +132,45 @@ else:
 
 
 class DigestedUpload(_UploadedFile):
-    """An uploaded file of which only the digest was kept. It has the same fingerprint as the file itself."""
+    """The digest of an uploaded file, with the same fingerprint as the file."""
 
     def __init__(self, sha256: str, **names: Any) -> None:
         super().__init__(file=None, **names)
         self.sha256 = sha256
 
 
-# Never change a released algorithm, because records were made with it. Add a new one and make it CURRENT_VERSION.
-# v2 and v3 have the same canonical text; v3 adds the id of the secret.
-_ALGORITHMS: Mapping[str, type[_Text]] = {"v1": _TextOfV1, "v2": _Text, "v3": _Text}
-
-
 def _write_value(value: object, out: _Text, depth: int) -> None:
     """Write the canonical form of one value, which may have ``depth`` further levels of nesting."""
-    # A JSON text and the types of JSON come first and are compared by identity, which is fast. Most payloads have no
-    # other types.
+    # The types of JSON come first and are compared by identity, because most payloads have no others.
     kind = type(value)
     if kind is str:
-        out.write(f"s{len(value)}:{value}")  # type: ignore[arg-type]
+        out.append(f"s{len(value)}:{value}")  # type: ignore[arg-type]
     elif kind is int:
         # Hexadecimal, because str() of a long integer takes quadratic time and raises above the digit limit.
-        out.write(f"i{value:x};")
+        out.append(f"i{value:x};")
     elif value is None:
-        out.write("n")
+        out.append("n")
     elif value is True:
-        out.write("t")
+        out.append("t")
     elif value is False:
-        out.write("f")
+        out.append("f")
     elif kind is dict:
         _write_object(value, out, depth)  # type: ignore[arg-type]
     elif kind is list or kind is tuple:
         _write_items("l", value, out, depth)  # type: ignore[arg-type]
     elif kind is float:
-        _write_float(value, out)  # type: ignore[arg-type]
+        _write_decimal(_decimal_of(value), out)  # type: ignore[arg-type]
     elif isinstance(value, CanonicalJSON):
-        text = value.text if out.numbers_by_value else value.by_type()
-        out.write(f"J{len(text)}:{text}")
+        # The digest has a fixed length, so no length comes before it. The text would be copied several times.
+        out.append(f"J{hashlib.sha256(value.text).hexdigest()}")
     else:
         _write_other(value, out, depth)
-
-
-def _write_float(value: float, out: _Text) -> None:
-    if not math.isfinite(value):
-        raise PayloadInvalidError(NOT_FINITE)
-    # repr() is the shortest text that reads back as the same float, and the number that JSON writes for it.
-    text = float.__repr__(value)
-    if out.numbers_by_value:
-        _write_decimal(Decimal(text), out)
-    else:
-        out.write(f"d{text};")
 
 
 def _write_items(tag: str, items: Sequence[object], out: _Text, depth: int) -> None:
     if not depth:
         raise PayloadInvalidError(TOO_DEEP)
-    out.write(f"{tag}{len(items)}:")
+    out.append(f"{tag}{len(items)}:")
     for item in items:
         _write_value(item, out, depth - 1)
 
@@ -222,16 +178,16 @@ def _write_items(tag: str, items: Sequence[object], out: _Text, depth: int) -> N
 def _write_object(value: Mapping[str, object], out: _Text, depth: int) -> None:
     if not depth:
         raise PayloadInvalidError(TOO_DEEP)
-    out.write(f"o{len(value)}:")
+    out.append(f"o{len(value)}:")
     for name in _sorted_names(value):
-        out.write(f"{len(name)}:{name}")
+        out.append(f"{len(name)}:{name}")
         _write_value(value[name], out, depth - 1)
 
 
 def _sorted_names(value: Mapping[str, object]) -> list[str]:
     for name in value:
         if type(name) is not str:
-            # A name of another type can't be written here. A subclass of str may sort, print or compare differently.
+            # A subclass of str may sort, print or compare differently.
             raise TypeError(
                 f"A {type(value).__qualname__} with a name of type {type(name).__qualname__} can't be fingerprinted. "
                 "Use plain str for the names in the command."
@@ -240,27 +196,35 @@ def _sorted_names(value: Mapping[str, object]) -> list[str]:
 
 
 def _write_text(tag: str, text: str, out: _Text) -> None:
-    out.write(f"{tag}{len(text)}:{text}")
+    out.append(f"{tag}{len(text)}:{text}")
 
 
 def _write_bytes(value: bytes | bytearray | memoryview, out: _Text, depth: int) -> None:
     content = bytes(value)
-    out.write(f"b{len(content)}:{hashlib.sha256(content).hexdigest()}")
+    out.append(f"b{len(content)}:{hashlib.sha256(content).hexdigest()}")
+
+
+def _decimal_of(value: float) -> Decimal:
+    # repr() is the shortest text that reads back as the same float, and the number that JSON writes for it.
+    return Decimal(float.__repr__(value))
 
 
 def _write_decimal(value: Decimal, out: _Text, depth: int = 0) -> None:
     if not value.is_finite():
         raise PayloadInvalidError(NOT_FINITE)
-    number = whole(value) if out.numbers_by_value else None
-    out.write(f"D{decimal_text(value)};" if number is None else f"i{number:x};")
+    # A Decimal with more digits before its point than any float is not equal to one, and may have a billion of them.
+    if not value or (value.adjusted() < _FLOAT_DIGITS and value == value.to_integral_value()):
+        out.append(f"i{int(value):x};")
+    else:
+        out.append(f"D{decimal_text(value)};")
 
 
 def _write_datetime(value: dt.datetime, out: _Text, depth: int) -> None:
     if value.utcoffset() is None:
-        # When a clock is put back, it shows the same time twice. fold tells the two apart, and isoformat() omits it.
+        # A clock that is put back shows the same time twice. fold tells the two apart, and isoformat() omits it.
         _write_text("w", f"{value.isoformat()}/{value.fold}", out)
     else:
-        # Write the instant and not the offset from UTC, because the user's time zone may change before the retry.
+        # The instant without the offset from UTC, because the user's time zone may change before the retry.
         _write_text("W", _parts(value - _EPOCH), out)
 
 
@@ -278,39 +242,39 @@ def _write_set(value: Iterable[object], out: _Text, depth: int) -> None:
         raise PayloadInvalidError(TOO_DEEP)
     written: list[str] = []
     for item in value:
-        inner = type(out)()
+        inner: _Text = []
         _write_value(item, inner, depth - 1)
         written.append("".join(inner))
-    # Sort the canonical texts, because a set has no order and its items may not be comparable with each other.
-    out.write(f"S{len(written)}:{''.join(sorted(written))}")
+    # Sort the canonical texts, because the items may not be comparable.
+    out.append(f"S{len(written)}:{''.join(sorted(written))}")
 
 
 def _write_dataclass(value: object, out: _Text, depth: int) -> None:
     if not depth:
         raise PayloadInvalidError(TOO_DEEP)
-    # A field that is ignored when two instances are compared is ignored here, too.
+    # As in comparisons of instances.
     fields = [field.name for field in dataclasses.fields(value) if field.compare]  # type: ignore[arg-type]
     _write_text("c", type(value).__qualname__, out)
-    out.write(f"{len(fields)}:")
+    out.append(f"{len(fields)}:")
     for name in sorted(fields):
-        out.write(f"{len(name)}:{name}")
+        out.append(f"{len(name)}:{name}")
         _write_value(getattr(value, name), out, depth - 1)
 
 
 def _write_form(value: MultiValueDict[str, object], out: _Text, depth: int) -> None:
-    """Write a parsed form or query, without the CSRF token. The order of the values of one name counts."""
+    """Write a form without the CSRF token. The order of the values of one name counts."""
     if not depth:
         raise PayloadInvalidError(TOO_DEEP)
     names = [name for name in _sorted_names(value) if name != CSRF_FIELD]
-    out.write(f"q{len(names)}:")
+    out.append(f"q{len(names)}:")
     for name in names:
-        out.write(f"{len(name)}:{name}")
+        out.append(f"{len(name)}:{name}")
         _write_items("l", value.getlist(name), out, depth - 1)
 
 
 def _write_upload(value: UploadedFile[Any], out: _Text, depth: int) -> None:
-    """Write an uploaded file by its names and its content, but not by the boundary of the multipart form."""
-    out.write("U")
+    """Write an uploaded file by its names and content, without the form's boundary."""
+    out.append("U")
     for part in (value.name, value.content_type, value.charset, _content_digest(value)):
         _write_value(part, out, depth)
 
@@ -321,25 +285,25 @@ def _content_digest(value: UploadedFile[Any]) -> str:
     digest = hashlib.sha256()
     try:
         position = value.tell()
-        # chunks() reads the file from its beginning. Restore the position afterwards for the handler.
+        # chunks() reads from the beginning. Restore the position for the handler.
         for chunk in value.chunks():
             digest.update(chunk)
         value.seek(position)
     except (AttributeError, ValueError) as error:
-        # A ValueError says that the file is closed or, as io.UnsupportedOperation, that it can't be rewound.
+        # A ValueError if the file is closed or, as io.UnsupportedOperation, can't be rewound.
         raise TypeError(
-            f"The uploaded file {value.name!r} can't be read twice, so it can't be fingerprinted. Give the operation "
-            "a payload= that identifies the file without reading it."
+            f"The uploaded file {value.name!r} can't be read twice, so it can't be fingerprinted. Give the operation a "
+            f"payload= that identifies the file without reading it."
         ) from error
     return digest.hexdigest()
 
 
-# The order matters: an Enum may also be a str or an int, a datetime is a date, and a form is a dict. A subclass of one
-# of JSON's types is written like that type.
+# The order matters: an Enum may also be a str or an int, a datetime is a date, and a form is a dict. Subclasses of
+# JSON's types are written like these types.
 _OTHER_TYPES: Sequence[tuple[type | tuple[type, ...], Callable[[Any, _Text, int], None]]] = (
     (Enum, _write_enum),
     (Decimal, _write_decimal),
-    (UUID, lambda value, out, depth: out.write(f"u{value.hex}")),
+    (UUID, lambda value, out, depth: out.append(f"u{value.hex}")),
     (dt.datetime, _write_datetime),
     (dt.date, lambda value, out, depth: _write_text("y", value.isoformat(), out)),
     (dt.time, lambda value, out, depth: _write_text("h", f"{value.isoformat()}/{value.fold}", out)),
@@ -349,8 +313,8 @@ _OTHER_TYPES: Sequence[tuple[type | tuple[type, ...], Callable[[Any, _Text, int]
     (Mapping, _write_object),
     ((list, tuple), lambda value, out, depth: _write_items("l", value, out, depth)),
     (str, lambda value, out, depth: _write_text("s", str.__str__(value), out)),
-    (int, lambda value, out, depth: out.write(f"i{int.__format__(value, 'x')};")),
-    (float, lambda value, out, depth: _write_float(value, out)),
+    (int, lambda value, out, depth: out.append(f"i{int.__format__(value, 'x')};")),
+    (float, lambda value, out, depth: _write_decimal(_decimal_of(value), out)),
     ((bytes, bytearray, memoryview), _write_bytes),
     ((set, frozenset), _write_set),
 )
@@ -365,6 +329,6 @@ def _write_other(value: object, out: _Text, depth: int) -> None:
     kind = type(value)
     raise TypeError(
         f"An object of type {kind.__module__}.{kind.__qualname__} can't be fingerprinted. Give the operation a "
-        f"payload= of plain values (str, int, Decimal, datetime, UUID, dict, list, a dataclass…). Instead of a model "
-        f"instance, use its primary key."
+        f"payload= of plain values (str, int, Decimal, datetime, UUID, dict, list, a dataclass…), and of primary keys "
+        f"instead of model instances."
     )

@@ -1,14 +1,12 @@
-"""The client's key: how it is made, read from the header and validated, and the time that it may carry.
+"""The client's key: making, reading and validating it, and the time that it may contain.
 
-This module imports nothing of Django, because clients use it, too. For each value it returns a key or raises
-``KeyInvalidError``, and never another error.
+This module doesn't import Django, because clients use it, too. Invalid values raise only ``KeyInvalidError``.
 
-The header is ``Idempotency-Key`` of draft-ietf-httpapi-idempotency-key-header, whose value is a structured-field
-string (RFC 9651, section 3.3.3). Most clients send the key without quotes. Both forms are accepted, and ``"abc"`` and
-``abc`` are the same key.
+The value of the header (draft-ietf-httpapi-idempotency-key-header) is a structured-field string (RFC 9651, section
+3.3.3). Most clients send the key without quotes, so ``"abc"`` and ``abc`` are the same key.
 
-UUIDs of version 7 (RFC 9562, section 5.7) and ULIDs carry the time at which they were made. A derived key carries no
-time, because it must be the same even after its record is lost.
+UUIDs of version 7 (RFC 9562, section 5.7) and ULIDs contain the time at which they were made. A derived key does not,
+because it must stay the same even after its record is lost.
 """
 
 from __future__ import annotations
@@ -29,12 +27,11 @@ META_NAME: Final = "HTTP_IDEMPOTENCY_KEY"
 # A UUID needs 36 characters. At four bytes a character, the most that any database reserves, 255 fit into any index.
 MAX_LENGTH: Final = 255
 
-# Visible ASCII without three characters that have a meaning in structured fields: a comma joins two headers into one
-# value, a semicolon starts parameters, and a quote starts a string. A key that contains one of them must be quoted.
+# Visible ASCII except characters with a meaning in structured fields: a comma joins two headers into one value, a
+# semicolon starts parameters, and a quote starts a string. A key that contains one of them must be quoted.
 _BARE = re.compile(r"[!#-+\--:<-~]+")
 
-# RFC 9651 also allows spaces in a string. A key may not contain them, because people can't see and compare them in a
-# log or a support ticket.
+# RFC 9651 also allows spaces. A key may not contain them, because they are hard to compare in a log or a ticket.
 _QUOTED = re.compile(r'"((?:[!#-\[\]-~]|\\["\\])+)"')
 _ESCAPED = re.compile(r'\\(["\\])')
 
@@ -42,8 +39,7 @@ _VISIBLE = re.compile(r"[!-~]+")
 
 _SHOWN = 8
 
-# Only the usual spellings. Without its hyphens a UUID would say its version by one digit of 32, and many random keys
-# would look like version 7.
+# Only the usual spellings. Without hyphens, many random keys of 32 digits would look like version 7.
 _UUID7: Final = re.compile(
     r"([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII
 )
@@ -59,16 +55,15 @@ _DIGITS: Final = {digit: value for value, digit in enumerate("0123456789ABCDEFGH
 
 @dataclass(frozen=True)
 class KeyStatus:
-    """The state of a key on the server, as ``KeyStatusView`` answers it.
+    """The state of a key on the server, as ``KeyStatusView`` reports it.
 
     :param status: ``in_progress``, ``completed``, ``recoverable`` (no attempt is running and no outcome is recorded, so
-        a retry runs the operation or finds out), ``parked``, or ``unknown`` (there is no record, or its retention is
-        over).
-    :param response_status: the status of the recorded outcome, if it is ``completed``.
+        a retry runs the operation or finds out), ``parked``, or ``unknown`` (no record, or its retention is over).
+    :param response_status: the status of the recorded outcome, if ``completed``.
     :param created_at: when the request was claimed.
     :param completed_at: when the outcome was recorded.
     :param expires_at: until when the server recognises the key.
-    :param retry_after: in how many seconds it makes sense to ask again, if it is ``in_progress``.
+    :param retry_after: the seconds to wait before the next query, if ``in_progress``.
     """
 
     status: str = "unknown"
@@ -80,10 +75,7 @@ class KeyStatus:
 
 
 def new_key() -> str:
-    """Make a key for one logical operation: a version 7 UUID of the current time in milliseconds and 74 random bits.
-
-    Save it before the first attempt, to be able to resume.
-    """
+    """Make a version 7 UUID for one logical operation. To be able to resume, save it before the first attempt."""
     moment = time.time_ns() // 1_000_000
     high, low = secrets.randbits(12), secrets.randbits(62)
     return str(UUID(int=moment << 80 | 7 << 76 | high << 64 | 0b10 << 62 | low))
@@ -111,7 +103,7 @@ def parse_header(value: str) -> str:
 
 
 def validate_key(key: object) -> str:
-    """Check a key that does not come from a header, and return it. Here commas, semicolons and quotes are allowed.
+    """Check a key that doesn't come from a header, and return it. It may contain commas, semicolons and quotes.
 
     :raises KeyInvalidError: the key is not a str of 1 to 255 visible ASCII characters.
     """
@@ -130,16 +122,13 @@ def format_header(key: str) -> str:
 
 
 def shorten(key: str) -> str:
-    """Shorten a key so that it may be logged: enough to find the record, and never more than half of the key.
-
-    A reader who has a key can learn that its operation ran.
-    """
+    """Shorten a key for logs, to at most half, because a reader who has a key can learn that its operation ran."""
     shown = key[: min(_SHOWN, len(key) // 2)]
     return f"{shown}… ({len(key)} characters)"
 
 
 def time_of(key: str) -> float | None:
-    """When a key was made, in seconds since 1970 by the clock of its maker. None if the key doesn't carry its time."""
+    """When a key was made, in seconds since 1970 by its maker's clock; None if the key contains no time."""
     if uuid := _UUID7.fullmatch(key):
         return int(uuid[1] + uuid[2], 16) / 1000
     if ulid := _ULID.fullmatch(key):
@@ -151,5 +140,5 @@ def time_of(key: str) -> float | None:
 
 
 def is_derived(key: str) -> bool:
-    """Whether a key has the form of a derived key, as ``Scope.derive_key`` and ``Scope.key_for`` make it."""
+    """Whether a key has the form of those that ``Scope.derive_key`` and ``Scope.key_for`` make."""
     return _DERIVED.fullmatch(key) is not None

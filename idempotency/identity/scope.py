@@ -1,4 +1,4 @@
-"""``Scope``: the identity of one logical operation, and the keys that are derived from it for downstream calls."""
+"""``Scope``: the identity of one logical operation, and the keys derived from it for downstream calls."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from .keys import MAX_LENGTH, shorten
 
 MAX_ACCOUNT_LENGTH = 255
 
-#: Bounds for the text form of a derived key. 16 hexadecimal digits are 64 bits. With fewer, two keys of a busy system
-#: could be equal.
+#: Bounds for the text form of a derived key. With fewer than 64 bits, two keys of a busy system could be equal.
 SHORTEST_TEXT = 16
 LONGEST_TEXT = 64
 
@@ -26,29 +25,28 @@ _CARRIED = re.compile(r"([0-9a-f]{32})\.[0-9a-f-]{36}")
 
 @dataclass(frozen=True, repr=False)
 class Scope:
-    """Who asked for which operation under which key."""
+    """The account, the operation and the key of a request."""
 
     account_id: str
     operation: str
     idempotency_key: str
 
     def __repr__(self) -> str:
-        """Crash reports show this text, so it contains neither the account nor the whole key."""
+        """Contains neither the account nor the whole key, because crash reports show it."""
         return f"<Scope of operation {self.operation!r}, key {shorten(self.idempotency_key)}>"
 
     def __str__(self) -> str:
-        """The name in lines of the log. The trace finds the record, and the other lines about it."""
+        """The name in log lines. The trace identifies the record and other lines about it."""
         return f"operation {self.operation!r}, trace {self.trace}"
 
     def derive_key(self, name: str) -> UUID:
         """Derive the key for one downstream call of the operation.
 
-        The key depends on the scope and the name only. So it is the same for every attempt and every retry, even after
-        the record is lost. It does not reveal the client's key. If two accounts use the same client's key, their
-        derived keys differ.
+        The key depends only on the scope and the name. So it is the same for every attempt and retry, even after the
+        record is lost, and differs between accounts that use the same client's key. It does not reveal that key.
 
-        No secret is used, because a rotated secret would change the keys of running operations, and a provider would
-        take their calls for new ones. So a reader who guesses a client's key can compute the keys derived from it.
+        No secret is used, because a provider would take the calls of running operations for new ones after a rotation.
+        So a reader who guesses a client's key can compute the keys derived from it.
 
         :param name: names the call.
         :returns: a version 8 UUID (RFC 9562, section 5.8) made with SHA-256.
@@ -56,8 +54,7 @@ class Scope:
         """
         digest = bytearray(self._digest(name)[:16])
         digest[6] = 0x80 | digest[6] & 0x0F
-        # Avoid the byte 0x80: MariaDB's UUID column would take it for a sign of another byte order and refuse the
-        # value.
+        # Avoid the byte 0x80: MariaDB's UUID column would take it for another byte order and refuse the value.
         digest[8] = 0x80 | (digest[8] & 0x3F or 1)
         return UUID(bytes=bytes(digest))
 
@@ -74,8 +71,8 @@ class Scope:
 
     @property
     def trace(self) -> str:
-        """32 hexadecimal digits that all operations of one chain share: derived from the scope of the first operation,
-        and passed on by the keys of messages. For logs and searches only, because a client may choose such a key."""
+        """32 hexadecimal digits that all operations of a chain share, derived from the first operation's scope and
+        passed on in the keys of messages. For logs and searches only, because a client may choose such a key."""
         carried = _CARRIED.fullmatch(self.idempotency_key)
         return carried[1] if carried else self.derive_text("trace")
 
@@ -95,9 +92,9 @@ class Scope:
 
 
 def key_on_path(key: str, path: str) -> str:
-    """The key to record where one key on two paths is two requests: the client's key, a space, and the decoded path.
+    """The key to record where one key on two paths identifies two requests: the key, a space, and the path.
 
-    No client's key has a space, so it equals no key that is recorded without a path.
+    A client's key can't contain a space, so it can't equal a key with a path.
     """
     parts = key, quote(path, errors="surrogatepass")
     both = " ".join(parts)

@@ -1,4 +1,4 @@
-"""The base of the commands: exit codes, stopping on a signal, progress, and the class ``BatchCommand``."""
+"""Shared by the commands: exit codes, stopping on a signal, and the class ``BatchCommand``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from types import FrameType
-from typing import Any, ClassVar, Generic, Self, TextIO, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 from django.db.models import QuerySet
 
@@ -30,59 +28,28 @@ EXIT_WORK_LEFT = 3
 EXIT_UNKNOWN_OPERATIONS = 4
 EXIT_SIGNAL = 128  # plus the signal's number, as shells do
 
-# Python resumes a sleep after a signal was handled. So a pause is slept in slices of this length.
+#: The end of a command's help.
+EXIT_CODES = "Exit codes: 0 done, 1 the database refused, 2 invalid argument, 3 more is due"
+
+# Python resumes a sleep after handling a signal, so a pause is slept in slices.
 SLICE = 0.2  # seconds
 
 MAX_PAUSE = 3600.0  # seconds
 
-#: Without a terminal, a line at this interval shows in the log that a long run is alive.
+#: A long run reports this often, so that its log shows that it is alive.
 REPORT_EVERY = 10.0  # seconds
-
-#: A function that is called with the number of rows done so far, and with a line that says so.
-Report = Callable[[int, str], None]
-
-
-def describe_exit_codes(meanings: Mapping[int, str], more: str = "") -> str:
-    """The end of the help of a command that works in batches: the usual exit codes, and ``meanings`` that differ."""
-    codes = {
-        EXIT_REFUSED: "the database refused; earlier batches stay done",
-        EXIT_USAGE: "an argument is wrong, nothing was done",
-        EXIT_WORK_LEFT: "stopped by --max-batches, and more is due",
-        **meanings,
-    }
-    lines = [f"  {code:<4} {meaning}" for code, meaning in sorted(codes.items())]
-    interrupted, terminated = EXIT_SIGNAL + signal.SIGINT, EXIT_SIGNAL + signal.SIGTERM
-    lines.append(f"  {interrupted:<4} interrupted, {terminated} terminated: after the current batch")
-    return "\n".join(["exit codes:", *lines, *(["", more] if more else [])])
-
-
-class HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
-    """Keeps the lines of the epilog."""
-
-
-class ExplainedCommand(BaseCommand):
-    """Its help ends with its exit codes."""
-
-    epilog: ClassVar[str]
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        kwargs = {"epilog": self.epilog, "formatter_class": HelpFormatter, **kwargs}
-        return super().create_parser(prog_name, subcommand, **kwargs)
-
-    def write(self, line: str) -> None:
-        self.stdout.write(line)
-        self.stdout.flush()
 
 
 class Stop(ExitStack):
-    """Within its block, remembers the first SIGINT or SIGTERM instead of ending the process, so that the command ends
-    between two batches. A second signal has its usual effect.
+    """Within its block, note the first SIGINT or SIGTERM, so that the command ends between two batches.
+
+    A second signal has its usual effect.
     """
 
     signum: int | None = None
 
     def __enter__(self) -> Self:
-        # Python handles signals in the main thread only. In another thread the process's own handlers remain in force.
+        # Only the main thread can install signal handlers.
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):
                 previous = signal.signal(signum, self._note)  # None if it was not installed from Python
@@ -93,16 +60,15 @@ class Stop(ExitStack):
         self.signum = signum
         self.close()  # puts the handlers back
 
-    def sleep(self, seconds: float) -> bool:
-        """:returns: whether to go on, because no signal has arrived."""
+    def sleep(self, seconds: float) -> None:
+        """Sleep until the time is over or a signal arrives."""
         end = time.monotonic() + seconds
         while self.signum is None and (left := end - time.monotonic()) > 0:
-            # An Event could not end it: the signal's handler may interrupt Event.wait() while that holds the lock.
-            time.sleep(min(left, SLICE))  # the pause between two rounds of --watch; a signal ends it after a slice
-        return self.signum is None
+            # Not an Event: the signal's handler may interrupt Event.wait() while that holds the lock.
+            time.sleep(min(left, SLICE))
 
     def end_command(self, left: str) -> None:
-        """End the command if a signal has arrived. ``left`` is a sentence about the work that is left."""
+        """End the command if a signal has arrived. ``left`` is a sentence about the remaining work."""
         if self.signum is not None:
             name = signal.Signals(self.signum).name
             raise CommandError(f"Stopped by {name}. {left}", returncode=EXIT_SIGNAL + self.signum)
@@ -113,7 +79,7 @@ def counted(count: int, name: str) -> str:
 
 
 def require(is_right: bool, message: str) -> None:
-    """End the command with a message if an argument is wrong. call_command() does not parse the values it is given."""
+    """End the command if an argument is invalid. ``call_command()`` does not parse the values that it is given."""
     if not is_right:
         raise CommandError(message, returncode=EXIT_USAGE)
 
@@ -137,7 +103,7 @@ def refusal(using: str, error: DatabaseError) -> str:
 
 @contextmanager
 def refusals_as_errors(using: str, consequence: str = "Earlier batches stay done.") -> Iterator[None]:
-    """If the database refuses, end the command with a message. ``consequence`` is a sentence about its work."""
+    """End the command if the database refuses. ``consequence`` is a sentence about its work."""
     try:
         yield
     except DatabaseError as error:
@@ -146,79 +112,74 @@ def refusals_as_errors(using: str, consequence: str = "Earlier batches stay done
 
 @dataclass
 class Work(Generic[_Result]):
-    """The rows of one kind that a run works on."""
+    """The rows of one kind that a run processes."""
 
-    #: The label of the bar.
-    label: str
     batches: Iterator[_Result]
     #: The rows that are due.
     due: QuerySet[Any]
-    #: Turns a result into a sentence.
+    #: Describes a result in a sentence.
     describe: Callable[[_Result], str]
 
 
-class BatchCommand(ExplainedCommand, ABC, Generic[_Result]):
-    """Takes bounded batches until nothing more is due: once, or again and again with ``--watch``.
+class BatchCommand(BaseCommand, ABC, Generic[_Result]):
+    """Takes bounded batches until nothing more is due, repeatedly with ``--watch``.
 
-    A signal stops it between two batches. A subclass defines its batches and describes their results.
+    A signal stops it between batches.
     """
 
-    #: For the help: the rows of a batch, and its default and largest size.
+    #: For the help: what a batch contains, and its default and largest size.
     batch_of: ClassVar[str]
     default_batch: ClassVar[int]
     largest_batch: ClassVar[int]
     #: The default pause of ``--watch`` in seconds; None if the command has no ``--watch``.
     default_watch: ClassVar[float | None] = None
-    #: A sentence about the work if the database refuses.
+    #: What a refusal by the database means for the work, as a sentence.
     refused: ClassVar[str] = "Earlier batches stay done."
-    #: The exit code of a run that had complaints.
+    #: The exit code of a run with complaints.
     exit_code: ClassVar[int] = EXIT_REFUSED
 
     using: str
-    #: Seconds between two batches.
-    pause: float = 0.0
 
     def default_database(self) -> str:
-        """The alias of the database, unless ``--database`` names another one."""
+        """The default of ``--database``."""
         return records_database()
 
     @abstractmethod
     def works(self) -> Iterator[Work[_Result]]:
-        """The work of a run: one for each kind of rows."""
+        """The work of a run, one for each kind of row."""
 
     @abstractmethod
     def count(self) -> None:
-        """Carry out ``--dry-run``: count, and change nothing."""
+        """Carry out ``--dry-run``: count without changing anything."""
 
     def complaints(self, result: _Result) -> Mapping[str, str]:
-        """The faults that a run has met.
-
-        :returns: sentences, each under a key. With ``--watch`` they are written only if the keys differ from the run
-            before.
-        """
+        """Faults found by a run: sentences, by key. With ``--watch`` they are written only if the keys have changed."""
         return {}
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_batch_size(parser, self.batch_of, self.default_batch, self.largest_batch)
         parser.add_argument("--max-batches", type=int, metavar="N", help="stop a run after N batches (default: none)")
-        parser.add_argument("--dry-run", action="store_true", help="count what is due, and change nothing")
+        parser.add_argument("--dry-run", action="store_true", help="count what is due without changing anything")
         if self.default_watch is not None:
-            watch = "run again and again, with this pause between (default: %(const)g)"
+            watch = "run repeatedly, with this pause between; SIGINT or SIGTERM ends it (default: %(const)g)"
             parser.add_argument(
                 "--watch", type=float, nargs="?", const=self.default_watch, metavar="SECONDS", help=watch
             )
         parser.add_argument("--database", metavar="ALIAS", help="default: the database that the rows are written to")
 
+    def write(self, line: str) -> None:
+        self.stdout.write(line)
+        self.stdout.flush()
+
     def handle(self, *args: object, **options: Any) -> None:
         watch, dry_run = options.get("watch"), options["dry_run"]
-        self.options: dict[str, Any] = options
         self.verbosity: int = options["verbosity"]
         self.batch_size: int = options["batch_size"]
         self.max_batches: int | None = options["max_batches"]
         check_batch_size(self.batch_size, self.largest_batch)
         require(self.max_batches is None or self.max_batches >= 1, "--max-batches must be 1 or more.")
-        is_pause = watch is None or 0 < watch <= MAX_PAUSE
-        require(is_pause, f"--watch must be above 0 and up to {MAX_PAUSE:.0f} seconds.")
+        in_range = watch is None or 0 < watch <= MAX_PAUSE
+        require(in_range, f"--watch must be above 0 and up to {MAX_PAUSE:.0f} seconds.")
         require(watch is None or not dry_run, "--watch and --dry-run exclude each other.")
         self.using = self.default_database() if options["database"] is None else options["database"]
         check_database(self.using)
@@ -228,7 +189,7 @@ class BatchCommand(ExplainedCommand, ABC, Generic[_Result]):
             elif watch is None:
                 self._run_once()
             else:
-                self._run_again_and_again(watch)
+                self._run_repeatedly(watch)
 
     def _run_once(self) -> None:
         left: list[QuerySet[Any]] = []
@@ -245,7 +206,7 @@ class BatchCommand(ExplainedCommand, ABC, Generic[_Result]):
                 if not result.exhausted:
                     left.append(work.due)
         self._write_errors(complaints)
-        # Look again, because a full last batch may have taken the last row that was due.
+        # Check again, because a full last batch may have taken the last row that was due.
         if any(rows.exists() for rows in left):
             stop.end_command("More is due.")
             if self.verbosity:
@@ -254,7 +215,7 @@ class BatchCommand(ExplainedCommand, ABC, Generic[_Result]):
         if complaints:
             sys.exit(self.exit_code)
 
-    def _run_again_and_again(self, pause: float) -> None:
+    def _run_repeatedly(self, pause: float) -> None:
         reported: set[str] = set()
         with Stop() as stop:
             while stop.signum is None:
@@ -264,52 +225,25 @@ class BatchCommand(ExplainedCommand, ABC, Generic[_Result]):
                         if self.verbosity and (result.touched or self.verbosity > 1):
                             self.write(work.describe(result))
                         complaints = self.complaints(result)
-                        if complaints.keys() != reported:  # write news only, so that they don't fill the log
+                        if complaints.keys() != reported:  # don't fill the log with repetitions
                             self._write_errors(complaints)
                             reported = set(complaints)
                 except DatabaseError as error:
                     self.stderr.write(refusal(self.using, error))
-                    connections[self.using].close()  # the connection itself may be broken
+                    connections[self.using].close()  # it may be broken
                 stop.sleep(pause)
 
     def take(self, work: Work[_Result], stop: Stop) -> _Result:
         """Take batches until nothing more is due, ``--max-batches`` are taken, or a signal comes."""
-        with self._reporting(work) as report:
-            total, taken = next(work.batches), 1
-            report(total.touched, work.describe(total))
-            while not total.exhausted and taken != self.max_batches and stop.sleep(self.pause):
-                total, taken = total + next(work.batches), taken + 1
-                report(total.touched, work.describe(total))
+        reported = time.monotonic()
+        total, taken = next(work.batches), 1
+        while not total.exhausted and taken != self.max_batches and stop.signum is None:
+            if self.verbosity > 1 or (self.verbosity and time.monotonic() - reported >= REPORT_EVERY):
+                reported = time.monotonic()
+                self.write(f"So far: {work.describe(total)}")
+            total, taken = total + next(work.batches), taken + 1
         return total
-
-    def _reporting(self, work: Work[_Result]) -> AbstractContextManager[Report]:
-        """Show the progress of the block: a bar on a terminal if rich is installed, plain lines otherwise."""
-        # The bar is written to standard error, so that standard output can be redirected to a file.
-        stream: TextIO = self.options.get("stderr") or sys.stderr
-        if self.verbosity and stream.isatty() and find_spec("rich"):
-            return _bar(stream, work.label, work.due.count())
-        last = time.monotonic()
-
-        def report(done: int, line: str) -> None:
-            nonlocal last
-            if self.verbosity > 1 or (self.verbosity and time.monotonic() - last >= REPORT_EVERY):
-                last = time.monotonic()
-                self.write(f"So far: {line}")
-
-        return nullcontext(report)
 
     def _write_errors(self, complaints: Mapping[str, str]) -> None:
         for complaint in complaints.values():
             self.stderr.write(complaint)
-
-
-@contextmanager
-def _bar(stream: TextIO, label: str, total: int) -> Iterator[Report]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=stream), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        # During the run more rows may become due than were counted before it.
-        yield lambda done, line: bar.update(task, completed=done, total=max(total, done))

@@ -1,14 +1,13 @@
-"""Operating the records: scheduled purge and sweep, statistics, erasure, and decisions that people make.
+"""Operating the records: purge, sweep, statistics, erasure, and operators' decisions.
 
-Plain functions belong here. A command (``management``), a task (``contrib.celery.tasks``) or an admin page calls them.
-Work that is done in batches is built on ``batches.py``.
+Plain functions, called by commands (``management``), tasks (``contrib.celery.tasks``) and admin pages.
 """
 
 from ..public import adopt
 from .erasure import AccountRows, ErasureResult, erase_account, erase_batches, find_rows
 from .purge import PurgeResult, bodies_past_retention, due, purge_batches, purge_body_batches, purge_once
 from .resolutions import ResolutionRefusedError, forget, mark_not_executed, record_outcome, release
-from .statistics import Number, Precision, Stats, by_operation, stats
+from .statistics import Number, Precision, Stats, stats
 from .sweep import RecoveryResult, abandoned, recover_batches, recover_once
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "Stats",
     "abandoned",
     "bodies_past_retention",
-    "by_operation",
     "due",
     "erase_account",
     "erase_batches",

@@ -14,31 +14,30 @@ from ..store import Store, retry_lost_races, store_for
 _Result = TypeVar("_Result", bound="BatchResult")
 _Outcome = TypeVar("_Outcome")
 
-#: If the process freezes before a COMMIT, the database ends the transaction after this time and frees its rows. A batch
-#: that runs well is idle for milliseconds.
+#: If the process freezes before a COMMIT, the database ends the transaction after this time and frees its rows.
+#: Normally a batch is idle for milliseconds.
 IDLE_TIMEOUT: Final = timedelta(seconds=5)
-#: The database cancels a statement that runs for longer, for example because of a bad plan. The largest batch takes a
-#: second.
+#: Cancels a statement with, for example, a bad plan. The largest batch takes a second.
 STATEMENT_TIMEOUT: Final = timedelta(seconds=60)
-#: If the database refuses a batch because of another transaction, the batch is tried again, this often at most. Under
-#: REPEATABLE READ, one record that was claimed again after the batch's snapshot is enough for a refusal.
+#: How often to try a batch that the database refuses because of another transaction. Under REPEATABLE READ, one record
+#: claimed again after the batch's snapshot is enough.
 MAX_ROUNDS: Final = 5
 
 
 @dataclass
 class BatchResult:
-    """The result of one batch, as counts of rows. Results can be added: the sum is the result of all the batches."""
+    """The result of one batch, as counts of rows. The sum of results is the result of all their batches."""
 
-    #: Whether the batch found fewer rows than it may take. Then nothing more is due, or other processes hold the rest.
+    #: Whether the batch found fewer rows than it may take: nothing more is due, or other processes hold the rest.
     exhausted: bool = field(default=True, kw_only=True)
 
     @property
     def touched(self) -> int:
-        """How many rows the batch has changed."""
+        """The number of changed rows."""
         raise NotImplementedError
 
     def __add__(self, later: Self) -> Self:
-        """Add a later batch: counts are added, mappings are merged, and other values are taken from the later batch."""
+        """Add a later batch. Counts are added and mappings merged; other values are those of the later batch."""
         sums: dict[str, Any] = {}
         for name, theirs in vars(later).items():
             ours = getattr(self, name)
@@ -53,7 +52,7 @@ class BatchResult:
 
 
 def in_batches(take: Callable[[_Result | None], _Result]) -> Iterator[_Result]:
-    """Take batch after batch until nothing more is due. ``take`` gets the result of the batch before, or None."""
+    """Take batches until nothing more is due. ``take`` gets the previous result, or None."""
     batch = None
     while batch is None or not batch.exhausted:
         batch = take(batch)
@@ -67,10 +66,10 @@ def in_transaction(
     statement_timeout: timedelta = STATEMENT_TIMEOUT,
     wait_for_disk: bool = True,
 ) -> _Outcome:
-    """Do the work of one batch in a short transaction. If it loses a race, the work is done again, a few times.
+    """Do the work of one batch in a short transaction. Repeats it up to ``MAX_ROUNDS`` times if it loses a race.
 
-    :param wait_for_disk: False if it is harmless that a crash of the server loses the batch.
-    :raises RuntimeError: there is an open transaction.
+    :param wait_for_disk: False if a crash of the server may lose the batch.
+    :raises RuntimeError: a transaction is open.
     """
 
     def transact() -> _Outcome:

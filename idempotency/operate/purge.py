@@ -1,12 +1,12 @@
-"""The purge: delete records, recorded responses and sent messages past their retention, one bounded batch at a time.
+"""The purge: delete records, recorded responses and sent messages past their retention, in bounded batches.
 
-A batch is one transaction: it locks the oldest rows that are due and free, deletes them, and commits. The database's
-clock decides which rows are due. If the process dies before the COMMIT, nothing was deleted. Several purges share the
-rows, and leave out those that other transactions have locked.
+A batch is one transaction: it locks the oldest due rows that are free, deletes them, and commits. The database's clock
+decides which rows are due. If the process dies before the COMMIT, nothing was deleted. Concurrent purges share the
+rows and skip locked ones.
 
-A claim is never purged, live or abandoned: an abandoned claim has to be recovered first, because its row is all that
-is known about it. A parked record waits for a decision. If an operation keeps its responses for a shorter time than its
-records (``body_retention``), the record stays when its response is deleted, so that the key is still recognised.
+A claim is never purged, not even an abandoned one: its row is all that is known about it, so it has to be recovered
+first. A parked record waits for a decision. When only a response is deleted (``body_retention``), its record stays, so
+that the key is still recognised.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ..signals import purged
 from ..store import Store, Taken, records_database
 from .batches import BatchResult, check_batch_size, in_batches, in_transaction
 
-# Claims of a batch's keys wait for it, a standby replays it in one piece, and its work is lost if the process is
-# killed. So it is small: five thousand rows take PostgreSQL 20 to 40 ms. Smaller batches take longer for each row.
+# Small, because claims of its keys wait for a batch, and a standby replays it in one piece. Five thousand rows take
+# PostgreSQL 20 to 40 ms. Smaller batches take longer per row.
 DEFAULT_BATCH_SIZE: Final = 5000
-# A larger batch would be no faster, and would hold its row locks for longer than a claim waits for a lock.
+# A larger batch is no faster, and holds its row locks for longer than a claim waits for a lock.
 MAX_BATCH_SIZE: Final = 10_000
 
 PURGED: Final = frozenset({Status.COMPLETED, Status.RECOVERABLE})
@@ -40,9 +40,9 @@ PURGED: Final = frozenset({Status.COMPLETED, Status.RECOVERABLE})
 class PurgeResult(BatchResult):
     """The result of one batch of a purge."""
 
-    #: How many rows were deleted or, if responses are purged, changed.
+    #: The number of deleted rows or, if responses are purged, of changed rows.
     deleted: int = 0
-    #: When the last row of the batch became due, or None if the batch found no row. The next batch starts there.
+    #: When the last row of the batch became due; None if it found no row. The next batch starts there.
     reached: datetime | None = None
 
     @property
@@ -72,9 +72,9 @@ def purge_once(
 def purge_batches(
     *, batch_size: int = DEFAULT_BATCH_SIZE, include_parked: bool = False, using: str | None = None
 ) -> Iterator[PurgeResult]:
-    """Purge records batch after batch until nothing more is due. The caller may stop between any two.
+    """Purge records until nothing more is due. The caller may stop between batches.
 
-    Takes the arguments of ``purge_once``, and raises the same errors.
+    Takes the arguments of ``purge_once`` and raises its errors.
     """
     using = using or records_database()
     statuses = _statuses(include_parked)
@@ -95,7 +95,7 @@ def bodies_past_retention(using: str | None = None) -> RecordQuerySet:
 
 
 def purge_body_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[PurgeResult]:
-    """Purge recorded responses batch after batch, as ``purge_batches`` does records."""
+    """Purge recorded responses in batches, as ``purge_batches`` does records."""
     return purge_oldest(
         using or records_database(), batch_size, lambda store, after: store.delete_bodies(batch_size, after)
     )
@@ -104,11 +104,10 @@ def purge_body_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | Non
 def purge_oldest(
     using: str, batch_size: int, delete: Callable[[Store, datetime | None], Taken]
 ) -> Iterator[PurgeResult]:
-    """Purge batch after batch.
+    """Purge in batches.
 
-    A batch starts where the one before it ended. If it started at the beginning, it would read again the index entries
-    of all deleted rows, which stay until a vacuum, and of all rows that are kept, so each batch would cost more than
-    the one before.
+    A batch starts where the previous one ended. From the beginning it would read the index entries of all deleted rows
+    again, which stay until a vacuum, and of all kept rows, so each batch would cost more than the previous one.
 
     :param delete: deletes the oldest rows that became due at a time or later.
     """
@@ -120,9 +119,8 @@ def purge_oldest(
             fault_point["purge.selected"]()
             return taken
 
-        # COMMIT need not wait for the disk, because it is harmless to lose a batch in a crash of the server: the next
-        # run deletes it again. A new claim of a purged key comes later in the same log, so it can't survive without the
-        # deletion.
+        # The COMMIT need not wait for the disk. If a crash of the server undoes the batch, the next run repeats it.
+        # A new claim of a purged key comes later in the same log, so it can't survive without the deletion.
         taken = in_transaction(using, work, wait_for_disk=False)
         return PurgeResult(taken.changed, taken.reached, exhausted=taken.found < batch_size)
 
@@ -135,24 +133,24 @@ def _statuses(include_parked: bool) -> frozenset[Status]:
 
 @dataclass(frozen=True)
 class OtherPurge:
-    """The purge of other rows than records. It runs after that of records."""
+    """The purge of rows other than records. It runs after that of records."""
 
-    #: The name of its count in a result, and what one row is called.
+    #: The name of its count in a result, and of one row.
     name: str
     row: str
-    #: Returns the rows that are due in a database.
+    #: Returns the due rows of a database.
     due: Callable[[str], QuerySet[Any]]
     #: Purges them, with the arguments of ``purge_body_batches``.
     batches: Callable[..., Iterator[PurgeResult]]
 
 
 def _bodies_of_kept_records(using: str) -> RecordQuerySet:
-    return bodies_past_retention(using).filter(expires_at__gt=Now())  # other records are purged with their response
+    return bodies_past_retention(using).filter(expires_at__gt=Now())  # the others are purged with their records
 
 
 _BODIES: Final = OtherPurge("bodies", "recorded response", _bodies_of_kept_records, purge_body_batches)
 
 
 def other_purges() -> list[OtherPurge]:
-    """The purges of other rows than records, in the order in which they run."""
+    """The purges of rows other than records, in the order in which they run."""
     return [_BODIES, *(purge for each in extensions() for purge in each.purges)]

@@ -1,7 +1,7 @@
-"""Statistics: the contents of the table of records, and counts of events. Each number says how exact it is.
+"""Statistics: the contents of the table of records, and counts of events, each with its precision.
 
-Nothing here reads a huge table. Records that are not completed have their own index and are counted up to a bound. The
-number of the other records is the database's estimate. Events come from the app ``idempotency.contrib.dashboard``.
+Nothing here reads a huge table. Unfinished records have an index and are counted up to a bound. The number of the
+others is the database's estimate. Events are counted by the app ``idempotency.contrib.dashboard``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
-from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
 from django.db.models.functions import Now
@@ -22,10 +21,10 @@ from ..extensions import extensions
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..store import records_database, store_for
 
-#: Counting stops here. It takes milliseconds to count ten thousand index entries.
+#: Counting stops here. Ten thousand index entries take milliseconds.
 MAX_COUNTED = 10_000
 
-#: The name of each number here, and the event of ``signals.EVENTS`` that it counts.
+#: The names of counts, and the events of ``signals.EVENTS`` that they count.
 EVENTS = {
     "claims": "claimed",
     "take_overs": "taken_over",
@@ -41,35 +40,13 @@ EVENTS = {
 }
 
 
-class EventCounts(Protocol):
-    """The interface of an app that counts events in all processes."""
-
-    def read(self, using: str) -> dict[str, Counter[str]]:
-        """For each operation, how often each event happened."""
-
-    def read_last_purge(self, using: str) -> int | None:
-        """The hour in which a purge last found nothing more to delete, in hours since 1970; None if none did."""
-
-    def read_first_hour(self, using: str) -> int | None:
-        """The first hour of which counts are kept, in hours since 1970. None if there are no counts."""
-
-    def operations(self, using: str, limit: int) -> set[str]:
-        """The names of up to ``limit`` operations of which anything was counted."""
-
-    def flush_if_due(self) -> None:
-        """Write the counts of this process, unless it has just done so."""
-
-    def flush(self) -> None:
-        """Write the counts of this process."""
-
-
-def event_counts() -> EventCounts | None:
-    """The counts of the app that counts events, or None if none does."""
+def event_counts() -> Any:
+    """The ``Counters`` of ``contrib.dashboard``, or None if that app is not installed."""
     return next((each.event_counts for each in extensions() if each.event_counts), None)
 
 
 def write_counts(*, if_due: bool = False) -> None:
-    """Have the counts of this process written, if an app counts events. With ``if_due``, only if that is due."""
+    """Write the counts of this process, if an app counts events. With ``if_due``, only if that is due."""
     counts = event_counts()
     if counts is not None:
         (counts.flush_if_due if if_due else counts.flush)()
@@ -80,70 +57,70 @@ class Precision(StrEnum):
 
     EXACT = "exact"
     AT_LEAST = "at least"  # counting stopped at a bound
-    ESTIMATE = "estimate"  # the database's estimate, from its last ANALYZE
-    RECENT = "recent"  # each process reports up to ten seconds late, and a killed one does not report its last counts
-    NEVER = "never"  # it has not happened; the value is the time since the first count
-    UNKNOWN = "unknown"  # the database can't tell, or no app counts events
+    ESTIMATE = "estimate"  # the database's, from its last ANALYZE
+    RECENT = "recent"  # processes report up to ten seconds late, and a killed one loses its last counts
+    NEVER = "never"  # has not happened; the value is the time since the first count
+    UNKNOWN = "unknown"  # the database does not provide it, or no app counts events
 
     __str__ = str.__str__
 
 
 @dataclass(frozen=True)
 class Number:
-    """A value and how exact it is. The value is None when there is nothing to measure."""
+    """A value and its precision. The value is None if there is nothing to measure."""
 
     value: int | float | None
     kind: Precision
-    #: ``parked`` and ``abandoned`` also say how many of their records belong to each operation.
+    #: The number of records by operation, for ``parked`` and ``abandoned``.
     by_operation: Mapping[str, int] | None = field(default=None, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """The number as plain data: ``{"value": 3, "kind": "exact"}``, and ``"by_operation"`` if it is known."""
+        """Plain data: ``{"value": 3, "kind": "exact"}``, and ``"by_operation"`` if known."""
         plain: dict[str, Any] = {"value": self.value, "kind": str(self.kind)}
         return plain if self.by_operation is None else {**plain, "by_operation": dict(self.by_operation)}
 
 
 @dataclass(frozen=True)
 class Stats:
-    """The statistics. Ages are in seconds by the database's clock, sizes are in bytes, and all other fields are counts.
+    """The statistics. Ages are in seconds by the database's clock, sizes in bytes; all other fields are counts.
 
-    The fields from ``claims`` on count events since the table of counters was created, so they only grow.
+    The fields from ``claims`` on count events since the table of counters was created.
     """
 
-    #: The size of the table with its indexes and its TOAST table, in bytes.
+    #: With indexes and TOAST table.
     table_bytes: Number
     records: Number
     in_progress: Number
     recoverable: Number
     completed: Number
-    #: Records whose outcome is unknown. Each waits for a person to find it out.
+    #: Records whose outcome is unknown and that wait for a decision.
     parked: Number
     #: Records in progress whose lease is over.
     abandoned: Number
-    #: How long ago the oldest lease of a record in progress ended, in seconds; 0 if it still runs. If this is more than
-    #: the interval between sweeps, no sweep is running, or the sweep doesn't know the operation.
+    #: The time since the oldest lease of a record in progress ended; 0 if it has not. If this exceeds the interval
+    #: between sweeps, no sweep is running, or the sweep doesn't know the operation.
     overdue: Number
-    #: How long ago the oldest record in progress was created, in seconds.
+    #: The age of the oldest record in progress.
     oldest_in_progress: Number
     #: The highest attempt number of the records in progress.
     most_attempts: Number
-    #: How long ago a purge last found nothing more to delete, in seconds since the beginning of that hour. If none ever
-    #: did, its kind is ``NEVER``, and its value is how long anything has been counted.
+    #: The time since the hour in which a purge last left nothing due. If none ever did, the kind is ``NEVER`` and the
+    #: value is the time since the first count.
     since_purge: Number
     claims: Number
     take_overs: Number
     completions: Number
     replays: Number
-    #: The share of replays: replays / (replays + claims + take-overs). Refused requests don't count.
+    #: replays / (replays + claims + take-overs).
     replay_rate: Number
     conflicts: Number
     reused_keys: Number
     #: Attempts that failed without an effect.
     releases: Number
-    #: Attempts whose answer is below 500 and no outcome, as their operation declares. These are no failures.
+    #: Attempts whose response, below 500, their operation does not record. Not failures.
     unrecorded: Number
     lease_losses: Number
-    #: Claims that a sweep, a reconciler or a person settled, in any state.
+    #: Claims settled by a sweep, a reconciler or an operator.
     recoveries: Number
     parkings: Number
 
@@ -151,7 +128,7 @@ class Stats:
         return ((field.name, getattr(self, field.name)) for field in fields(self))
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """The statistics as plain data: ``{"parked": {"value": 3, "kind": "exact"}, ...}``."""
+        """Plain data: ``{"parked": {"value": 3, "kind": "exact"}, ...}``."""
         return {name: number.as_dict() for name, number in self}
 
 
@@ -165,7 +142,7 @@ def stats(using: str | None = None) -> Stats:
     recoverable, parked = _count(records.recoverable()), _count_by_operation(records.parked())
     if total.kind is Precision.AT_LEAST and size.records is not None:
         total = Number(max(size.records, MAX_COUNTED), Precision.ESTIMATE)
-    # completed = total - unfinished: exact if the total is exact, otherwise a lower bound.
+    # Exact if the total is exact, otherwise a lower bound.
     unfinished = sum(int(number.value or 0) for number in (claims["in_progress"], recoverable, parked))
     completed = Number(max(0, int(total.value or 0) - unfinished), total.kind)
     return Stats(
@@ -183,7 +160,8 @@ def _events(using: str) -> dict[str, Number]:
     counts = event_counts()
     if counts is None:
         return dict.fromkeys([*EVENTS, "replay_rate", "since_purge"], Number(None, Precision.UNKNOWN))
-    counted = _name_events(sum(counts.read(using).values(), Counter()))
+    events: Counter[str] = sum(counts.read(using).values(), Counter())
+    counted = {name: events[event] for name, event in EVENTS.items()}
     settled = counted["replays"] + counted["claims"] + counted["take_overs"]
     hour, kind = counts.read_last_purge(using), Precision.RECENT
     if hour is None:
@@ -195,36 +173,12 @@ def _events(using: str) -> dict[str, Number]:
     }
 
 
-def by_operation(using: str | None = None) -> dict[str, dict[str, int]]:
-    """Read the counts of events of each operation, and how many of its records are stuck now.
-
-    :returns: ``{"charges.create": {"claims": 3, "replays": 1, ..., "parked": 0, "abandoned": 0}, ...}``. The names are
-        those of ``Stats``. Operations without any of it are left out. The empty name stands for operations that were
-        not declared in the process in which a person resolved one of their records.
-    """
-    using = using or records_database()
-    records = RecordQuerySet(IdempotencyRecord, using=using)
-    counts = event_counts()
-    counted = {} if counts is None else counts.read(using)
-    stuck = {
-        "parked": _count_by_operation(records.parked()).by_operation or {},
-        "abandoned": _count_by_operation(records.abandoned()).by_operation or {},
-    }
-    return {
-        operation: {
-            **({} if counts is None else _name_events(counted.get(operation, Counter()))),
-            **{name: numbers.get(operation, 0) for name, numbers in stuck.items()},
-        }
-        for operation in sorted({*counted, *chain.from_iterable(stuck.values())})
-    }
-
-
 def _count(records: QuerySet[IdempotencyRecord]) -> Number:
     return _bounded(records.order_by()[:MAX_COUNTED].count())
 
 
 def _count_by_operation(records: QuerySet[IdempotencyRecord]) -> Number:
-    # The names are counted here, because Django's ORM can't group the rows of a bounded query.
+    # Counted here, because the ORM can't group the rows of a bounded query.
     return _tally(records.order_by().values_list("operation", flat=True)[:MAX_COUNTED])
 
 
@@ -239,18 +193,14 @@ def _bounded(count: int) -> Number:
 
 
 def _claims_in_progress(records: RecordQuerySet) -> dict[str, Number]:
-    """Everything about the claims in progress, from one statement.
-
-    It reads them in the order of the index. If there are more claims than the bound, it sees those that were abandoned
-    longest.
-    """
+    """All numbers about claims in progress, from one statement, which reads those abandoned longest first."""
     is_over = ExpressionWrapper(Q(lease_expires_at__lte=Now()), output_field=BooleanField())
     listed = records.in_progress().order_by("lease_expires_at").annotate(is_over=is_over, now=Now())
     claims = list(
         listed.values_list("operation", "is_over", "now", "lease_expires_at", "created_at", "attempt")[:MAX_COUNTED]
     )
     number = _bounded(len(claims))
-    # Abandoned claims come first in the index, so this count is exact unless all that were seen are abandoned.
+    # Abandoned claims come first in the index, so this count is exact unless all claims read are abandoned.
     abandoned = _tally(operation for operation, is_over, *_ in claims if is_over)
     now, lease = claims[0][2:4] if claims else (None, None)
     return {
@@ -265,7 +215,3 @@ def _claims_in_progress(records: RecordQuerySet) -> dict[str, Number]:
 def _age(now: datetime | None, since: datetime | None) -> float | None:
     """:returns: seconds; 0 if ``since`` is in the future; None if a time is missing."""
     return None if now is None or since is None else max(0.0, round((now - since).total_seconds(), 3))
-
-
-def _name_events(events: Counter[str]) -> dict[str, int]:
-    return {name: events[event] for name, event in EVENTS.items()}

@@ -1,6 +1,6 @@
 """The sweep: settle abandoned claims that no client retries, as their operations declare, in bounded batches.
 
-A sweep may be killed at any point and run again: its changes are fenced, and the other claims are found again.
+A sweep may be killed at any point and repeated: its changes are fenced, and it finds the remaining claims again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .batches import BatchResult, check_batch_size, in_batches, in_transaction
 
 logger: Final = logging.getLogger("idempotency")
 
-#: Small, because the reconcilers of a batch run one after the other and each may call a provider. Without reconcilers,
-#: a batch of a hundred takes milliseconds.
+#: Small, because a batch's reconcilers run one after the other, and each may call a provider. Without them, a hundred
+#: claims take milliseconds.
 DEFAULT_BATCH_SIZE = 100
 MAX_BATCH_SIZE = 10_000
 #: Counting abandoned claims stops here.
@@ -43,12 +43,12 @@ class RecoveryResult(BatchResult):
     recoverable: int = 0
     #: Completed by a reconciler.
     completed: int = 0
-    #: Parked, because it is not known whether the operation took effect.
+    #: Parked, because it is unknown whether the operation took effect.
     parked: int = 0
-    #: The reconciler does not know yet. It is asked again after a while.
+    #: Their reconciler does not know yet and is called again later.
     postponed: int = 0
-    #: Left alone, because no operation of that name is declared in this process. The sweep counts them in its last
-    #: batch, among the ``MAX_LISTED`` claims that were abandoned longest.
+    #: Skipped, because this process declares no operation of that name. Counted in the last batch, among the
+    #: ``MAX_LISTED`` claims that were abandoned longest.
     unknown_operations: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -61,16 +61,16 @@ class RecoveryResult(BatchResult):
 
 
 def abandoned(using: str | None = None) -> RecordQuerySet:
-    """Claims whose lease is over, oldest lease first. An index that holds only unfinished records finds them."""
+    """Claims whose lease is over, oldest lease first. Served by the partial index of unfinished records."""
     records = RecordQuerySet(IdempotencyRecord, using=using or records_database())
     return records.abandoned().order_by("lease_expires_at")
 
 
 def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> RecoveryResult:
-    """Settle up to ``batch_size`` abandoned claims, beginning with those that were abandoned longest.
+    """Settle up to ``batch_size`` abandoned claims, those abandoned longest first.
 
-    Many sweeps may run at once, and a sweep may be killed. Rows that another sweep has locked are skipped. Each change
-    names the attempt or the lease on which it was decided. No lock and no transaction is held while a reconciler runs.
+    Sweeps may run concurrently, and a sweep may be killed. Rows locked by another sweep are skipped. Each change names
+    the attempt or the lease on which it was decided. A reconciler runs without a lock or a transaction.
 
     :param batch_size: 1 to 10,000.
     :raises ValueError: the batch size is not between 1 and 10,000.
@@ -89,7 +89,7 @@ def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = No
         result.unknown_operations.update(name for name in longest if name not in operations)
     for name, count in result.unknown_operations.items():
         logger.warning(
-            "%d abandoned claim(s) of operation %r are left alone: no such operation is declared in this process. "
+            "%d abandoned claim(s) of operation %r were skipped: the operation is not declared in this process. "
             "Declare it in an app's operations.py, or import the module of its task.",
             count,
             name,
@@ -98,20 +98,17 @@ def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = No
 
 
 def recover_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[RecoveryResult]:
-    """Recover batch after batch until nothing more is due. The caller may stop between any two.
-
-    Raises what ``recover_once`` raises.
-    """
+    """Recover until nothing more is due. The caller may stop between batches. Raises the errors of ``recover_once``."""
     return in_batches(lambda before: recover_once(batch_size=batch_size, using=using))
 
 
 def _settle_at_once(
     using: str, operations: Mapping[str, Operation], limit: int, result: RecoveryResult
 ) -> list[IdempotencyRecord]:
-    """Find a batch, settle the claims of it that need no reconciler, and return the whole batch.
+    """Find a batch, settle its claims that need no reconciler, and return the whole batch.
 
     If the process dies before the COMMIT, nothing was changed. If it freezes before the COMMIT, the rows stay locked
-    until the database ends the session. Other sweeps skip the rows meanwhile.
+    until the database ends the session, and other sweeps skip them.
     """
 
     def settle(store: Store) -> tuple[list[IdempotencyRecord], dict[Status, list[IdempotencyRecord]]]:
@@ -137,11 +134,10 @@ def _settle_at_once(
 
 
 def settle_as(status: Status, rows: list[IdempotencyRecord], using: str) -> list[IdempotencyRecord]:
-    """:returns: the rows that were changed."""
+    """:returns: the changed rows."""
     pks = [row.pk for row in rows]
     accounts = {row.account_id for row in rows}
-    # The update repeats the conditions, because on a database that locks no rows here a claim may have been taken over
-    # since it was selected.
+    # The update repeats the conditions: on a database without row locks, a claim may have been taken over since.
     due = abandoned(using).filter(account_id__in=accounts, pk__in=pks)
     if due.update(status=status, lease_expires_at=None, history=Appended("lease_over")) == len(rows):
         return rows
@@ -153,7 +149,7 @@ def settle_as(status: Status, rows: list[IdempotencyRecord], using: str) -> list
 def _reconcile(using: str, operation: Operation, row: IdempotencyRecord, result: RecoveryResult) -> None:
     claim = acquisition.take_over_abandoned(operation.policy, Fence.of(row), store_for(using))
     if claim is None:
-        return  # another sweep or a retry was faster
+        return  # another sweep or a retry came first
     try:
         if reconcile(claim) is not None:
             result.completed += 1
@@ -165,5 +161,5 @@ def _reconcile(using: str, operation: Operation, row: IdempotencyRecord, result:
     except InProgressError:
         result.postponed += 1
     except IdempotencyError:
-        logger.exception("The answer of the reconciler of %s could not be recorded", claim.scope)
+        logger.exception("The result of the reconciler of %s could not be recorded", claim.scope)
         result.postponed += 1

@@ -1,9 +1,9 @@
 """The options of an operation and the entries of ``IDEMPOTENCY``, each declared once.
 
-``Options`` and ``ProjectOptions`` are that declaration: the type of each value in force, and an ``Option`` with
-everything else. The constructor of ``Operation``, the settings, the system checks and their hints are derived from it.
-``docs/reference/settings.md`` says what each option means. The types of the keyword arguments are in ``TaskArguments``,
-``BlockArguments`` and ``RequestArguments``, because a caller may leave one out, or name a function by its path.
+``Options`` and ``ProjectOptions`` declare the type of each value in force, and an ``Option`` with everything else. The
+constructor of ``Operation``, the settings and the system checks are derived from it. ``docs/reference/settings.md``
+explains each option. ``TaskArguments``, ``BlockArguments`` and ``RequestArguments`` are the types of keyword arguments,
+which may also be None, or the dotted path of a function.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..lifecycle import Recovery
 from . import validators
 from .values import CONFLICT, IETF, REEXECUTE, Attach, InProgressAnswer, Reconcile
 
-#: The headers that belong to the outcome. All other headers are made again for each response. Vary is in the list
-#: because Cache-Control is: a cache that learns how long it may keep a response must also learn for which requests.
+#: The headers of the outcome. All others are set again for each response. Vary belongs to Cache-Control: a cache must
+#: know for which requests it may use a response.
 DEFAULT_RECORDED_HEADERS: Final = (
     "Location",
     "ETag",
@@ -53,13 +53,13 @@ EVERYWHERE: Final = Use.REQUEST | Use.BLOCK | Use.TASK
 class Option:
     """One option of an operation, or one entry of ``IDEMPOTENCY``."""
 
-    #: The validator: returns what is wrong with a value, or None.
+    #: The validator: returns the problem with a value, or None.
     problem_of: Callable[[Any], str | None]
-    #: The keyword argument. The attribute of this name of ``Options`` or ``Settings`` has the value in force.
+    #: The keyword argument, and the attribute of ``Options`` or ``Settings`` with the value in force.
     name: str = ""
-    #: The entry of ``IDEMPOTENCY`` that sets the default, or None if there is no such entry.
+    #: The entry of ``IDEMPOTENCY`` with the default, if any.
     setting: str | None = None
-    #: The value in force if neither the argument nor the setting is given.
+    #: The value without argument and setting.
     default: Any = None
     #: The advice of the system check for the setting.
     hint: str = ""
@@ -69,7 +69,7 @@ class Option:
     applies_to: Use = EVERYWHERE
 
     def problem_of_setting(self, value: Any) -> str | None:
-        """What is wrong with a value of the setting, or None. A dotted path is imported."""
+        """The problem with a value of the setting, or None. Imports a dotted path."""
         if value is None and self.default is None:
             return None
         if isinstance(value, Attach):
@@ -77,7 +77,7 @@ class Option:
         return self.problem_of(value) or self.problem_of_path(value)
 
     def complaint(self, subject: str, problem: str, value: Any) -> str:
-        """Say in a sentence that the value of a setting or an argument has a problem, as the validators describe it."""
+        """A sentence about a validator's problem with the value of a setting or an argument."""
         if self.is_secret:
             return f"{subject} {problem}."
         if problem.startswith("must "):
@@ -91,12 +91,12 @@ class Option:
         """
         if not self._is_path(value):
             return value
-        if not all(value.split(".")):  # Python's own error is one of a relative import, or of an empty name
-            raise ImportError(f"{value!r} is no dotted path")
+        if not all(value.split(".")):  # import_string() would try a relative import, or an empty name
+            raise ImportError(f"{value!r} is not a dotted path")
         return import_string(value)
 
     def problem_of_path(self, value: Any) -> str | None:
-        """If the value is a dotted path: what is wrong with it as a path to a callable. Otherwise None."""
+        """The problem with a dotted path to a callable, or None."""
         try:
             return "must name a callable" if self._is_path(value) and not callable(self.value_of(value)) else None
         except ImportError as error:
@@ -107,12 +107,12 @@ class Option:
 
 
 def option(problem_of: Callable[[Any], str | None], **declaration: Any) -> Any:
-    """Declare an ``Option`` as a field of a dataclass, which has the value in force."""
+    """Declare an ``Option`` as a field of a dataclass."""
     return field(metadata={"option": Option(problem_of, **declaration)})
 
 
 def options_of(declared: type) -> Mapping[str, Option]:
-    """The options by name. One that has a hint has an entry of ``IDEMPOTENCY``, by default its name in capitals."""
+    """The options by name. An option with a hint has an entry of ``IDEMPOTENCY``, by default its name in capitals."""
     options = {each.name: each.metadata["option"] for each in fields(declared)}
     return {
         name: replace(option, name=name, setting=option.setting or (name.upper() if option.hint else None))
@@ -126,14 +126,13 @@ class Options:
 
     retention: timedelta = option(
         validators.positive_duration,
-        # Longer than clients and queues keep retrying. The usual longest case is a dead-letter queue that is
-        # replayed on Monday and holds requests of Friday.
+        # Longer than clients and queues retry: on Monday a dead-letter queue may replay requests of Friday.
         default=timedelta(days=3),
-        hint="For example timedelta(days=3). It must be longer than any client or queue keeps retrying.",
+        hint="For example timedelta(days=3). It must be longer than clients and queues keep retrying.",
     )
     lease: timedelta = option(
         validators.positive_duration,
-        # Longer than a handler may take. The usual worker timeout is 30 s.
+        # Longer than the usual worker timeout of 30 s.
         default=timedelta(seconds=60),
         hint="For example timedelta(seconds=60). It must be longer than the slowest handler may take.",
     )
@@ -203,7 +202,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ProjectOptions:
-    """The entries that apply to all operations, with their values in force. None is an argument of an operation."""
+    """The entries that apply to all operations, with their values in force."""
 
     max_retry_after: timedelta = option(
         validators.positive_duration,
@@ -248,7 +247,7 @@ SETTINGS: Final[Mapping[str, Option]] = {
 
 
 class TaskArguments(TypedDict, total=False):
-    """The keyword arguments of ``@idempotent_task``. None stands for one that is left out."""
+    """The keyword arguments of ``@idempotent_task``. None is the same as omission."""
 
     retention: timedelta | None
     lease: timedelta | None
@@ -262,13 +261,13 @@ class TaskArguments(TypedDict, total=False):
 
 
 class BlockArguments(TaskArguments, total=False):
-    """The keyword arguments of ``claim()``: also those that concern the keys of clients."""
+    """The keyword arguments of ``claim()``."""
 
     max_key_age: timedelta | None
 
 
 class RequestArguments(BlockArguments, total=False):
-    """The keyword arguments of ``Operation`` and ``@idempotent``: also those that concern a request."""
+    """The keyword arguments of ``Operation`` and ``@idempotent``."""
 
     key_required: bool | None
     methods: Collection[str] | None

@@ -1,7 +1,6 @@
 """Validators of options.
 
-Each returns what is wrong with a value, as the end of a sentence that begins with the option's name, or None if nothing
-is wrong.
+Each returns None, or the problem with a value, as the end of a sentence that starts with the option's name.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ def secrets(value: object) -> str | None:
 def _is_secret(value: object) -> bool:
     try:
         return isinstance(value, (str, bytes)) and bool(force_bytes(value))
-    except UnicodeEncodeError:  # half a surrogate pair has no bytes to make a key of
+    except UnicodeEncodeError:  # a lone surrogate
         return False
 
 

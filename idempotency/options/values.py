@@ -1,4 +1,4 @@
-"""The values of ``recovery``, ``in_progress`` and ``profile``, and those that ``recorded_headers`` never takes."""
+"""The values of ``recovery``, ``in_progress`` and ``profile``, and the headers that are never recorded."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ ACP = "acp"
 REEXECUTE = Recovery.REEXECUTE
 PARK = Recovery.PARK
 
-#: An ``Unknown`` parks a record that has had this many attempts, runs and reconciliations together. If the operation
-#: ran once, its reconciler is called seven times, within about four minutes because of the backoff.
+#: ``Unknown`` parks a record after this many runs and reconciliations. After one run, the reconciler is called seven
+#: times, within about four minutes because of the backoff.
 DEFAULT_MAX_ATTEMPTS = 8
 
-#: The names of these headers are refused, and a pattern doesn't cover them, because credentials must not be replayed.
+#: Refused as names and not covered by patterns, because credentials must not be replayed.
 NEVER_RECORDED_HEADERS = frozenset({"set-cookie", "authorization", "proxy-authorization", "www-authenticate", "cookie"})
 
-#: A waiting request occupies a worker. Clients usually give up after 30 s, so a longer wait would be of no use.
+#: A waiting request occupies a worker, and clients usually give up after 30 s.
 MAX_WAIT = timedelta(seconds=30)
 
 
 @dataclass(frozen=True)
 class Completed:
-    """A reconciler's answer: the operation took effect, and this is its outcome.
+    """A reconciler's finding: the operation took effect, with this outcome.
 
-    :param response: the ``HttpResponse`` that every retry gets, or, for a ``claim()`` block, its JSON result.
+    :param response: the ``HttpResponse`` for every retry, or the JSON result of a ``claim()`` block.
     """
 
     response: Any
@@ -43,12 +43,12 @@ class Completed:
 
 @dataclass(frozen=True)
 class NotExecuted:
-    """A reconciler's answer: the operation certainly did not take effect, and can't do so later. A retry runs it."""
+    """A reconciler's finding: the operation did not take effect, and can't do so later. A retry runs it."""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A reconciler's answer: it is not known yet. It is asked again later, until ``max_attempts`` parks the record."""
+    """A reconciler's finding: not known yet. It is called again later, until ``max_attempts`` parks the record."""
 
 
 Finding: TypeAlias = Completed | NotExecuted | Unknown
@@ -56,14 +56,13 @@ Finding: TypeAlias = Completed | NotExecuted | Unknown
 
 @dataclass(frozen=True)
 class Reconcile:
-    """Ask the outside world what became of an abandoned claim.
+    """Find out from an external system whether an abandoned claim took effect.
 
     :param find_out: ``callable(record: IdempotencyRecord) -> Completed | NotExecuted | Unknown``, the reconciler. It
-        runs outside of any transaction, under a lease of its own, and only once at a time for a record. It may be
-        killed and called again. If it raises an error, that counts as ``Unknown``. It may return ``NotExecuted`` only
-        if the first call can't arrive later either.
-    :param max_attempts: an ``Unknown`` parks a record that has had this many attempts, runs and reconciliations
-        together.
+        runs outside of any transaction, under a lease, and only once at a time for a record. It may be killed and
+        called again. An error counts as ``Unknown``. It may return ``NotExecuted`` only if the first call can't arrive
+        later.
+    :param max_attempts: ``Unknown`` parks a record after this many runs and reconciliations together.
     :raises ImproperlyConfigured: an argument has a wrong value.
     """
 
@@ -108,14 +107,13 @@ class Wait:
 
 @dataclass(frozen=True)
 class Attach:
-    """The operation starts a job. The first request gets 202, and so does every duplicate until the job ends.
+    """The operation starts a job. The first request and every duplicate get 202 until the job ends.
 
-    The recorded outcome is a reference to the started job. The operation's ``rebuild`` turns it into 202 while the job
-    runs, and into the job's outcome afterwards.
+    The recorded outcome is a reference to the job. ``rebuild`` turns it into 202 while the job runs, and into the job's
+    outcome afterwards.
 
-    :param location: ``callable(scope: Scope) -> str``. It returns the job's address, a path or a URL. It may use the
-        scope only, for example ``scope.derive_key("job")``, because a duplicate may need the address before the first
-        request has committed.
+    :param location: ``callable(scope: Scope) -> str``. Returns the job's path or URL. It may use only the scope, for
+        example ``scope.derive_key("job")``, because a duplicate may need the address before the first request commits.
     :raises ImproperlyConfigured: the location is not callable.
     """
 

@@ -1,9 +1,7 @@
 """The outbox: a message is published if and only if the transaction that published it committed.
 
-An app: add ``"idempotency.outbox"`` to ``INSTALLED_APPS``. ``publishing`` writes messages. ``relay`` hands them to a
-broker. ``upkeep`` counts waiting messages, requeues dead ones and purges sent ones. To send through another broker,
-write a sender: a callable that takes a message and returns when the broker has confirmed it. Name it by its dotted path
-in ``publish(sender=...)``.
+An app: add ``"idempotency.outbox"`` to ``INSTALLED_APPS``. To send through another broker than Celery's, pass
+``publish(sender=...)`` the dotted path of a callable that takes a message and returns when the broker has confirmed it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""The outbox in the admin: which messages wait and for how long, why a message is dead, and a way to requeue it.
+"""The outbox in the admin: waiting messages, why a message is dead, and a button to requeue it.
 
-Nothing can be edited. Requeueing calls ``upkeep.requeue``. A page explains it first, and it needs the permission
-``idempotency_outbox.requeue_outboxmessage``. Payloads and headers may hold secrets, and an error may quote them. So
-they are loaded and shown only for people who have the permission ``idempotency_outbox.view_payload``.
+Payloads and headers may hold secrets, and an error may quote them, so they need the permission ``view_payload``.
 
-The table holds every message that was sent within ``RETENTION`` and a day. So no page here counts the whole table or
-sorts it by a column that has no index.
+The table may be huge, so no page counts it or sorts it by a column without an index.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from django.contrib.admin.utils import label_for_field
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
-from django.utils.html import format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -39,18 +36,29 @@ from ..admin.display import (
 from .models import MessageStatus, OutboxMessage, outbox_database
 from .upkeep import requeue
 
+_EXPLANATIONS: Mapping[str, Any] = {
+    MessageStatus.PENDING: _(
+        "It waits for a relay. If it has been due for more than a minute, no relay is running, or its broker can't be "
+        "reached."
+    ),
+    MessageStatus.SENT: _("Its broker has confirmed the message."),
+    MessageStatus.DEAD: _(
+        "It was tried too often and is not tried again automatically. The last error, shown with the permission to "
+        "view payloads, has the reason. Correct the cause, then requeue the message."
+    ),
+}
 _NEWER_RELEASE = _(
-    "A newer release wrote this state. The relay of this release leaves the message alone. Finish the deploy, or "
-    "deploy the newer release again."
+    "A newer release wrote this state. The relay of this release skips the message. Finish the deploy, or deploy the "
+    "newer release again."
 )
 
 REQUEUE = Action(
     name="requeue",
     title=_("Requeue"),
     consequence=_(
-        "These messages are tried again, as often as new ones. First correct what the error names. A broker may "
-        "already have a message whose confirmation was lost. That message is then sent twice with the same id, and a "
-        "consumer that claims it takes effect once."
+        "These messages are tried again, as often as new ones. First correct the cause of the error. If only the "
+        "confirmation was lost, a message is sent twice with the same id, and a consumer that claims it takes effect "
+        "once."
     ),
     permission="requeue",
     form=ReasonForm,
@@ -58,7 +66,7 @@ REQUEUE = Action(
     statuses=frozenset({MessageStatus.DEAD.value}),
 )
 
-#: The kind of badge, and so its colour, of each state.
+#: The kind of badge of each state.
 _BADGES = {"waiting": "", "due": "waiting", "dead": "stuck", "sent": "done"}
 
 
@@ -82,7 +90,7 @@ class MessageStatusFilter(StateFilter):
 class OutboxMessageAdmin(DecisionAdmin):
     list_display: tuple[str, ...] = ("message_id", "state_with_details", "subject", "age")
     list_filter: ClassVar[tuple[type[admin.SimpleListFilter], ...]] = (MessageStatusFilter,)
-    # Shows the search box; get_search_results() does the search.
+    # Shows the search box. get_search_results() searches.
     search_fields: ClassVar[tuple[str, ...]] = ("message_id",)
     search_help_text: ClassVar[Any] = _("A message's id, or its consumer's key, which ends with the id.")
     ordering: ClassVar[tuple[str, ...]] = ("-id",)
@@ -100,31 +108,7 @@ class OutboxMessageAdmin(DecisionAdmin):
         return ("topic", "message_id", "state", *(["error"] if _may_read(request) else []))
 
     def explain(self, row: OutboxMessage) -> SafeString:
-        return format_html_join("\n", "<p>{}</p>", ((sentence,) for sentence in self._sentences(row)))
-
-    def _sentences(self, row: OutboxMessage) -> list[Any]:
-        if row.status not in set(MessageStatus):
-            return [_NEWER_RELEASE]
-        if row.status == MessageStatus.SENT:
-            return [gettext("Its broker has confirmed the message.")]
-        if row.status == MessageStatus.DEAD:
-            tried = ngettext(
-                "It was tried %(count)d time and is not tried again automatically. The last error says why, to those "
-                "who may see payloads.",
-                "It was tried %(count)d times and is not tried again automatically. The last error says why, to those "
-                "who may see payloads.",
-                row.attempts,
-            )
-            return [
-                tried % {"count": row.attempts},
-                gettext("Later messages of the same ordering key wait for it. Correct the cause, then requeue it."),
-            ]
-        return [
-            gettext(
-                "It waits for a relay, or for an earlier message of the same ordering key. If it has been due for more "
-                "than a minute, no relay is running or its broker can't be reached."
-            )
-        ]
+        return format_html("<p>{}</p>", _EXPLANATIONS.get(row.status, _NEWER_RELEASE))
 
     def page_columns(self, request: HttpRequest) -> tuple[str, ...]:
         content = ("last_error", "all_headers", "content") if _may_read(request) else ()
@@ -136,10 +120,7 @@ class OutboxMessageAdmin(DecisionAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search by the message's id only, because no other column has an index for it.
-
-        The id may be given alone or at the end of the consumer's key.
-        """
+        """Search by id only, because no other column has an index. The consumer's key ends with the id."""
         if term := search_term.strip():
             try:
                 queryset = queryset.filter(message_id=UUID(term.rpartition(".")[2]))
@@ -169,8 +150,7 @@ class OutboxMessageAdmin(DecisionAdmin):
     @admin.display(description=_("topic"))
     def subject(self, message: OutboxMessage) -> str:
         account = message.account_id and gettext("account %(account)s") % {"account": message.account_id}
-        order = message.ordering_key and gettext("in the order of %(key)s") % {"key": message.ordering_key}
-        return show_with_detail(message.topic, account, order)
+        return show_with_detail(message.topic, account)
 
     @admin.display(description=_("times"))
     def times(self, message: OutboxMessage) -> Any:

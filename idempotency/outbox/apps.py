@@ -1,4 +1,4 @@
-"""The app of the outbox: its table, its admin, its command, and its part in purge and erasure."""
+"""The app of the outbox."""
 
 from __future__ import annotations
 

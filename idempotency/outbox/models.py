@@ -20,38 +20,36 @@ require_app("idempotency.outbox")
 class MessageStatus(models.TextChoices):
     """The state of a message of the outbox. The values are stored in the database."""
 
-    PENDING = "pending", _("pending")  # waits until it is due, or is being sent while a relay's lease runs
-    SENT = "sent", _("sent")  # the broker has confirmed it
-    DEAD = "dead", _("dead")  # was tried too often, and waits to be requeued
+    PENDING = "pending", _("pending")  # waits until it is due, or is being sent under a relay's lease
+    SENT = "sent", _("sent")  # confirmed by the broker
+    DEAD = "dead", _("dead")  # tried too often; waits to be requeued
 
 
 class OutboxMessage(models.Model):
     """A message that is published if the transaction that wrote it committed. See ``publishing.py``."""
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
-    #: The message's identity at the broker. It is the same in every attempt of the operation that publishes it.
+    #: The message's identity at the broker, the same in every attempt of the operation that publishes it.
     message_id: models.UUIDField[UUID, UUID] = models.UUIDField(_("message id"), unique=True)
     #: The account of the operation that published it; empty if it was published outside of a claim.
     account_id: BytewiseCharField = BytewiseCharField(_("account"), max_length=255, blank=True, default="")
     #: The key under which a consumer claims it.
     idempotency_key: BytewiseCharField = BytewiseCharField(_("key"), max_length=255)
     topic: BytewiseCharField = BytewiseCharField(_("topic"), max_length=255)
-    #: The dotted path of the callable that hands it to a broker.
+    #: The dotted path of the callable that sends it.
     sender: BytewiseCharField = BytewiseCharField(_("sender"), max_length=255)
     payload: JSONTextField = JSONTextField(_("payload"))
     headers: models.JSONField[Any, Any] = models.JSONField(_("headers"), default=dict, blank=True)
-    #: Messages with one ordering key are sent in the order in which they were written. Empty means no order.
-    ordering_key: BytewiseCharField = BytewiseCharField(_("ordering key"), max_length=255, blank=True, default="")
     status: models.CharField[str, str] = models.CharField(
         _("status"), max_length=8, choices=MessageStatus.choices, default=MessageStatus.PENDING
     )
-    #: How often a relay has tried to send it. Counted before the attempt, because the relay may die during it. An
-    #: attempt that did not take place is subtracted again, and a requeued message starts at 0.
+    #: The number of tries to send it. Counted before a try, because the relay may die during it. A try that did not
+    #: take place is subtracted again. A requeued message starts at 0.
     attempts: models.PositiveIntegerField[int, int] = models.PositiveIntegerField(_("attempts"), default=0)
     next_try_at: models.DateTimeField[datetime | Combinable, datetime] = models.DateTimeField(
         _("next try at"), db_default=Now()
     )
-    #: The time until which the relay that is sending it is presumed alive.
+    #: Until then, the relay that is sending it is presumed alive.
     lease_expires_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         _("lease ends at"), null=True, blank=True
     )
@@ -68,20 +66,14 @@ class OutboxMessage(models.Model):
         verbose_name: ClassVar[Any] = _("outbox message")
         verbose_name_plural: ClassVar[Any] = _("outbox messages")
         indexes: ClassVar[list[models.Index]] = [
-            # Finds what a relay, the backlog and the admin look for, among many messages that are sent and not purged
-            # yet. The order is the due time and not the id, because a lower id may commit after a higher one was sent.
+            # For the relay, the backlog and the admin. Ordered by due time and not by id, because a lower id may commit
+            # after a higher one was sent.
             models.Index(
                 fields=["status", "next_try_at"],
                 condition=models.Q(status=MessageStatus.PENDING.value) | models.Q(status=MessageStatus.DEAD.value),
                 name="idempotency_outbox_unsent",
             ),
-            # Finds the unsent messages that come before a message in its order.
-            models.Index(
-                fields=["ordering_key", "id"],
-                condition=~models.Q(ordering_key="") & ~models.Q(status=MessageStatus.SENT.value),
-                name="idempotency_outbox_order",
-            ),
-            # Finds the messages that a purge deletes.
+            # For the purge.
             models.Index(
                 fields=["sent_at"],
                 condition=models.Q(status=MessageStatus.SENT.value),
@@ -98,5 +90,5 @@ class OutboxMessage(models.Model):
 
 
 def outbox_database() -> str:
-    """The alias of the database that messages are written to, unless the caller names another one."""
+    """The alias of the database that messages are written to by default."""
     return router.db_for_write(OutboxMessage)

@@ -1,7 +1,7 @@
 """Publishing: a message is written in the caller's transaction.
 
-After that has committed, a relay (``relay.py``) hands the message to a broker, at least once and always with the same
-id. By the id a consumer distinguishes a second delivery from a second message.
+After the COMMIT, a relay (``relay.py``) sends it to a broker at least once, always with the same id, by which a
+consumer distinguishes a second delivery from a second message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CELERY = "idempotency.contrib.celery.send"
 
 NOW = timedelta(0)
 
-#: For each connection whose transaction published something: the senders to nudge after its COMMIT.
+#: The senders to nudge after the COMMIT, by connection.
 _to_nudge: WeakKeyDictionary[BaseDatabaseWrapper, set[str]] = WeakKeyDictionary()
 
 
@@ -47,7 +47,6 @@ def publish(
     *,
     name: str | None = None,
     headers: Mapping[str, str] | None = None,
-    ordering_key: str = "",
     delay: timedelta | None = None,
     sender: str = CELERY,
     using: str | None = None,
@@ -55,36 +54,34 @@ def publish(
     """Publish a message if, and only if, the open transaction commits. Costs one statement on a first attempt.
 
     Under a claim the message's id is derived from the claim, so that an attempt that runs again publishes the same
-    message and not a second one. Messages of one topic differ by ``name``, or else by the order of the calls.
+    message. Messages on one topic differ by ``name``, or else by the order of the calls.
 
-    :param topic: what the message is about; for the Celery sender, the name of the task. 1 to 255 printable characters.
-    :param payload: anything that JSON can hold. For the Celery sender, an object holds the keyword arguments of the
-        task, and an array its positional arguments.
-    :param name: distinguishes this message from the operation's other messages on the same topic, so that neither their
-        number nor their order matters. Ignored outside of a claim.
-    :param headers: text that is sent with the message.
-    :param ordering_key: messages of one key are sent in the order in which they were written, and each waits until the
-        one before it is confirmed. A dead message holds up those behind it. Empty means no order.
-    :param delay: the message is sent no earlier than after this time.
-    :param sender: the dotted path of the callable that hands the message to a broker.
-    :param using: the alias of the transaction's database; by default the claim's, or else that of the outbox.
-    :returns: the message; if an earlier attempt has published it, the message of that attempt.
-    :raises NoTransactionError: there is no open transaction.
-    :raises MessageReusedError: an earlier attempt has published another message in its place.
+    :param topic: 1 to 255 printable characters; for the Celery sender, the name of the task.
+    :param payload: JSON data. For the Celery sender, an object has the task's keyword arguments, and an array its
+        positional arguments.
+    :param name: distinguishes the operation's messages on one topic, so that neither their number nor their order
+        matters. Ignored outside of a claim.
+    :param headers: text sent with the message.
+    :param delay: the minimum time until the message is sent.
+    :param sender: the dotted path of the callable that sends the message.
+    :param using: the alias of the transaction's database; by default the claim's, or else the outbox's.
+    :returns: the message, or the one that an earlier attempt has published.
+    :raises NoTransactionError: no transaction is open.
+    :raises MessageReusedError: an earlier attempt published a different message in its place.
     :raises LeaseLostError: the claim's lease is known to be lost.
     :raises TypeError: the payload is not JSON, a text is not a str, or the delay is not a timedelta.
     :raises ValueError: a text is empty, too long or not printable, the delay is negative or longer than 36,500 days, or
-        the headers name ``Idempotency-Key``, which is the message's own.
-    :raises ImportError: there is no such sender.
+        the headers contain ``Idempotency-Key``.
+    :raises ImportError: the sender can't be imported.
     """
     claim = current_claim()
     using = using or (outbox_database() if claim is None else claim.using)
     with nullcontext() if claim is None else on_behalf_of(claim.ownership):
         if not is_transaction_open(using):
             raise NoTransactionError(
-                f"A message on {topic!r} was published outside of a transaction of database {using!r}, so it could be "
-                f"sent although the writes that it reports were not committed. Publish it inside "
-                f"transaction.atomic(using={using!r}), together with the writes."
+                f"A message on {topic!r} was published outside a transaction of database {using!r}, so it could be "
+                f"sent without the writes that it reports. Publish it inside transaction.atomic(using={using!r}), "
+                f"together with the writes."
             )
     if delay is not None and not isinstance(delay, timedelta):
         raise TypeError(f"delay must be a timedelta, not {type(delay).__name__}.")
@@ -96,19 +93,18 @@ def publish(
         topic=_text("topic", topic),
         payload=json_text(payload, f"The payload of a message on {topic!r} must be JSON"),
         headers={name: text for source in sources for name, text in source().items()} | _checked_headers(headers or {}),
-        ordering_key=_text("ordering_key", ordering_key) if ordering_key else "",
         sender=sender,
     )
-    # If the process dies before the caller's COMMIT, nothing was published. If it dies after the COMMIT, a relay finds
-    # the message. If it sleeps before the COMMIT until another attempt has taken over, its completing update matches no
-    # row, and the message is rolled back.
+    # If the process dies before the caller's COMMIT, nothing was published; after it, a relay finds the message. If it
+    # sleeps before the COMMIT until another attempt has taken over, its completing update matches no row, and the
+    # message is rolled back.
     if claim is None:
         message.message_id = uuid4()
         message.idempotency_key = str(message.message_id)
         insert_message(using, message, delay or NOW)
     else:
-        # The topic's length says where the topic ends, so that a topic that ends like a count or a name is not taken
-        # for a shorter topic with that count or name.
+        # The length delimits the topic, so that a topic that ends like a count or a name is not mistaken for a shorter
+        # topic with that count or name.
         kind = f"outbox:{len(topic)}:{topic}"
         place = _Place(using, claim, claim.name_call(kind) if name is None else f"{kind}:{name}")
         with on_behalf_of(claim.ownership):
@@ -120,12 +116,12 @@ def publish(
 
 @dataclass(frozen=True)
 class _Place:
-    """The place of one message among those that an operation publishes. ``call`` names it, the same in every attempt.
+    """The place of one message among those of an operation. ``call`` names it, the same in every attempt.
 
     The message's id is derived from the scope alone, so that it is the same even if a crash has lost the record. After
-    the retention the same key makes a new request. Its message needs another id, because a consumer that remembers the
-    old id would not run. If the outbox still has the old message, the new id is also derived from the time at which the
-    new request began. The outbox keeps messages for longer than consumers remember them.
+    the retention the same key makes a new request, whose message needs another id, because a consumer that remembers
+    the old id would not run. So if the outbox still has the old message, the new id is also derived from the time at
+    which the new request began. The outbox keeps messages for longer than consumers remember them.
     """
 
     using: str
@@ -133,7 +129,7 @@ class _Place:
     call: str
 
     def publish(self, message: OutboxMessage, delay: timedelta) -> OutboxMessage:
-        """Insert the message, or return the one that this request has already published in this place."""
+        """Insert the message, or return the one that this request has published in this place."""
         first = self.claim.derive_key(self.call)
         messages = OutboxMessage.objects.using(self.using)
         if self.claim.attempt > 1 and (began := self._began()) is not None:
@@ -154,14 +150,14 @@ class _Place:
 
     def _began(self) -> datetime | None:
         """When the request began, according to the record. A take-over does not change that time."""
-        # In another database a crash may lose the record and not the message, so its times must not decide about it.
+        # A crash may lose a record in another database without the message, so its times must not decide.
         if self.using != self.claim.using:
             return None
         records = RecordQuerySet(IdempotencyRecord, using=self.using).in_scope(*astuple(self.claim.scope))
         return records.values_list("created_at", flat=True).first()
 
     def _id_since(self, began: datetime) -> UUID:
-        # Every server must derive the same text. A naive time (USE_TZ = False) is the same on every server already.
+        # Every server must derive the same text. A naive time (USE_TZ = False) is the same on every server.
         moment = make_naive(began, UTC) if is_aware(began) else began
         return self.claim.derive_key(f"since {moment.isoformat()}: {self.call}")
 
@@ -183,31 +179,30 @@ def _text(what: str, value: object) -> str:
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"The names and values of a message's headers must be str. That of {name!r} is not.")
+            raise TypeError(f"The names and values of a message's headers must be str. {name!r} is not.")
         if not name.isprintable() or not value.isprintable():
-            raise ValueError(f"The headers of a message must be printable. That of {name!r} is not.")
+            raise ValueError(f"The headers of a message must be printable. {name!r} is not.")
         if name.lower() == keys.HEADER.lower():
             raise ValueError(
-                f"A message has its own key, so its headers must not have {name!r}. With the request's key, all its "
-                f"messages would be one."
+                f"The headers of a message must not contain {name!r}, because each message has its own key."
             )
     return dict(headers)
 
 
 def _same(before: OutboxMessage, message: OutboxMessage) -> OutboxMessage:
-    """:raises MessageReusedError: the message of an earlier attempt is another one."""
+    """:raises MessageReusedError: the earlier attempt's message differs."""
     contents = [(each.topic, json.dumps(json.loads(each.payload), sort_keys=True)) for each in (before, message)]
     if contents[0] != contents[1]:
         raise MessageReusedError(
-            f"An earlier attempt published message {before.message_id} in this place with another payload or topic: it "
-            f"was on {before.topic!r}, and this one is on {message.topic!r}. Each attempt must publish the same "
-            f"messages in the same order, or give each message its own name=."
+            f"An earlier attempt published a different message {before.message_id} on {before.topic!r} in place of "
+            f"this one on {message.topic!r}. Each attempt must publish the same messages in the same order, or give "
+            f"each message a separate name=."
         )
     return before
 
 
 def _nudge_on_commit(using: str, path: str, send: Any) -> None:
-    """Nudge the sender after the COMMIT, once per transaction. A lost nudge only costs time."""
+    """Nudge the sender after the COMMIT, once per transaction. A lost nudge only delays the message."""
     nudge: Callable[[], None] | None = getattr(send, "nudge", None)
     if nudge is None:
         return
@@ -215,9 +210,8 @@ def _nudge_on_commit(using: str, path: str, send: Any) -> None:
     waiting.add(path)
 
     def nudge_once() -> None:
-        # A callback is registered for each message, because a savepoint that rolls back discards its callbacks. The
-        # first remaining callback nudges for all. If a whole transaction rolls back, its entry stays in the set, and
-        # the next transaction that publishes uses it.
+        # Each message registers a callback, because a savepoint that rolls back discards its callbacks. The first
+        # remaining one nudges for all. If the whole transaction rolls back, its entry is used by the next transaction.
         if path in waiting:
             waiting.discard(path)
             nudge()

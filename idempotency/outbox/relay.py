@@ -1,11 +1,11 @@
-"""The relay: hand messages of the outbox to their brokers, one bounded batch at a time.
+"""The relay: send messages of the outbox to their brokers, in bounded batches.
 
-A relay leases a batch in a transaction, sends its messages outside of any transaction, and then marks them as sent. If
-it dies or freezes, the lease runs out and another relay sends the remaining messages. A message may be sent more than
-once, because a broker's confirmation and a COMMIT can't be made atomic, but always with the same id.
+A relay leases a batch in a transaction, sends its messages outside any transaction, and then marks them as sent. If it
+dies or freezes, the lease runs out and another relay sends the remaining messages. Because a broker's confirmation and
+a COMMIT can't be atomic, a message may be sent more than once, but always with the same id.
 
-Messages are found by status and due time, and never by remembering the highest id that was sent. The database assigns
-ids before the COMMIT, so a lower id may appear after a higher one was sent.
+Messages are found by status and due time, not by the highest id sent, because a lower id may commit after a higher one
+was sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.module_loading import import_string
 
@@ -35,48 +35,47 @@ from .models import MessageStatus, OutboxMessage, outbox_database
 
 logger: Final = logging.getLogger("idempotency")
 
-#: Confirmed messages are marked together, so at most this many are sent again if a relay dies.
+#: Confirmed messages are marked together, so a relay that dies causes at most this many repetitions.
 DEFAULT_BATCH_SIZE = 100
-#: Two statements have a parameter for each message of a batch, and SQLite may accept no more than 999 parameters.
+#: Two statements have a parameter per message, and SQLite may accept no more than 999.
 MAX_BATCH_SIZE = 500
 
-#: How long a relay that has taken a batch is presumed alive. It stops sending when half of this time has passed, so the
-#: sender may need the other half for its last message. Only a relay that froze sends messages that another has taken
-#: over.
+#: How long a relay that has taken a batch is presumed alive. It stops sending at half of this time, which leaves the
+#: other half for its last message. So only a relay that froze sends messages that another one has taken over.
 LEASE = timedelta(seconds=60)
 
-#: A message is tried again after 2, 4, 8 … seconds and later every hour. After 16 attempts, about five hours, it is
-#: dead. By then a new deploy may have corrected the cause, and if not, a person should look at the message the same
-#: day. An attempt that could not reach the broker does not count.
+#: A message is tried again after 2, 4, 8 … seconds, later every hour, and is dead after 16 tries, about five hours: a
+#: deploy may correct the cause by then, and otherwise an operator sees it the same day. A try that could not reach the
+#: broker does not count.
 MAX_ATTEMPTS = 16
 LONGEST_BACKOFF = 3600  # seconds
-#: How soon a broker that could not be reached is tried again. Soon, because another attempt costs almost nothing.
+#: Short, because trying an unreachable broker again costs almost nothing.
 UNAVAILABLE_BACKOFF = timedelta(seconds=5)
 
-#: One message of a batch may have killed its relay: a poison message. A message that was left over from this many
-#: batches whose relay disappeared is sent alone from then on.
+#: A batch may contain a poison message that killed its relay. A message left over by this many relays that disappeared
+#: is sent alone.
 SUSPICIOUS = 2
 
-#: The last error of a message that is dead without one of its sender's.
+#: The last error of a message that died without an error of its sender.
 DISAPPEARED = f"A relay disappeared while it had this message, {MAX_ATTEMPTS} times."
 
-#: The database cancels a statement that runs for longer. None waits for a message's lock: locked messages are left out.
+#: Cancels a statement with a bad plan. No statement waits for a locked message: locked messages are skipped.
 STATEMENT_TIMEOUT = timedelta(seconds=30)
 
 
 @dataclass
 class RelayResult(BatchResult):
-    """The result of one batch of a relay, as counts of messages. It is exhausted if nothing more can be sent now."""
+    """The result of one batch, as counts of messages. Exhausted if nothing more can be sent now."""
 
     #: Confirmed by their broker, and not marked as sent before.
     sent: int = 0
-    #: Their sender raised an error. They are tried again after a while.
+    #: Their sender raised an error. They are tried again later.
     postponed: int = 0
-    #: Their sender failed too often, or their relay died too often. They wait to be requeued.
+    #: Their sender failed, or their relay died, too often. They wait to be requeued.
     dead: int = 0
-    #: Not tried, because a broker can't be reached, an earlier message of their order was not sent, or the time was up.
+    #: Not tried, because a broker can't be reached or the time was up.
     put_back: int = 0
-    #: The senders whose broker can't be reached, each with the error.
+    #: The senders whose broker can't be reached, with the error.
     unavailable: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -85,34 +84,28 @@ class RelayResult(BatchResult):
 
 
 def due(using: str) -> QuerySet[OutboxMessage]:
-    """The messages that may be sent now, in no particular order."""
+    """The messages that may be sent now, unordered."""
     messages = OutboxMessage.objects.using(using)
     free = Q(lease_expires_at=None) | Q(lease_expires_at__lte=Now())
-    # Written exactly as the conditions of the partial index, so that the planner uses it.
-    earlier = messages.exclude(ordering_key="").exclude(status=MessageStatus.SENT)
-    held_up = Exists(earlier.filter(ordering_key=OuterRef("ordering_key"), pk__lt=OuterRef("pk")))
-    return messages.filter(free, Q(ordering_key="") | ~held_up, status=MessageStatus.PENDING, next_try_at__lte=Now())
+    return messages.filter(free, status=MessageStatus.PENDING, next_try_at__lte=Now())
 
 
 def relay_once(
     *, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None, skip: Collection[str] = ()
 ) -> RelayResult:
-    """Send up to ``batch_size`` due messages, beginning with those that have been due longest.
-
-    Many relays may run at once, and a relay may be killed.
+    """Send up to ``batch_size`` due messages, those due longest first. Relays may run concurrently and may be killed.
 
     :param batch_size: 1 to 500.
-    :param skip: senders whose messages are left alone, because their broker can't be reached.
+    :param skip: senders whose messages are skipped, because their broker can't be reached.
     :raises ValueError: the batch size is not between 1 and 500.
-    :raises RuntimeError: there is an open transaction.
-    :raises DatabaseError: the database refuses. Messages that were sent and could not be marked are sent again.
+    :raises RuntimeError: a transaction is open.
+    :raises DatabaseError: the database refuses. Messages that were sent but not marked are sent again.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
     using = using or outbox_database()
-    until = time.monotonic() + LEASE.total_seconds() / 2  # counted from here, because the lease begins later
-    # If the process dies before the COMMIT, nothing was taken. If it dies after the COMMIT, the lease runs out. If it
-    # freezes before the COMMIT, the rows stay locked until the database ends the session. Other relays skip the rows
-    # meanwhile.
+    until = time.monotonic() + LEASE.total_seconds() / 2  # from here, because the lease begins later
+    # If the process dies before the COMMIT, nothing was taken; after it, the lease runs out. If it freezes before the
+    # COMMIT, the rows stay locked until the database ends the session, and other relays skip them.
     batch = in_transaction(using, lambda store: _take(store, batch_size, skip), statement_timeout=STATEMENT_TIMEOUT)
     fault_point["relay.claimed"]()
     result = RelayResult(exhausted=batch.exhausted)
@@ -125,9 +118,9 @@ def relay_once(
 
 
 def relay_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[RelayResult]:
-    """Send batch after batch until nothing more is due. The caller may stop between any two.
+    """Send until nothing more is due. The caller may stop between batches. Raises the errors of ``relay_once``.
 
-    If a sender could not reach its broker, later batches leave its messages alone. Raises the errors of ``relay_once``.
+    Once a sender could not reach its broker, later batches skip its messages.
     """
     unreachable: set[str] = set()
 
@@ -141,8 +134,8 @@ def relay_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = N
 @dataclass
 class _Batch:
     messages: list[OutboxMessage]
-    #: At most one message that may be poison. It is sent after all others are marked, so that if the relay disappears,
-    #: only this message can be the cause.
+    #: At most one possible poison message. Sent after all others are marked, so that if the relay disappears, only this
+    #: message can be the cause.
     suspects: list[OutboxMessage]
     #: Messages whose relays have disappeared too often.
     dead: list[OutboxMessage]
@@ -157,7 +150,6 @@ def _take(store: Store, limit: int, skip: Collection[str]) -> _Batch:
     dead = [message for message in suspicious if message.attempts >= MAX_ATTEMPTS]
     suspects = [message for message in suspicious if message.attempts < MAX_ATTEMPTS][:1]
     messages = [message for message in due_now if message not in suspicious]
-    messages += _followers(store, messages, limit - len(due_now), skip)
     rows = OutboxMessage.objects.using(using)
     leased = rows.filter(pk__in=[message.pk for message in messages + suspects])
     leased.update(attempts=F("attempts") + 1, lease_expires_at=Now() + LEASE)
@@ -166,32 +158,7 @@ def _take(store: Store, limit: int, skip: Collection[str]) -> _Batch:
     )
     for message in messages + suspects:
         message.attempts += 1
-    return _Batch(messages, suspects, dead, exhausted=len(messages) < limit and not suspicious)
-
-
-def _followers(store: Store, heads: list[OutboxMessage], limit: int, skip: Collection[str]) -> list[OutboxMessage]:
-    """Find and lock the messages that directly follow the ordered messages of ``heads``.
-
-    A message that is not ready, or that another transaction has locked, ends its order here: those behind it wait, too.
-    """
-    last = {message.ordering_key: message.pk for message in heads if message.ordering_key}
-    if not last or limit < 1:
-        return []
-    messages = OutboxMessage.objects.using(store.using)
-    unsent = messages.exclude(ordering_key="").exclude(status=MessageStatus.SENT)
-    behind = unsent.filter(ordering_key__in=last, pk__gt=min(last.values())).order_by("ordering_key", "pk")
-    places = list(behind.values_list("pk", "ordering_key")[: limit + len(last)])
-    free = Q(lease_expires_at=None) | Q(lease_expires_at__lte=Now(), attempts__lt=SUSPICIOUS)
-    ready = messages.filter(free, pk__in=[pk for pk, _ in places], status=MessageStatus.PENDING, next_try_at__lte=Now())
-    locked = {message.pk: message for message in store.select_unlocked(ready.exclude(sender__in=list(skip)))}
-    followers: list[OutboxMessage] = []
-    for pk, ordering_key in places:
-        if pk > last.get(ordering_key, pk):
-            if pk in locked:
-                followers.append(locked[pk])
-            else:
-                del last[ordering_key]
-    return followers[:limit]
+    return _Batch(messages, suspects, dead, exhausted=len(due_now) < limit and not suspicious)
 
 
 @dataclass
@@ -203,13 +170,12 @@ class _Outcomes:
 
 def _send(messages: list[OutboxMessage], until: float, result: RelayResult) -> _Outcomes:
     outcomes = _Outcomes()
-    held_up: set[str] = set()
     for message in messages:
         if time.monotonic() >= until:
             outcomes.put_back.append((message, ""))
             result.exhausted = False
-        elif message.sender in result.unavailable or message.ordering_key in held_up:
-            outcomes.put_back.append((message, result.unavailable.get(message.sender, "")))
+        elif message.sender in result.unavailable:
+            outcomes.put_back.append((message, result.unavailable[message.sender]))
         else:
             try:
                 _hand_over(message)
@@ -217,21 +183,18 @@ def _send(messages: list[OutboxMessage], until: float, result: RelayResult) -> _
                 logger.warning("Sender %s can't reach its broker: %s", message.sender, _trace_of(error))
                 result.unavailable[message.sender] = reason_of(error)
                 outcomes.put_back.append((message, reason_of(error)))
-            # A sender is the project's code and may raise anything. The other messages must be sent all the same.
+            # A sender is the project's code and may raise anything. The other messages must still be sent.
             except Exception as error:  # noqa: BLE001
                 logger.error("Message %s on %s was not sent: %s", message.message_id, message.topic, _trace_of(error))
                 outcomes.failed.append((message, reason_of(error)))
             else:
                 fault_point["relay.published"]()
                 outcomes.confirmed.append(message)
-                continue
-        if message.ordering_key:
-            held_up.add(message.ordering_key)
     return outcomes
 
 
 def _trace_of(error: Exception) -> str:
-    """The error's class and place, for the log. Its text and the variables of its frames may quote the payload."""
+    """The error's class and stack for the log. Its text and its frames' variables may quote the payload."""
     return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()
 
 
@@ -247,7 +210,7 @@ def _hand_over(message: OutboxMessage) -> None:
 def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:
     messages = OutboxMessage.objects.using(using)
     if outcomes.confirmed:
-        # This update is not fenced. Even if the relay was slow and lost its lease, the broker has the message.
+        # Not fenced: even if the relay was slow and lost its lease, the broker has the message.
         confirmed = messages.filter(pk__in=[message.pk for message in outcomes.confirmed])
         sent = confirmed.exclude(status=MessageStatus.SENT).update(
             status=MessageStatus.SENT, sent_at=Now(), lease_expires_at=None, error=""
@@ -255,7 +218,7 @@ def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:
         fault_point["relay.marked"]()
         result.sent += sent
         signals.relayed.send_robust(sender=OutboxMessage, count=sent)
-    # The other updates are fenced by the attempt number, because another relay may have taken or sent the message.
+    # Fenced by the attempt number, because another relay may have taken or sent the message.
     mine = messages.filter(status=MessageStatus.PENDING)
     for (attempts, error), failed in _alike(outcomes.failed).items():
         if attempts < MAX_ATTEMPTS:
@@ -274,7 +237,7 @@ def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:
 
 
 def _alike(messages: list[tuple[OutboxMessage, str]]) -> dict[tuple[int, str], list[OutboxMessage]]:
-    """Group messages by attempts and error. A batch mostly fails for one reason, so one statement updates many rows."""
+    """Group messages by attempts and error, because most batches fail for one reason, which takes one statement."""
     groups = defaultdict(list)
     for message, error in messages:
         groups[message.attempts, error].append(message)

@@ -1,6 +1,6 @@
-"""The messages on the timeline of a record: the one that led to it, and those of its chain.
+"""The messages on the timeline of a record.
 
-Messages have no index by account or key, so they are looked for within a time limit.
+Messages have no index by account or key, so the search has a time limit.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ..models import IdempotencyRecord
 from ..store import statement_timeout
 from .models import MessageStatus, OutboxMessage, outbox_database
 
-#: A message is sent within milliseconds if a relay runs. The messages of a whole day can't be searched.
+#: A running relay sends a message within milliseconds, and the messages of a whole day are too many to search.
 NEAR = timedelta(minutes=1)
 
 
 def admin_of_messages(site: AdminSite, request: HttpRequest) -> DecisionAdmin | None:
-    """The admin of messages, if the person may see it."""
+    """The admin of messages, if the user may view it."""
     messages = admin_of(site, OutboxMessage)
     return messages if messages is not None and messages.has_view_permission(request) else None
 
@@ -36,16 +36,13 @@ def admin_of_messages(site: AdminSite, request: HttpRequest) -> DecisionAdmin | 
 def events_of(
     record: IdempotencyRecord, request: HttpRequest, records: DecisionAdmin, notes: list[str]
 ) -> Iterator[Event]:
-    """The messages and the records of their consumers. Adds to ``notes`` what is missing."""
+    """The message that led to this record, the messages of its trace, and the records of their consumers.
+
+    Adds to ``notes`` what is missing.
+    """
     messages = admin_of_messages(records.admin_site, request)
-    if messages is not None:
-        yield from _of_messages(record, notes, records, messages)
-
-
-def _of_messages(
-    record: IdempotencyRecord, notes: list[str], records: DecisionAdmin, messages: DecisionAdmin
-) -> Iterator[Event]:
-    """The message that led to this record, the published ones of its chain, and the records of their consumers."""
+    if messages is None:
+        return
     arrived = _arrived(record)
     found = {} if arrived is None else {arrived.pk: arrived}
     end = time.monotonic() + statement_timeout.LIMIT
@@ -55,15 +52,13 @@ def _of_messages(
         keys = [message.idempotency_key for message in found.values() if message != arrived]
         yield from _consumed(record, keys, records, end)
     except statement_timeout.OutOfTimeError:
-        notes.append(
-            gettext("Not all of its messages were found in time: the outbox is large, or the database is busy.")
-        )
+        notes.append(gettext("Some messages may be missing: the outbox is large, or the database is busy."))
     for message in found.values():
         yield from _of_message(message, messages)
     notes.append(
         gettext(
-            "Messages are listed if they wait, or were sent within a minute of the outcome. Those of the operations "
-            "that this one led to belong to the same trace, and are listed, too."
+            "Messages of the same trace are listed if they wait, or were sent within a minute of the outcome, also "
+            "those of later operations."
         )
     )
 
@@ -80,7 +75,7 @@ def _outbox() -> QuerySet[OutboxMessage]:
 
 
 def _arrived(record: IdempotencyRecord) -> OutboxMessage | None:
-    """The message that this record's consumer claimed, if its key is that of a message."""
+    """The message that this record claims, if its key is a message's."""
     try:
         message_id = UUID(record.idempotency_key.rpartition(".")[2])
     except ValueError:
@@ -108,7 +103,7 @@ def _of_message(message: OutboxMessage, messages: DecisionAdmin) -> Iterator[Eve
 
 
 def _consumed(record: IdempotencyRecord, keys: list[str], records: DecisionAdmin, end: float) -> Iterator[Event]:
-    """The records of consumers that claimed messages under the producer's account, as they do by default."""
+    """The records of consumers under the producer's account, which is the default."""
     consumed = IdempotencyRecord.objects.using(record._state.db).filter(
         account_id=record.account_id, idempotency_key__in=keys
     )

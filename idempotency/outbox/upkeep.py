@@ -1,4 +1,4 @@
-"""The upkeep of messages: count those that wait, requeue a dead one, purge the sent ones, erase those of an account."""
+"""The upkeep of messages: count waiting ones, requeue a dead one, purge sent ones, find those of an account."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from ..operate.purge import DEFAULT_BATCH_SIZE, OtherPurge, PurgeResult, purge_o
 from ..operate.resolutions import ResolutionRefusedError, log_decision, require_name
 from .models import MessageStatus, OutboxMessage, outbox_database
 
-#: Counting stops here, because counting millions takes long.
+#: Counting stops here.
 MAX_COUNTED: Final = 10_000
 
-#: A sent message is kept for ``RETENTION`` and this time. It tells a later request under the same key that its message
-#: needs another id, so it has to outlive the consumer's record. That record is kept for ``RETENTION``, but begins only
-#: when the message leaves its queue.
+#: A sent message is kept for ``RETENTION`` and this time. It shows a later request under the same key that its message
+#: needs another id, so it has to outlive the consumer's record, whose ``RETENTION`` begins when the message leaves its
+#: queue.
 MAX_QUEUED: Final = timedelta(days=1)
 
-#: The outbox has no index on accounts, because every message would have to pay for it. An erasure reads the whole
-#: outbox once, in windows of this many ids.
+#: An index on accounts would slow down every message, so an erasure reads the whole outbox in windows of this many ids.
 WINDOW: Final = 10_000
 
 _STATES: Final = {
@@ -39,22 +38,22 @@ _STATES: Final = {
 
 @dataclass(frozen=True)
 class Backlog:
-    """The messages that have not been sent."""
+    """Unsent messages."""
 
-    #: Messages that wait for a relay, for their time or for another message. Counted up to ``MAX_COUNTED``.
+    #: Messages that wait for a relay or for their time. Counted up to ``MAX_COUNTED``.
     pending: int
     #: How long the oldest due message has been due; None if no message is due. If this is above a minute, no relay is
-    #: running, a broker can't be reached, or a message holds up others of its ordering key.
+    #: running, or a broker can't be reached.
     oldest_due: timedelta | None
-    #: Messages that were tried too often and wait to be requeued. Counted up to ``MAX_COUNTED``.
+    #: Messages that wait to be requeued. Counted up to ``MAX_COUNTED``.
     dead: int
 
 
 def backlog(*, using: str | None = None) -> Backlog:
-    """Count the messages that wait, and say for how long. Takes three statements on an index of unsent messages."""
+    """Count the waiting messages and measure their delay. Three statements on the index of unsent messages."""
     messages = OutboxMessage.objects.using(using or outbox_database())
     pending = messages.filter(status=MessageStatus.PENDING)
-    # Read the first row in the order of the index. max() of the age would read all rows.
+    # The first row of the index. max() of the age would read all rows.
     longest = pending.filter(next_try_at__lte=Now()).order_by("next_try_at")
     age = ExpressionWrapper(Now() - F("next_try_at"), DurationField())
     return Backlog(
@@ -65,32 +64,32 @@ def backlog(*, using: str | None = None) -> Backlog:
 
 
 def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
-    """Have a dead message tried again, as often as a new one. It keeps its id and its place in its order.
+    """Try a dead message again, as often as a new one. It keeps its id. Logged like decisions about records.
 
-    Logs the decision as those about records are logged.
-
-    :param message: the message as the person saw it. The instance is not changed; read it again.
-    :param by: who decides, for the audit: a user, or a name (str).
-    :param reason: why, for the audit.
+    :param message: the message as the operator saw it. The instance is not changed; read it again.
+    :param by: the operator, for the audit: a user, or a name (str).
+    :param reason: the reason, for the audit.
     :raises ResolutionRefusedError: the message is not dead, or has changed since.
-    :raises TypeError: ``by`` does not say who decides.
+    :raises TypeError: ``by`` is neither a user nor a non-empty str.
     """
     require_name(by)
     using = outbox_database()
     with transaction.atomic(using=using):
-        # If two people decide at once, one wins, because a requeued message has another time, also when it is dead
+        # If two operators decide at once, one wins, because a requeued message has another time, even when it is dead
         # again. A relay that took the message and froze may still mark it as sent, which is true then.
         dead = OutboxMessage.objects.using(using).filter(
             pk=message.pk, status=MessageStatus.DEAD, attempts=message.attempts, next_try_at=message.next_try_at
         )
         if dead.update(status=MessageStatus.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None) != 1:
-            raise ResolutionRefusedError(f"Message {message.message_id} is not dead, or has changed since you saw it.")
+            raise ResolutionRefusedError(
+                f"Message {message.message_id} is not dead, or has changed since it was shown."
+            )
         subject, title = f"Message {message.message_id} on {message.topic!r}", f"{message.topic} {message.message_id}"
         log_decision(message, subject, title, "requeued", by, reason, using=using)
 
 
 def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
-    """The messages that a purge would delete now: sent longer ago than ``RETENTION`` and a day."""
+    """The messages that a purge would delete now."""
     past = Now() - (settings().defaults.retention + MAX_QUEUED)
     return OutboxMessage.objects.using(using).filter(status=MessageStatus.SENT, sent_at__lte=past)
 
@@ -98,13 +97,13 @@ def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
 def purge_sent_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> PurgeResult:
     """Delete up to ``batch_size`` messages that were sent longer ago than ``RETENTION`` and a day, in one transaction.
 
-    Takes the arguments of ``purge_once``, and raises the same errors.
+    Takes the arguments of ``purge_once`` and raises its errors.
     """
     return next(purge_sent_batches(batch_size=batch_size, using=using))
 
 
 def purge_sent_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[PurgeResult]:
-    """Purge sent messages batch after batch, as ``purge_batches`` does records."""
+    """Purge sent messages in batches, as ``purge_batches`` does records."""
     using = using or outbox_database()
     due = sent_past_retention(using)
     return purge_oldest(using, batch_size, lambda store, after: store.delete_rows(due, "sent_at", batch_size, after))

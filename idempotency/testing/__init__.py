@@ -1,8 +1,8 @@
-"""For the tests of a project: does a protected view keep its promises, and what does a client get in each state?
+"""Tools for a project's tests.
 
-``assert_idempotent`` sends a request in every way in which a request is repeated. ``in_progress``, ``abandoned``,
-``expired`` and ``completed`` bring a record into a state. ``IdempotentClient`` is Django's test client with keys.
-``idempotency.contrib.rest_framework`` has Django REST framework's, ``idempotency.contrib.pytest`` has fixtures.
+``assert_idempotent`` repeats a request in every way that clients, networks and crashes do. ``in_progress``,
+``abandoned``, ``expired`` and ``completed`` bring a record into a state. ``IdempotentClient`` is Django's test client
+with keys; ``idempotency.contrib.rest_framework`` has the one for ``APIClient``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ __all__ = [
 
 
 class IdempotentClientMixin:
-    """Adds a new ``Idempotency-Key`` to each mutating request that has none, before a test client sends it.
+    """Adds a new ``Idempotency-Key`` to each mutating request without one.
 
     Put it before Django's ``Client`` or Django REST framework's ``APIClient`` among the bases of a class. A protected
-    view echoes the key in its response, so a retry is sent with
-    ``headers={"Idempotency-Key": first["Idempotency-Key"]}``.
+    view echoes the key, so a retry is sent with ``headers={"Idempotency-Key": first["Idempotency-Key"]}``.
     """
 
     def request(self: Any, **request: Any) -> Any:
@@ -53,7 +52,7 @@ class IdempotentClientMixin:
 
 
 class IdempotentClient(IdempotentClientMixin, Client):
-    """Django's test client with keys. A ``TestCase`` uses it if its ``client_class`` is this class."""
+    """Django's test client with keys. Set it as the ``client_class`` of a ``TestCase``."""
 
 
 adopt(__name__, [*map(globals().get, __all__)])

@@ -20,19 +20,19 @@ from .trial import PROTECT, Answer, Broken, NotRun, Report, Request, Trial, chan
 #: Problems that reveal a record.
 ABOUT_A_RECORD = {"idempotency_key_reused", "idempotency_in_progress", "idempotency_outcome_unknown"}
 
-#: Answers to a duplicate whose outcome isn't there yet: running, accepted, throttled, not available.
+#: Statuses for a duplicate without an outcome yet: accepted, running, throttled, unavailable.
 COME_BACK = {202, 409, 429, 503}
 
 
 def new_key(trial: Trial) -> None:
-    """The same request under another key is another operation. The other checks need that, too."""
+    """The same request under another key is another operation. All other checks rely on it."""
     request, before = trial.make_request(), trial.effects()
     answer = trial.send(request, keys.new_key())
     if answer.is_replay or (answer.succeeded and trial.effects() == before):
         raise Broken(
             f"the same request under a new key was answered {answer} and had no effect.",
-            "Look for a cache of responses around the view, and for a deduplication by payload. Only the key makes a "
-            "request a retry.",
+            "Look for a response cache around the view, and for deduplication by payload. Only the key makes a request "
+            "a retry.",
         )
     if not answer.succeeded:
         raise refused(answer)
@@ -70,7 +70,7 @@ def concurrent(trial: Trial) -> None:
         if not answer.succeeded and answer.status not in COME_BACK:
             raise Broken(
                 f"a simultaneous request was answered {answer}.",
-                "A duplicate gets the outcome, or is asked to come back. Look for code before @idempotent.",
+                "A duplicate must get the outcome, or a status to retry. Look for code before @idempotent.",
             )
     for answer in done:
         trial.expect_replay(last, answer, "a simultaneous request")
@@ -85,15 +85,15 @@ def other_payload(trial: Trial) -> None:
     if answer.succeeded or answer.failed:
         raise Broken(
             f"another payload under the same key was answered {answer}. It must be refused.",
-            "The fingerprint leaves the payload out: look at payload= of the operation, which must return every field "
-            "that matters. If the changed fields don't matter, give other_payload=.",
+            "The fingerprint omits the payload. The operation's payload= must return every field that matters. If the "
+            "changed fields don't matter, pass other_payload=.",
         )
 
 
 def other_account(trial: Trial) -> None:
     """The same request and key from another account."""
     if trial.other_client is None:
-        raise NotRun("give other_client=, a client of another account.")
+        raise NotRun("pass other_client=, a client of another account.")
     request, key, first, _before = trial.first()
     before = trial.effects()
     answer = trial.send(request, key, trial.other_client)
@@ -101,21 +101,21 @@ def other_account(trial: Trial) -> None:
     if answer.is_replay or is_leak or answer.problem in ABOUT_A_RECORD:
         raise Broken(
             f"another account with the same key was answered {answer}: it learns of the first one's operation.",
-            "Both requests belong to one account. Let account= return what identifies the caller, from the server's "
-            "own data. Is there a cache of responses around the view?",
+            "Both requests belong to one account. Let account= identify the caller by the server's own data. Is there "
+            "a response cache around the view?",
         )
     if not answer.failed:
         return
     what = f"another account with the same key was answered {answer}"
-    anew = trial.send(trial.make_request(), keys.new_key(), trial.other_client)
-    if anew.failed:
+    with_new_key = trial.send(trial.make_request(), keys.new_key(), trial.other_client)
+    if with_new_key.failed:
         raise Broken(
-            f"{what}, and with a new key {anew}.",
-            "It is not the key: the view fails for this account. Look at the log. Give other_client= a client whose "
-            "account can make the request, and a callable that makes it if its payload must be unique.",
+            f"{what}, and with a new key {with_new_key}.",
+            "The view fails for this account with any key. Look at the log. Pass an other_client= that may send the "
+            "request, and a callable that makes the request if its payload must be unique.",
         )
     raise Broken(
-        f"{what}, and with a new key {anew}.",
+        f"{what}, and with a new key {with_new_key}.",
         "The handler uses the client's key as if no other account could have it, for example in a unique column or at "
         "a provider. Use current_claim().derive_key(…), which differs between accounts.",
     )
@@ -195,7 +195,7 @@ def expiry(trial: Trial) -> None:
     if answer.is_replay or answer.failed or answer.problem:
         raise Broken(
             f"after its retention the key was answered {answer}. It must make a new request.",
-            "Is there a cache of responses around the view?",
+            "Is there a response cache around the view?",
         )
     if answer.succeeded:
         trial.expect_once(before, "after its retention the key did not make one new request", PROTECT)
@@ -204,7 +204,7 @@ def expiry(trial: Trial) -> None:
 def revoked(trial: Trial) -> None:
     """The same request after the caller has lost the permission."""
     if trial.revoke is None:
-        raise NotRun("give revoke=, a callable that takes the permission away from the client's account.")
+        raise NotRun("pass revoke=, a callable that takes the permission away from the client's account.")
     request, key, first, _before = trial.first()
     trial.revoke()
     answer = trial.send(request, key)
@@ -216,8 +216,7 @@ def revoked(trial: Trial) -> None:
         )
 
 
-#: Every check by the name with which it can be left out. All others need what the first one checks, and the last one
-#: changes what the client may do.
+#: The checks by name, in order: all rely on the first one, and the last one changes what the client may do.
 CHECKS: Final[Mapping[str, Callable[[Trial], None]]] = {
     check.__name__: check
     for check in (new_key, retry, concurrent, other_payload, other_account, crash, lost_response, expiry, revoked)
@@ -225,7 +224,7 @@ CHECKS: Final[Mapping[str, Callable[[Trial], None]]] = {
 
 
 class ChecksNotRunWarning(UserWarning):
-    """``assert_idempotent`` found nothing wrong, but could not run every check."""
+    """``assert_idempotent`` found no broken promise, but could not run every check."""
 
 
 def assert_idempotent(
@@ -239,8 +238,8 @@ def assert_idempotent(
     leave_out: Collection[str] = (),
     threads: int = 4,
 ) -> Report:
-    """Repeat a request in every way in which a client, a network or a crash repeats it, and see that each operation
-    takes effect once::
+    """Repeat a request in every way that clients, networks and crashes do, and check that each operation takes effect
+    once::
 
         assert_idempotent(
             self.client,
@@ -251,30 +250,28 @@ def assert_idempotent(
         )
 
     The checks, each with new keys: ``new_key``, ``retry``, ``concurrent``, ``other_payload``, ``other_account``,
-    ``crash``, ``lost_response``, ``expiry``, ``revoked``. A check that can't be run is never counted as passed: it is
-    in the report with the reason, and in a ``ChecksNotRunWarning`` unless it is left out.
+    ``crash``, ``lost_response``, ``expiry``, ``revoked``. A check that can't be run never passes: it is in the report
+    with the reason, and in a ``ChecksNotRunWarning`` unless it is left out.
 
-    :param client: Django's test client, or Django REST framework's, of an account that may send the request. It also
-        serves async views. It stays as it is, because copies of it are used.
-    :param request: a request that succeeds; or a callable that makes one, if the payload must be unique.
-    :param effects: counts the effects of all accounts where they happen: a callable, or a queryset whose rows are
-        counted.
+    :param client: Django's or Django REST framework's test client, of an account that may send the request. Only copies
+        of it are used. It also serves async views.
+    :param request: a request that succeeds, or a callable that makes one if the payload must be unique.
+    :param effects: counts the effects of all accounts where they happen: a callable, or a queryset of rows.
     :param other_client: a client of another account, for ``other_account``.
-    :param other_payload: another payload for the same request, for ``other_payload``. By default every value of the
-        payload is changed.
-    :param revoke: takes away what the client may do, for ``revoked``, which is the last check.
-    :param leave_out: the names of checks that are not run.
-    :param threads: how many requests ``concurrent`` sends at once.
-    :returns: what was found, if no promise broke.
-    :raises AssertionError: a promise broke. The message says which ones, and how to correct each. Or the request failed
-        or had no effect, so that nothing could be checked.
-    :raises TypeError: a client is no ``django.test.Client``.
-    :raises ValueError: there is no check of a name in ``leave_out``.
+    :param other_payload: for ``other_payload``; by default every value of the payload is changed.
+    :param revoke: takes the client's permission away, for ``revoked``, the last check.
+    :param leave_out: the names of checks to skip.
+    :param threads: the number of requests that ``concurrent`` sends at once.
+    :returns: the findings, if no promise broke.
+    :raises AssertionError: a promise broke: the message lists each with its remedy. Or the request failed or had no
+        effect, so that nothing could be checked.
+    :raises TypeError: a client is not a ``django.test.Client``.
+    :raises ValueError: ``leave_out`` contains an unknown name.
     """
     __tracebackhide__ = True  # pytest then shows the test's line and not this function
     _refuse_unusable([client, other_client], leave_out)
     make_request = request if callable(request) else lambda: request
-    # all(), because a queryset that was read counts what it has read
+    # all(), because an evaluated queryset counts its cached rows
     count = effects if callable(effects) else effects.all().count
     trial = Trial(client, make_request, count, other_client, other_payload, revoke, threads)
     report = Report(str(trial.begin()), left_out=[name for name in CHECKS if name in leave_out])

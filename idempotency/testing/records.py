@@ -1,7 +1,7 @@
-"""Bring a record into a state that a test starts from.
+"""Bring a record into the state that a test starts from.
 
-Each function takes a record or the key of a request that was sent, and returns the record in its new state. The payload
-and the account stay the same, so the retry of the same request finds the record. The times are the database's.
+Each function takes a record, or the key of a request that was sent, and returns the record in its new state. Its
+payload and account stay the same, so a retry of the request finds it. Times are the database's.
 """
 
 from __future__ import annotations
@@ -20,17 +20,14 @@ from ..operation import Operation, registry
 from ..outcome import outcome_of
 from ..store import Fence, records_database, store_for
 
-#: So much in the past is certainly over, even on a database whose clock has whole seconds only.
+#: Long enough ago on every database, because some clocks have whole seconds.
 A_WHILE = timedelta(seconds=2)
 
 
 def in_progress(record: IdempotencyRecord | str) -> IdempotencyRecord:
-    """Let another attempt own the record: a claim whose lease is running. A retry is asked to wait.
+    """Let another attempt own the record, with a running lease. A retry has to wait.
 
-    :param record: a record, or the key of one.
-    :returns: the record as it is now.
-    :raises LookupError: there is no such record, or several records have the key, or no operation of its name is
-        declared in this process.
+    :raises LookupError: no record or several records have the key, or this process doesn't know the operation.
     """
     current = _find(record)
     operation = _operation_of(current)
@@ -47,20 +44,18 @@ def in_progress(record: IdempotencyRecord | str) -> IdempotencyRecord:
 
 
 def abandoned(record: IdempotencyRecord | str) -> IdempotencyRecord:
-    """Let the attempt that owns the record have disappeared: a claim whose lease is over. A retry recovers it.
+    """Let the attempt that owns the record have disappeared, with its lease over. A retry recovers it.
 
-    Parameter, result and errors are those of ``in_progress``.
+    Raises the errors of ``in_progress``.
     """
     current = in_progress(record)
     return _set_lease(current, _operation_of(current), -A_WHILE)
 
 
 def completed(record: IdempotencyRecord | str, response: HttpResponse) -> IdempotencyRecord:
-    """Let another attempt have completed the record with a response. A retry gets this response.
+    """Let another attempt have completed the record. A retry gets its response. Raises the errors of ``in_progress``.
 
-    The other parameter, the result and the errors are those of ``in_progress``.
-
-    :param response: the recorded response, with rendered content.
+    :param response: the response to record, rendered.
     :raises UnrecordableResponseError: the operation can't record the response.
     """
     current = in_progress(record)
@@ -73,11 +68,9 @@ def completed(record: IdempotencyRecord | str, response: HttpResponse) -> Idempo
 
 
 def expired(record: IdempotencyRecord | str) -> IdempotencyRecord:
-    """Let the retention of the record be over, and the lease of a claim, too. The same key makes a new request.
+    """Let the record's retention be over, and the lease of a claim, too. The same key makes a new request.
 
-    :param record: a record, or the key of one.
-    :returns: the record as it is now.
-    :raises LookupError: there is no such record, or several records have the key.
+    :raises LookupError: no record or several records have the key.
     """
     current, a_while_ago = _find(record), ExpressionWrapper(Now() - Value(A_WHILE), output_field=DateTimeField())
     _row(current).update(expires_at=a_while_ago)

@@ -1,6 +1,4 @@
-"""One call of ``assert_idempotent``: ``Trial`` sends a request under new keys and old ones and counts its effects, and
-``Report`` says what the checks found. The checks themselves are in ``checks``.
-"""
+"""One call of ``assert_idempotent``: ``Trial`` sends the requests and counts effects, ``Report`` has the findings."""
 
 from __future__ import annotations
 
@@ -26,21 +24,17 @@ from ..operation import Operation, registry
 from ..protocol import faults
 from ..store import records_database
 
-#: How long the threads of a check wait for each other, in seconds. It is long, because a test machine may be busy.
+#: How long the threads of a check wait for each other, in seconds. A test machine may be busy.
 THREADS_WAIT = 60
 
 PROTECT = (
     "Protect the view: @idempotent(…) closest to the function or method, or IdempotentMixin with "
-    "idempotent_operations. If it is protected, look at methods= and recordable=: do they fit this request and answer?"
+    "idempotent_operations. If it is protected, check that methods= and recordable= fit this request and response."
 )
 
 
 class Broken(Exception):  # noqa: N818 - a finding, not an error
-    """A check's finding: a promise is broken.
-
-    :param what: what happened.
-    :param advice: how to correct it.
-    """
+    """A check's finding: a promise is broken. ``what`` happened, and the ``advice`` how to correct it."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(what)
@@ -49,24 +43,24 @@ class Broken(Exception):  # noqa: N818 - a finding, not an error
 
 
 class NotRun(Exception):  # noqa: N818 - a finding, not an error
-    """A check's finding: it could not be run, so nothing is known."""
+    """A check's finding: it could not be run."""
 
 
 @dataclass
 class Report:
-    """The findings of ``assert_idempotent`` about one request. ``str()`` of it is for people."""
+    """The findings of ``assert_idempotent`` about one request. ``str()`` formats them for people."""
 
     request: str
     """The method and the path."""
 
     kept: list[str] = field(default_factory=list)
-    """The names of the checks that found nothing wrong."""
+    """The names of the checks that passed."""
 
     broken: dict[str, Broken] = field(default_factory=dict)
-    """For each promise that broke, by the name of its check: ``what`` happened and the ``advice`` how to correct it."""
+    """The broken promises by the name of their check: ``what`` happened and the ``advice`` how to correct it."""
 
     not_run: dict[str, str] = field(default_factory=dict)
-    """For each check that could not be run, by its name: why."""
+    """The checks that could not be run, by name, with the reason."""
 
     left_out: list[str] = field(default_factory=list)
     """The names of the checks that the caller left out."""
@@ -93,11 +87,11 @@ class Request:
     :param method: the HTTP method.
     :param path: the path, with the query.
     :param data: the payload, as the client's ``post()`` takes it.
-    :param options: more keyword arguments of the client's ``post()``: ``content_type="application/json"``, or
+    :param options: more arguments of the client's ``post()``, such as ``content_type="application/json"``, or
         ``format="json"`` for Django REST framework's client.
 
-    If the operation reads its key from elsewhere than the header, ``data`` or ``headers`` is a callable that takes the
-    key and returns the value: ``data=lambda key: {"id": key}``.
+    If the operation reads its key from elsewhere than the header, let ``data`` or ``headers`` be a callable that takes
+    the key and returns the value: ``data=lambda key: {"id": key}``.
     """
 
     def __init__(self, method: str, path: str, data: Any = None, **options: Any) -> None:
@@ -120,12 +114,12 @@ class Request:
         return Answer.of(send(self.path, **{**options, "data": _with_files(options["data"])}))
 
 
-#: Held while a file is read, because threads send the same one.
+#: Held while a file is read, because threads send the same file.
 _reading = threading.Lock()
 
 
 def _with_files(data: Any) -> Any:
-    """The payload with a copy of each file, because a file that was sent has been read to its end."""
+    """The payload with a copy of each file, because sending a file reads it to its end."""
     if isinstance(data, dict):
         return {name: _with_files(value) for name, value in data.items()}
     if isinstance(data, (list, tuple)):
@@ -168,12 +162,12 @@ class Answer:
 
     @property
     def failed(self) -> bool:
-        """Whether the server is at fault. It is not if it only says that the record can't be written at the moment."""
+        """Whether the server is at fault. It is not if the record can't be written at the moment."""
         return self.status >= 500 and self.problem != "idempotency_unavailable"
 
     @property
     def problem(self) -> str:
-        """The code of a problem of this package, or an empty text."""
+        """The code of a problem of this package, or ""."""
         with suppress(ValueError, AttributeError):
             code = json.loads(self.body).get("code")
             if isinstance(code, str) and code.startswith("idempotency_"):
@@ -192,19 +186,17 @@ class Trial:
     other_payload: Any
     revoke: Callable[[], object] | None
     threads: int
-    #: How many effects the first request had. Every other one must have as many or none.
+    #: The number of effects of the first request. Every other one must have as many or none.
     once: int = 0
     operation: Operation | None = None
 
     def begin(self) -> Request:
-        """Send the first request, and learn what its effect and its operation are.
+        """Send the first request, to learn its operation and the number of its effects.
 
-        :returns: the request.
-        :raises AssertionError: the request fails or has no effect, so nothing can be learned from its repetition.
-            If it fails and has an effect, its retry has the effect again.
+        :raises AssertionError: the request fails or has no effect, so repeating it would prove nothing.
         """
         request, key, before = self.make_request(), keys.new_key(), self.effects()
-        # With the client as it is, so that it raises what the view raises.
+        # With the client's own raise_request_exception, so that the test gets the view's error.
         try:
             answer = request.send(_copy(self.client), key)
         except RuntimeError as error:
@@ -217,24 +209,23 @@ class Trial:
         self.once = self.effects() - before
         if answer.failed and self.once > 0:
             raise AssertionError(
-                f"{request} was answered {answer} although it took effect. A failure of the server is not recorded, so "
-                f"a retry takes effect again. Let the effect be in the record's transaction, which a failure rolls "
-                f"back, or answer with what has happened."
+                f"{request} was answered {answer} although it took effect. A server error is not recorded, so a retry "
+                f"takes effect again. Write in the record's transaction, which an error rolls back, or return the "
+                f"outcome."
             )
         if not answer.succeeded or self.once < 1:
             raise AssertionError(
-                f"{request} was answered {answer}, and `effects` counted {self.once} effects of it. Give a request "
-                f"that succeeds, and count its effects where they happen. In a TestCase, callbacks of on_commit() "
-                f"don't run."
+                f"{request} was answered {answer}, and `effects` counted {self.once} effects. Pass a request that "
+                f"succeeds, and count its effects where they happen. In a TestCase, on_commit() callbacks don't run."
             )
         record = self.find_record(key)
         self.operation = None if record is None else registry.get(record.operation)
         return request
 
     def first(self) -> tuple[Request, str, Answer, int]:
-        """Send the request under a new key, for a check that repeats it.
+        """Send a request under a new key, for a check that repeats it.
 
-        :returns: the request, its key, its answer, and how many effects there were before.
+        :returns: the request, its key, its answer, and the number of effects before.
         :raises NotRun: it is refused or has no effect although its key is new.
         """
         request, key, before = self.make_request(), keys.new_key(), self.effects()
@@ -244,13 +235,13 @@ class Trial:
         return request, key, answer, before
 
     def send(self, request: Request, key: str, client: Client | None = None) -> Answer:
-        """Send the request. A crash of the view is a 500, as for a client of the server."""
+        """Send the request. An error of the view is a 500, as for a client."""
         sender = _copy(client or self.client)
         sender.raise_request_exception = False
         return request.send(sender, key)
 
     def send_and_crash(self, request: Request, key: str, place: str) -> Answer | None:
-        """Send the request, which dies when it reaches a fault point, or callbacks of ``on_commit()``.
+        """Send the request and kill it at a fault point, or before callbacks of ``on_commit()``.
 
         :returns: None if it died, or the answer if it did not reach the fault point.
         """
@@ -277,7 +268,7 @@ class Trial:
             return [sending.result(THREADS_WAIT) for sending in [pool.submit(send) for _ in range(self.threads)]]
 
     def times(self, effects_before: int) -> str:
-        """How often the operation has taken effect since, for a sentence."""
+        """The number of effects since, for a message."""
         return f"{self.effects() - effects_before} effects instead of {self.once}"
 
     def expect_once(self, effects_before: int, what: str, advice: str) -> None:
@@ -289,7 +280,7 @@ class Trial:
         """:raises Broken: ``answer`` is not that of the first request."""
         is_same = answer == first
         if self.operation is not None and self.operation.policy.rebuild is not None:
-            is_same = answer.succeeded  # the answer is made again, and may name a later state of a job
+            is_same = answer.succeeded  # the answer is rebuilt, and may have a later state of a job
         elif self.operation is not None and self.operation.policy.redact is not None:
             is_same = replace(answer, body=first.body) == first  # the replay has the redacted body
         if not is_same:
@@ -303,12 +294,12 @@ class Trial:
 
     @property
     def keeps_transaction(self) -> bool:
-        """Whether the operation promises that its effects are in the record's transaction."""
+        """Whether the operation declares that its effects are in the record's transaction."""
         return self.operation is None or self.operation.policy.transaction
 
 
 class SimulatedCrashError(BaseException):
-    """Ends a request as the death of its process would: nothing that handles errors sees it."""
+    """Ends a request like the death of its process: no handler of errors catches it."""
 
 
 def _crash() -> None:
@@ -319,7 +310,7 @@ _run_callbacks = BaseDatabaseWrapper.run_and_clear_commit_hooks
 
 
 def _crash_before_callbacks(connection: BaseDatabaseWrapper) -> None:
-    """Die between a COMMIT and the callbacks of ``on_commit()``, which no process runs then."""
+    """Die between a COMMIT and the callbacks of ``on_commit()``, which then never run."""
     if connection.run_on_commit:
         connection.run_on_commit = []
         _crash()
@@ -328,8 +319,8 @@ def _crash_before_callbacks(connection: BaseDatabaseWrapper) -> None:
 
 def refused(answer: Answer) -> NotRun:
     return NotRun(
-        f"it needs a request under a new key that takes effect, but that was answered {answer}. If the payload must be "
-        f"unique, give a callable that makes the request."
+        f"it needs a request that takes effect under a new key, but that was answered {answer}. If the payload must be "
+        f"unique, pass a callable that makes the request."
     )
 
 
@@ -339,10 +330,10 @@ def changed(payload: Any) -> Any:
     :raises NotRun: it has no value that can be changed, or it is made from the key.
     """
     if callable(payload):
-        raise NotRun("the payload has the key in it. Give other_payload=")
+        raise NotRun("the payload contains the key. Pass other_payload=")
     other = _changed(payload)
     if other == payload:
-        raise NotRun("the request has no payload that could be changed. Give other_payload=")
+        raise NotRun("the request has no payload that could be changed. Pass other_payload=")
     return other
 
 
@@ -359,7 +350,7 @@ def _changed(value: Any) -> Any:
 
 
 def _copy(client: Client) -> Client:
-    """A client that sends what ``client`` would. Cookies of its answers don't reach the other one, as in a thread."""
+    """A copy whose cookies don't reach the other client, as in a thread."""
     copied = copy.copy(client)
     copied.cookies = copy.deepcopy(client.cookies)
     return copied

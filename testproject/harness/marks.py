@@ -36,6 +36,6 @@ class Marks:
             os.close(descriptor)
 
     def notes(self, name: str) -> list[str]:
-        """The lines that were appended."""
+        """The lines that were appended and are not empty."""
         path = self.directory / name
-        return path.read_text().split() if path.exists() else []
+        return [line for line in path.read_text().splitlines() if line] if path.exists() else []

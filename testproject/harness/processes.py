@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,9 +74,15 @@ def short_directory(prefix: str) -> Iterator[Path]:
 
 
 def free_port() -> int:
-    """A free port of the loopback interface. Another process may take it before it is used."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
+    """A free port of the loopback interface. Where the kernel is not Linux, another process may take it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
+        if sys.platform == "linux":
+            # For as long as this process lives, the kernel gives the port to no process that asks for any port. A
+            # server that asks for this one gets it, because no socket listens, and servers set SO_REUSEADDR.
+            probe.detach()
         return port
 
 

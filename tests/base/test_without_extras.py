@@ -9,7 +9,7 @@ from django.test import Client
 
 # Made of what the extras install, and of what these bring along that the core could come to lean on.
 EXTRAS = "celery cryptography drf_spectacular environ httpx kombu ninja opentelemetry prometheus_client psutil psycopg"
-EXTRAS += " psycopg2 requests rest_framework rich tenacity"
+EXTRAS += " psycopg2 requests rest_framework tenacity"
 
 IMPORT_THE_CORE = """
 import importlib, pkgutil, sys

@@ -6,6 +6,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
+from idempotency.protocol import renewal
 from idempotency.protocol.faults import fault_point
 from tests.concurrency.traces import abandon, end_lease
 from tests.concurrency.urls import handler
@@ -48,6 +49,12 @@ def cut_off(post):
         handler.reset()
 
     return cut_off
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """A heartbeat beats several times a second, and a lease is not over before its next beat."""
+    monkeypatch.setattr(renewal, "RENEWALS_A_LEASE", 300)
 
 
 @pytest.fixture

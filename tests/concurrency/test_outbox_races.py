@@ -3,8 +3,6 @@
 Relays that are killed and frozen are in ``tests/delivery``, and without a process in ``tests/database/test_relay.py``.
 """
 
-import itertools
-import json
 from functools import partial
 
 import pytest
@@ -82,24 +80,17 @@ def relay(batch_size=100):
     return sum(batch.sent for batch in relay_batches(batch_size=batch_size))
 
 
-def test_relays_at_once_send_each_message_once_and_keep_the_order_of_each_key():
-    for number, key in itertools.product(range(20), ("a", "b", "c", "", "", "")):
-        make_messages(ordering_key=key, payload=json.dumps([key, number]))
-    sent = sum(race([partial(relay, 4)] * 4))
-    assert not OutboxMessage.objects.filter(ordering_key="").exclude(status="sent").exists()
-    # A relay that found a key held up by another one may have ended before that one has sent it all.
-    assert sent + relay() == 120
+def test_relays_at_once_send_each_message_once():
+    make_messages(120)
+    assert sum(race([partial(relay, 4)] * 4)) == 120
     assert statuses() == [("sent", 1)] * 120
-    for key in ("a", "b", "c"):
-        assert [one for one in broker.payloads if one[0] == key] == [[key, number] for number in range(20)]
-    assert sorted(broker.payloads)[:60] == sorted(["", number] for number in [*range(20)] * 3)
+    assert sorted(broker.payloads) == list(range(120))
 
 
 @pytest.mark.except_sqlite
-def test_a_locked_message_ends_its_order_for_now_and_keeps_no_relay_waiting():
-    _, second, _ = make_messages(3, ordering_key="a")
+def test_a_locked_message_keeps_no_relay_waiting():
+    _, second, _ = make_messages(3)
     with transaction.atomic():
         OutboxMessage.objects.select_for_update().get(pk=second)
-        assert elsewhere(relay) == 1
-    assert relay() == 2
-    assert broker.payloads == [0, 1, 2]
+        assert elsewhere(relay) == 2
+    assert relay() == 1

@@ -58,6 +58,7 @@ urlpatterns = [
     declared("park/", "park", transaction=False, recovery=PARK),
     declared("reconciled/", "reconciled", transaction=False, recovery=Reconcile(find_out, max_attempts=4)),
     declared("heartbeat/", "heartbeat", lease=BRIEF, heartbeat=10 * BRIEF, **OUTSIDE),
+    declared("long-lease/", "long_lease", heartbeat=timedelta(hours=1), **OUTSIDE),
     declared("heartbeat-inside/", "beating_inside", lease=BRIEF, heartbeat=10 * BRIEF),
     declared("capped/", "capped", lease=BRIEF, heartbeat=BRIEF, **OUTSIDE),
     declared("again/", "again", **OUTSIDE),

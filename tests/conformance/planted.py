@@ -20,8 +20,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from uuid import uuid4
 
-#: How long, in seconds, a claim is presumed to be alive.
-LEASE = 1.0
+from testproject.harness.processes import wait_until
+
+#: For how many seconds a claim is presumed to be alive. The short lease is for processes that are killed or frozen.
+LEASE, SHORT_LEASE = 600.0, 1.0
+#: In seconds, a bound for what is sure to come, so that a deadlock fails.
+PATIENCE = 120.0
 #: At which look at the counter a repeated effect comes: after the suite has made sure that the counter counts.
 LATER = 6
 
@@ -51,12 +55,15 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 512
     daemon_threads = True
 
-    def __init__(self, directory, profile, faults, *, ttl=3600, takes=0.05, port=0):
-        """:param takes: how many seconds the operation takes."""
+    def __init__(self, directory, profile, faults, *, ttl=3600, lease=LEASE, clock=time.time, port=0):
         super().__init__(("127.0.0.1", port), Handler)
         self.directory, self.profile, self.faults = directory, profile, faults
-        self.ttl, self.takes = ttl, takes
+        self.ttl, self.lease, self.clock = ttl, lease, clock
         self.begun = threading.Event()
+        self.claiming = threading.Condition()
+        self.awaited = 0
+        #: Whether a fault that depends on the connection strikes the next request.
+        self.strikes_next = False
         self.cached = {}
         self.counts = 0
         with self.transaction() as database:
@@ -76,12 +83,33 @@ class Server(ThreadingHTTPServer):
             with contextlib.suppress(sqlite3.OperationalError):  # executescript has committed
                 database.execute("COMMIT")
 
+    def expect(self, count):
+        """Let the next requests run or be refused only once so many have claimed their keys."""
+        with self.claiming:
+            self.awaited = count
+
+    def meet(self):
+        with self.claiming:
+            self.awaited -= 1
+            self.claiming.notify_all()
+            if not self.claiming.wait_for(lambda: self.awaited <= 0, PATIENCE):
+                raise TimeoutError(f"{self.awaited} more requests were expected")
+
+    def hold(self):
+        """Let the operation run for as long as there is a file ``hold``. The file ``held`` then names the process."""
+        if not (hold := self.directory / "hold").exists():
+            return
+        held = self.directory / "held.new"
+        held.write_text(str(os.getpid()))
+        held.rename(self.directory / "held")
+        wait_until(lambda: not hold.exists(), "the operation may go on", PATIENCE)
+
     def process_request(self, request, client_address):
         """Requests claim in the order in which they arrive, so that the fault strikes the one that is cut."""
         self.begun.clear()
         super().process_request(request, client_address)
         if "forgets-on-cut" in self.faults:
-            self.begun.wait(5)
+            self.begun.wait(PATIENCE)
 
     def handle_error(self, request, client_address):
         """A client that cuts is no error of the server."""
@@ -90,6 +118,7 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
+    is_struck = False
 
     def finish(self):
         self.server.begun.set()
@@ -118,20 +147,20 @@ class Handler(BaseHTTPRequestHandler):
     do_PATCH = do_PUT  # noqa: N815 - the base class looks for it
 
     def do_POST(self):
+        self.is_struck, self.server.strikes_next = self.server.strikes_next, False
         length = int(self.headers["Content-Length"])
         if self.has("one-account") and self.headers["Authorization"] == "bob":
             self.close_connection = True
+            self.server.meet()
             self._send(self._refusal("invalid"))
             return
-        if self.has("answers-early"):
-            self.connection.settimeout(0.01)
-        try:
-            body = self.rfile.read1(length) if self.has("reads-what-is-there") else self.rfile.read(length)
-        except TimeoutError:
+        if self.has("answers-early") and self.is_struck:
             self.close_connection = True
             self._send(self._refusal("invalid"))
             return
-        if len(body) < length and not (self.has("runs-half-requests") or self.has("reads-what-is-there")):
+        self.unread = length // 2 if self.has("reads-half") and self.is_struck else 0
+        body = self.rfile.read(length - self.unread)
+        if len(body) < length - self.unread and not self.has("runs-half-requests"):
             self.close_connection = True
             return
         key = self._key()
@@ -180,17 +209,19 @@ class Handler(BaseHTTPRequestHandler):
             scope = json.dumps([account, path, uuid4().hex, ""])
         kind, attempt, answer = self._claim(scope, payload)
         self.server.begun.set()
+        self.server.meet()
         if kind == "replay":
             answer = self._distorted(answer)
         elif kind == "run":
             answer = self._run(body, scope, attempt)
+        self.rfile.read(self.unread)  # of the fault "reads-half": an early answer would be another fault
         if self.has("one-answer"):  # as a cache does that doesn't know accounts
             answer = self.server.cached.setdefault(key, answer)
         self._send({**answer, "key": key})
 
     def _claim(self, scope, payload):
         """:returns: whether to run, replay or refuse; the attempt; and the answer, unless it is to run."""
-        now = time.time()
+        now = self.server.clock()
         found = "? LIKE scope OR scope LIKE ?" if self.has("like") else "scope IN (?, ?)"
         with self.server.transaction() as database:
             if self.has("remembers-few"):
@@ -228,39 +259,33 @@ class Handler(BaseHTTPRequestHandler):
                 return "refuse", 0, self._refusal("in_progress")
             else:
                 taken = "UPDATE records SET attempt = attempt + 1, lease = ? WHERE scope = ?"
-                database.execute(taken, (now + LEASE, scope))
+                database.execute(taken, (now + self.server.lease, scope))
                 return "run", row[2] + 1, {}
         return "run", 0, {}  # of the fault "races": the record is written after the operation
 
     def _insert(self, database, scope, payload, now):
         statement = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, 1, ?, ?, ?)"
         answer = json.dumps(self._answer(201)) if self.has("record-before-effect") else None
-        lease = self.server.takes / 3 if self.has("short-lease") else LEASE
+        lease = 0 if self.has("short-lease") else self.server.lease
         ttl = self.server.ttl / 2 if self.has("expires-at-half") else self.server.ttl
         database.execute(statement, (scope, payload, self.path, now + lease, answer, now + ttl))
 
     def _run(self, body, scope, attempt):
         """The operation. Without a scope it runs without protection."""
-        working = self.server.directory / "working"
-        working.write_text(str(os.getpid()))
         effect = "INSERT INTO effects VALUES (?)"
         if self.has("effect-before-record"):
             with self.server.transaction() as database:
                 database.execute(effect, (scope,))
-        time.sleep(self.server.takes)  # the operation itself, during which duplicates arrive
+        self.server.hold()
         outcome = _parsed(body).get("outcome", 201)
         answer = self._answer(outcome)
         busy = _parsed(body).get("busy")
         if busy is not None and busy not in self.server.cached:  # it is so once
             self.server.cached[busy], outcome = True, 429
             answer = {"status": outcome, "body": "busy", "location": None}
-        if self.has("record-after-effect"):
-            with self.server.transaction() as database:
-                database.execute(effect, (scope,))
-            time.sleep(self.server.takes / 4)  # in which a crash doubles
         with self.server.transaction() as database:
             if self.has("races") and scope is not None:
-                self._insert(database, scope, json.dumps(_parsed(body), sort_keys=True), time.time())
+                self._insert(database, scope, json.dumps(_parsed(body), sort_keys=True), self.server.clock())
             if outcome >= 500 and (self.has("blocks-after-5xx") or self.has("parks-after-a-crash")):
                 lease = 3600 if self.has("blocks-after-5xx") else -3600
                 database.execute("UPDATE records SET lease = lease + ? WHERE scope = ?", (lease, scope))
@@ -277,7 +302,7 @@ class Handler(BaseHTTPRequestHandler):
             if scope is not None and not done:
                 row = database.execute("SELECT answer FROM records WHERE scope = ?", (scope,)).fetchone()
                 return json.loads(row[0]) if row[0] else self._refusal("in_progress")
-            if outcome < 300 and not (self.has("effect-before-record") or self.has("record-after-effect")):
+            if outcome < 300 and not self.has("effect-before-record"):
                 database.execute(effect, (scope,))
             # In the transaction of the effect: between the two, a retry could be answered twice from the record.
             if self.has("forgets-on-cut") and self._is_gone(ConnectionResetError):
@@ -320,7 +345,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _is_gone(self, *errors):
         """Whether the client has closed the connection, or its direction of it."""
-        self.connection.setblocking(False)
+        # The client of a struck request is sure to close.
+        self.connection.settimeout(PATIENCE if self.is_struck else 0)
         try:
             return not self.connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -360,10 +386,11 @@ def _parsed(body):
 
 def main(directory, port, profile, *faults):
     os.setpgrp()  # so that both are killed as one
-    server = Server(Path(directory), profile, set(faults), takes=0.4, port=int(port))
+    server = Server(Path(directory), profile, set(faults), lease=SHORT_LEASE, port=int(port))
     if "loses-on-restart" in faults:
         with server.transaction() as database:
             database.execute("DELETE FROM records")
+    (server.directory / "listens").touch()
     if os.fork() == 0:  # it accepts from the same socket
         server.serve_forever()
     server.serve_forever()

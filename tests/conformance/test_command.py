@@ -370,22 +370,25 @@ def test_duplicates_and_strikes_must_meet_a_running_request(answered, case, deta
     assert (result.verdict, detail in result.detail) == (Verdict.NOT_JUDGED, True), result
 
 
-#: Nothing is struck by ``true``; and an answer that is always there came too early for it.
+#: Nothing is struck by ``true``. What the judge finds when it looks for an answer: before the strike, and after it.
 MISSED = [
-    ("killed-while-it-runs", False, "before the kill struck"),
-    ("killed-while-it-runs", True, "before the kill struck"),
-    ("frozen-while-it-runs", False, "freeze came too late"),
-    ("frozen-while-it-runs", True, "before it could be struck"),
+    ("killed-while-it-runs", [False] * 3, "before the kill struck"),
+    ("killed-while-it-runs", [True] * 3, "before the kill struck"),
+    ("frozen-while-it-runs", [False, True], "freeze came too late"),
+    ("frozen-while-it-runs", [True], "before it could be struck"),
 ]
 
 
 @pytest.mark.parametrize(("case", "answered", "detail"), MISSED)
 def test_a_strike_that_misses_is_void(case, answered, detail, tmp_path, monkeypatch):
-    if answered:
-        monkeypatch.setattr(Connection, "is_answered", lambda self, within=0: True)
-    with serving(tmp_path, "stripe", takes=0.2) as target:
+    found = iter(answered)
+
+    def before(case, trial):
+        monkeypatch.setattr(Connection, "is_answered", lambda self, within=0: next(found))
+
+    with serving(tmp_path, "stripe") as target:
         target = replace(target, commands=dict.fromkeys(("kill", "restart", "freeze", "thaw"), "true"))
-        result = run(target, "stripe", case)[case]
+        result = run(target, "stripe", case, before=before)[case]
     assert (result.verdict, detail in result.detail) == (Verdict.NOT_JUDGED, True), result
 
 

@@ -8,30 +8,43 @@ from dataclasses import replace
 
 import pytest
 
-from idempotency.conformance.judging import Verdict, judge
+from idempotency.conformance import connections, crashes
+from idempotency.conformance.cases import _LATE
+from idempotency.conformance.judging import Trial, Verdict, judge
 from idempotency.conformance.preflight import prepare
 from idempotency.conformance.profiles import PROFILES, declare
 from idempotency.conformance.suite import all_cases
 from idempotency.conformance.target import Target
-from testproject.harness.processes import answers, free_port, wait_until
-from tests.conformance.planted import Server
+from testproject.harness.processes import free_port
+from tests.conformance.planted import PATIENCE, Server
 from tests.harness.servers import in_thread
 
 pytestmark = pytest.mark.once
 
 BODY = '{"amount": 1, "order": "{unique}"}'
 
+#: Cases of two requests of which one must arrive while the other one runs.
+PAIRS = {"in-progress", "retry-after", "other-payload-in-flight", "other-account-in-flight"}
+#: Cases in which a connection is cut or delivers its request in pieces.
+CONNECTIONS = {"cut-after-the-end", "half-closed", "in-pieces"}
 
-#: Cases in which requests must arrive while the operation runs, so that it has to take longer, in seconds.
-MEETING = ("concurrent", "late-duplicates", "in-progress", "retry-after", "in-pieces")
-MEETING += ("other-payload-in-flight", "other-account-in-flight")
-SLOW = 0.3
+
+def patience_with(faults):
+    """A server that blocks is retried until the patience ends."""
+    return 3.0 if any(fault.startswith("blocks-") for fault in faults) else PATIENCE
+
+
+@contextmanager
+def planted(directory, profile, *faults, **options):
+    """:returns: the server, and the target to judge."""
+    with in_thread(Server(directory, profile, set(faults), **options)) as server:
+        yield server, target_at(server.url, patience=patience_with(faults))
 
 
 @contextmanager
 def serving(directory, profile, *faults, **options):
-    with in_thread(Server(directory, profile, set(faults), **options)) as server:
-        yield target_at(server.url)
+    with planted(directory, profile, *faults, **options) as (_, target):
+        yield target
 
 
 def target_at(server, **options):
@@ -48,27 +61,60 @@ def target_at(server, **options):
         other_account="Authorization: bob",
         count_url=f"{server}/count",
         duplicates=(2, 20),
-        timeout=10.0,
-        patience=2.0,
+        timeout=PATIENCE,
+        patience=PATIENCE,
     )
     return replace(target, **options)
 
 
-def run(target, profile, only=("",), *declarations, without=(), start=prepare):
+def run(target, profile, only=("",), *declarations, start=prepare, before=lambda case, trial: None):
+    """:param before: called before each case."""
     only = (only,) if isinstance(only, str) else only
     chosen = PROFILES[profile]
     for declaration in declarations:
         chosen = declare(chosen, declaration)
     trial = start(target, chosen)
-    return {case.name: judge(case, trial) for case in all_cases(trial, only) if not case.name.startswith(without)}
+    results = {}
+    for case in all_cases(trial, only):
+        before(case, trial)
+        results[case.name] = judge(case, trial)
+    return results
 
 
-def run_all(directory, profile, *faults):
-    """The cases that must meet a running operation, and, on a faster server, the other ones."""
-    with serving(directory, profile, *faults, takes=0.02) as target:
-        results = run(target, profile, without=MEETING)
-    with serving(directory, profile, *faults, takes=SLOW) as target:
-        return results | run(target, profile, MEETING)
+def after_measuring(trial, then):
+    """Call it after the operations whose time is measured, and so before the one that is struck or repeated."""
+
+    def measured():
+        seconds = Trial.seconds_of_an_operation(trial)
+        then()
+        return seconds
+
+    trial.seconds_of_an_operation = measured
+
+
+def meeting(expect):
+    """Before a case whose requests must meet, the server expects them: none is answered before all have come."""
+
+    def before(case, trial):
+        if case.name.startswith("concurrent-"):
+            expect(int(case.name.removeprefix("concurrent-")))
+        elif case.name == "late-duplicates":
+            after_measuring(trial, lambda: expect(1 + len(_LATE)))
+        elif case.name in PAIRS:
+            expect(2)
+
+    return before
+
+
+def run_planted(directory, profile, *faults, only=("",)):
+    with planted(directory, profile, *faults) as (server, target):
+        meets = meeting(server.expect)
+
+        def before(case, trial):
+            meets(case, trial)
+            server.strikes_next = case.name in CONNECTIONS
+
+        return run(target, profile, only, before=before)
 
 
 #: Cases that need a command, which these servers don't have, or that the profile has nothing to say about.
@@ -83,7 +129,7 @@ UNSPECIFIED = {
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_a_server_that_keeps_the_profile_passes(profile, tmp_path):
-    results = run_all(tmp_path, profile)
+    results = run_planted(tmp_path, profile)
     seen = {name: (result.verdict.value, result.detail) for name, result in results.items()}
     skipped = {name for name, result in results.items() if result.verdict is Verdict.NOT_JUDGED}
     assert skipped == STRUCK | UNSPECIFIED[profile], seen
@@ -154,8 +200,7 @@ FAULTS = [
     ("runs-half-requests", "stripe", "cut-before-the-end", "taken for a whole one"),
     ("forgets-on-cut", "stripe", "cut-after-the-end", "2 effects"),
     ("forgets-on-cut", "stripe", "half-closed", "body differs"),
-    ("answers-early", "acp", "in-pieces", "before it was complete"),
-    ("reads-what-is-there", "stripe", "in-pieces", "ended with 400"),
+    ("reads-half", "stripe", "in-pieces", "ended with 400"),
     ("remembers-few", "ietf", "remembered", "body differs"),
     ("repeats-later", "acp", "late-effects", "after the case"),
 ]
@@ -171,9 +216,7 @@ DEVIATIONS = [
 
 
 def judged(directory, fault, profile, case):
-    takes = SLOW if case.startswith(MEETING) else 0.02
-    with serving(directory, profile, *fault.split("+"), takes=takes) as target:
-        return run(target, profile, case)[case]
+    return run_planted(directory, profile, *fault.split("+"), only=case)[case]
 
 
 def ids(faults):
@@ -192,9 +235,14 @@ def test_a_server_that_does_not_what_it_should_deviates(fault, profile, case, me
     assert (result.verdict, message in result.detail) == (Verdict.DEVIATES, True), result
 
 
+def test_an_early_answer_is_convicted(tmp_path, monkeypatch):
+    monkeypatch.setattr(connections, "EARLY", PATIENCE)  # the wait ends with the answer
+    result = judged(tmp_path, "answers-early", "acp", "in-pieces")
+    assert (result.verdict, "before it was complete" in result.detail) == (Verdict.FAILED, True), result
+
+
 def test_a_server_may_give_up_a_half_closed_connection(tmp_path):
-    with serving(tmp_path, "stripe", "half-closed-is-gone") as target:
-        result = run(target, "stripe", "half-closed")["half-closed"]
+    result = judged(tmp_path, "half-closed-is-gone", "stripe", "half-closed")
     assert (result.verdict, "gave up the connection" in result.detail) == (Verdict.PASSED, True), result
 
 
@@ -205,35 +253,69 @@ def test_an_operation_may_be_busy_once(fault, verdict, tmp_path):
         assert run(target, "ietf", "throttled")["throttled"].verdict is verdict
 
 
-def test_an_expired_key_is_new_and_one_that_never_expires_is_found(tmp_path):
+class Clock:
+    """The time of the judge and of the server, which passes only while the judge sleeps."""
+
+    def __init__(self):
+        self.now = 1.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_an_expired_key_is_new_and_one_that_never_expires_is_found(tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(crashes, "time", clock)
     faults = ["", "never-expires", "refuses-expired", "expires-at-half"]
     verdicts = []
     for fault in faults:
-        with serving(tmp_path, "stripe", fault, ttl=0.8) as target:
-            verdicts.append(run(replace(target, ttl=0.8), "stripe", "expiry")["expiry"].verdict)
+        with serving(tmp_path, "stripe", fault, ttl=100, clock=clock.monotonic) as target:
+            verdicts.append(run(replace(target, ttl=100), "stripe", "expiry")["expiry"].verdict)
     assert verdicts == [Verdict.PASSED, *[Verdict.FAILED] * 3]
 
 
 @contextmanager
 def struck(directory, *faults):
-    """Two processes on one port that can be killed, restarted, frozen and thawed."""
+    """Two processes on one port that can be killed, restarted, frozen and thawed.
+
+    While there is a file ``hold``, an operation does not end, and a strike waits for one.
+    """
     port, group, frozen = free_port(), directory / "group", directory / "frozen"
+    hold, held, listens = directory / "hold", directory / "held", directory / "listens"
     serve = [sys.executable, "-m", "tests.conformance.planted", str(directory), str(port), "stripe", *faults]
-    kill, start = f"kill -KILL -$(cat {group})", f"{shlex.join(serve)} >/dev/null 2>&1 & echo $! > {group}"
+    meet = f"while [ -e {hold} ] && ! [ -e {held} ]; do sleep 0.01; done"
+    kill = f"{meet}; kill -KILL -$(cat {group}); rm -f {hold} {held}"
+    start = f"rm -f {listens}; {shlex.join(serve)} >/dev/null 2>&1 & echo $! > {group}"
+    start = f"{start}; until [ -e {listens} ]; do sleep 0.01; done"
     shell = lambda command: shlex.join(["sh", "-c", command])  # noqa: E731
     subprocess.run(shlex.split(shell(start)), check=True)
     try:
-        wait_until(lambda: answers(("127.0.0.1", port)), "the planted server listens", 30)
         commands = {
             "kill": kill,
             "restart": start,
-            "freeze": f"cp {directory / 'working'} {frozen}; kill -STOP $(cat {frozen})",
+            "freeze": f"{meet}; cp {held} {frozen}; kill -STOP $(cat {frozen}); rm {hold} {held}",
             "thaw": f"kill -CONT $(cat {frozen})",
         }
         commands = {name: shell(command) for name, command in commands.items()}
-        yield target_at(f"http://127.0.0.1:{port}", patience=4.0, commands=commands)
+        yield target_at(f"http://127.0.0.1:{port}", patience=patience_with(faults), commands=commands)
     finally:
         subprocess.run(shlex.split(shell(kill)), check=True)
+
+
+def holding(directory, fault):
+    """Before a case that strikes a running operation, let the operation run until the strike."""
+    hold = directory / "hold"
+
+    def before(case, trial):
+        after_measuring(trial, hold.touch)
+        # The right server shows the effect only when the operation has ended.
+        if fault and case.name == "killed-after-the-effect":
+            hold.touch()
+
+    return before
 
 
 #: The wrong servers that a crash, a restart or a freeze convicts, and the right one.
@@ -244,7 +326,7 @@ CRASHES = [
     ("effect-before-record", "killed-early", "2 effects"),
     ("effect-before-record", "killed-while-it-runs", "2 effects"),
     ("effect-before-record", "killed-late", "2 effects"),
-    ("record-after-effect", "killed-after-the-effect", "2 effects"),
+    ("effect-before-record", "killed-after-the-effect", "2 effects"),
     ("record-before-effect", "killed-while-it-runs", "0 effects instead of 1"),
     ("blocks-after-a-crash", "killed-while-it-runs", "ended with 409"),
     ("unfenced", "frozen-while-it-runs", "4 effects of 3 requests"),
@@ -254,7 +336,7 @@ CRASHES = [
 @pytest.mark.parametrize(("fault", "case", "message"), CRASHES)
 def test_a_crash_convicts_wrong_servers_only(fault, case, message, tmp_path):
     with struck(tmp_path, *filter(None, [fault])) as target:
-        results = run(target, "stripe", case)
+        results = run(target, "stripe", case, before=holding(tmp_path, fault))
     for result in results.values():
         expected = Verdict.FAILED if fault else Verdict.PASSED
         assert (result.verdict, message in result.detail) == (expected, True), result
@@ -262,7 +344,8 @@ def test_a_crash_convicts_wrong_servers_only(fault, case, message, tmp_path):
 
 def test_a_server_may_declare_that_an_outcome_stays_unknown(tmp_path):
     with struck(tmp_path, "parks-after-a-crash") as target:
-        [result] = run(target, "stripe", "killed-while-it-runs", "unknown=409").values()
+        before = holding(tmp_path, "parks-after-a-crash")
+        [result] = run(target, "stripe", "killed-while-it-runs", "unknown=409", before=before).values()
     assert (result.verdict, "0 effects, and the last answer was 409" in result.detail) == (Verdict.PASSED, True), result
 
 

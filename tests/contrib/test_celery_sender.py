@@ -68,7 +68,7 @@ def test_a_message_is_the_task_of_its_topic_with_its_own_id_and_key(inbox, paylo
         ('{"amount": 1}', "label"),  # the task takes no such arguments
     ],
 )
-def test_a_payload_that_is_no_arguments_of_the_task_is_the_messages_own_fault(inbox, payload, said):
+def test_a_payload_that_does_not_fit_the_task_is_the_messages_fault(inbox, payload, said):
     with pytest.raises(TypeError, match=said):
         contrib.send(message(payload))
 
@@ -83,7 +83,7 @@ def test_a_broker_that_cannot_be_reached_is_called_unavailable_soon(monkeypatch,
     assert 0 < sum(pauses) < SOON
 
 
-def test_rabbitmq_is_asked_for_confirms_and_redis_is_not_waited_for_without_bound(monkeypatch):
+def test_rabbitmq_confirms_and_redis_has_timeouts(monkeypatch):
     options = {}
     for scheme in ("redis", "amqp", "memory"):
         monkeypatch.setenv("CELERY_BROKER_URL", f"{scheme}://127.0.0.1:{free_port()}//")
@@ -95,7 +95,7 @@ def test_rabbitmq_is_asked_for_confirms_and_redis_is_not_waited_for_without_boun
     assert all(each["max_retries"] == 1 for each in options.values())
 
 
-def test_a_process_keeps_its_connections_and_a_forked_one_leaves_them_alone(inbox, monkeypatch):
+def test_a_forked_process_does_not_use_its_parents_connections(inbox, monkeypatch):
     found = []
     for pid in (1, 1, 2):
         with monkeypatch.context() as forked:
@@ -118,23 +118,21 @@ def test_a_commit_asks_a_worker_to_relay_and_a_rollback_does_not(inbox):
     assert (nudge["expires"] is not None, nudge["ignore_result"]) == (True, True)
 
 
-def test_a_broker_that_is_gone_costs_the_first_commit_a_warning_and_the_next_ones_nothing(
-    monkeypatch, caplog, fresh_sender
-):
+def test_only_the_first_commit_waits_for_an_unreachable_broker(monkeypatch, caplog, fresh_sender):
     monkeypatch.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{free_port()}/0")
     for label in "ab":
         with transaction.atomic():
             publish(send.name, [label])
     warnings = [line for line in caplog.records if line.levelno == logging.WARNING]
     assert len(warnings) == 1
-    assert "No worker could be asked to relay the outbox" in warnings[0].getMessage()
+    assert "No worker could be nudged to relay the outbox" in warnings[0].getMessage()
     assert OutboxMessage.objects.filter(status=MessageStatus.PENDING).count() == 2
     monkeypatch.setattr(fresh_sender, "_quiet_until", 0.0)  # the while is over
     fresh_sender.nudge()
     assert len([line for line in caplog.records if line.levelno == logging.WARNING]) == 2
 
 
-def test_a_message_goes_from_the_commit_through_the_relay_to_its_one_effect(inbox):
+def test_a_committed_message_is_relayed_and_takes_effect_once(inbox):
     with claim("tests.outer", account_id="7", key="key") as run:
         publish(send.name, {"label": "a"})
         run.result = run.claim.trace
@@ -175,7 +173,7 @@ def test_an_eager_task_is_imported_as_a_worker_imports_it():
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_message_to_an_eager_task_that_nobody_declares_is_not_taken_for_sent():
+def test_a_message_to_an_undeclared_eager_task_does_not_count_as_sent():
     with transaction.atomic():
         written = publish("tests.undeclared", ["a"])
     written.refresh_from_db()

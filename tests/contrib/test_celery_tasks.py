@@ -56,7 +56,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize(("make", "task", "done", "stopped"), RUNS.values(), ids=RUNS)
-def test_a_run_takes_batch_after_batch_up_to_a_bound_and_returns_plain_data(make, task, done, stopped):
+def test_a_task_takes_a_bounded_number_of_batches_and_returns_plain_data(make, task, done, stopped):
     broker.reset()
     make()
     counts = task(batch_size=3)

@@ -226,7 +226,7 @@ def test_such_an_error_leaves_the_outcome_of_the_attempt_before_unknown(sender, 
         assert (unresolved.__cause__, unresolved.attempts, len(sender.waits)) == (error, 2, 1)
 
 
-def test_who_gives_up_says_with_which_key_to_resume(sender, server):
+def test_the_final_error_contains_the_key_to_resume_with(sender, server):
     sender.policy = RetryPolicy(attempts=3)
     server.script = [answer(503, b'{"busy": true}'), cut, cut]
     error = sender.give_up(server.url + "/charges/?token=secret")
@@ -237,13 +237,13 @@ def test_who_gives_up_says_with_which_key_to_resume(sender, server):
     assert error.response.request.headers["Idempotency-Key"] == error.key
     assert isinstance(error.__cause__, sender.transport_errors)
     message = str(error)
-    assert re.search(r"POST http://127.0.0.1/charges/: the outcome is not known after 3 attempt", message)
-    assert "Resume later with the same Idempotency-Key" in message
+    assert re.search(r"POST http://127.0.0.1/charges/: the outcome is unknown after 3 attempt", message)
+    assert "Resend it later with the same Idempotency-Key" in message
     assert "secret" not in message
     assert error.key not in message
 
 
-def test_an_answer_that_can_not_be_decoded_says_what_its_status_says(sender, server):
+def test_a_response_that_cannot_be_decoded_counts_by_its_status(sender, server):
     sender.policy = RetryPolicy(attempts=2)
     broken = {"body": b"not gzip", "content_encoding": "gzip"}
     server.script = [answer(503, **broken), answer(503, **broken)]

@@ -31,7 +31,7 @@ def test_a_message_that_is_delivered_twice_has_one_effect_and_one_result(inbox):
     assert (record().status, record().attempt) == ("completed", 1)
 
 
-def test_a_second_delivery_whose_result_is_deleted_is_acknowledged_and_changes_no_result(inbox):
+def test_a_delivery_whose_result_is_deleted_is_acknowledged(inbox):
     message_id = inbox.publish(send, "a")
     inbox.twice()
     first = inbox.deliver()
@@ -52,7 +52,7 @@ def test_a_message_that_is_published_twice_has_one_effect(inbox):
     assert effects() == {"a": 1, "b": 1}
 
 
-def test_a_message_belongs_to_the_account_and_key_of_its_headers_or_of_the_consumer(inbox):
+def test_a_message_is_claimed_under_the_account_and_key_of_its_headers(inbox):
     acts["b"] = succeed
     headers = {KEY: "key", ACCOUNT: "7"}
     message_id = inbox.publish(send, "a")
@@ -67,7 +67,7 @@ def test_a_message_belongs_to_the_account_and_key_of_its_headers_or_of_the_consu
     }
 
 
-def test_a_parameter_that_is_added_with_a_default_leaves_old_messages_what_they_are(inbox):
+def test_a_new_parameter_with_a_default_keeps_old_fingerprints(inbox):
     arguments = policy_of(send).arguments
     assert arguments(("a",), {}, bound=False) == {"label": "a"}
     assert arguments(("a", 2), {"b": 3}, bound=False) == {"label": "a", "amount": 2, "more": {"b": 3}}
@@ -76,7 +76,7 @@ def test_a_parameter_that_is_added_with_a_default_leaves_old_messages_what_they_
         arguments((), {}, bound=False)
 
 
-def test_a_duplicate_waits_while_the_first_is_under_way_and_then_gets_its_result(inbox):
+def test_a_duplicate_waits_for_the_first_delivery_and_gets_its_result(inbox):
     message_id = inbox.publish(send, "a", queue="celery", headers={"of": "the project"}, expires=3600)
     hold(send, message_id, label="a")
     [before] = inbox.messages()
@@ -138,7 +138,7 @@ def test_a_store_that_cannot_be_reached_is_waited_for(inbox):
     assert effects() == {"a": 1}
 
 
-def test_a_run_that_lost_its_lease_waits_for_the_winner_and_does_not_count_as_cut_off(inbox):
+def test_a_run_that_lost_its_lease_waits_and_does_not_count_as_cut_off(inbox):
     def taken_over(task):
         IdempotencyRecord.objects.update(attempt=F("attempt") + 1)  # by another worker, which is at it
         return "stale"
@@ -216,7 +216,7 @@ def test_arguments_without_a_canonical_form_are_dead_lettered(inbox):
     assert (effects(), len(inbox.messages(DEAD))) == ({}, 1)
 
 
-def test_a_message_whose_outcome_is_unknown_is_dead_lettered_and_its_record_stays_parked(inbox):
+def test_a_message_with_an_unknown_outcome_is_dead_lettered(inbox):
     acting("a", dies, succeed)
     inbox.publish(parked, "a")
     assert inbox.deliver().answer == "requeued"

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from idempotency import Operation
 from idempotency.contrib.celery import idempotent_task
-from idempotency.contrib.celery.checks import RESEND, check_tasks
+from idempotency.contrib.celery.checks import check_tasks
 from idempotency.contrib.celery.deliveries import LONGEST_WAIT
 from idempotency.contrib.celery.policy import TaskPolicy
 from idempotency.operation import registry
@@ -74,27 +74,10 @@ def test_a_record_outlives_the_longest_redelivery(app, broker, transport, longes
     assert declare(app, options, retention=last + timedelta(seconds=1)) == []
 
 
-def test_a_consumer_remembers_a_message_for_no_longer_than_its_producer_its_request(app, settings):
+def test_a_consumer_whose_retention_exceeds_the_producers_is_reported(app, settings):
     settings.IDEMPOTENCY = {"RETENTION": 48 * HOUR}
     assert declare(app, retention=48 * HOUR + MINUTE) == ["idempotency.W007"]
     assert declare(app, retention=48 * HOUR) == []
-
-
-@pytest.mark.parametrize(
-    ("entry", "found"),
-    [
-        ({"task": RESEND}, ["idempotency.W008"]),
-        ({"task": RESEND, "kwargs": {"look_back": 12 * 3600.0}}, []),
-        ({"task": RESEND, "args": (600.0, 12 * 3600.0)}, []),
-        ({"task": RESEND, "args": (600.0, 13 * 3600.0)}, ["idempotency.W008"]),
-        ({"task": "idempotency.contrib.celery.tasks.relay_outbox"}, []),
-        ("an entry of a scheduler's own kind", []),
-    ],
-    ids=str,
-)
-def test_lost_messages_are_looked_for_no_longer_than_they_are_remembered(app, entry, found):
-    app.conf.beat_schedule = {"look for lost messages": entry}
-    assert declare(app, retention=12 * HOUR) == found
 
 
 @pytest.mark.failure_6

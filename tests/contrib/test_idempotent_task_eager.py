@@ -33,7 +33,7 @@ def test_an_eager_task_works_inside_of_a_test_case():
     assert IdempotencyRecord.objects.get().status == "completed"
 
 
-def test_an_eager_task_raises_where_a_message_would_wait_or_be_dead_lettered():
+def test_an_eager_task_raises_instead_of_waiting_or_dead_lettering():
     hold(send, "held", label="a")
     with pytest.raises(InProgressError):
         send.apply_async(["a"], task_id="held")
@@ -73,7 +73,7 @@ def test_an_eager_task_is_retried_where_it_was_published(settings):
     assert effects() == ["a", "b"]
 
 
-def test_in_its_callers_transaction_an_eager_task_stands_or_falls_with_that():
+def test_an_eager_task_commits_or_rolls_back_with_its_caller():
     with claim("tests.outer", account_id="7", key="key") as run:
         send.delay("kept")
         run.result = None
@@ -84,7 +84,7 @@ def test_in_its_callers_transaction_an_eager_task_stands_or_falls_with_that():
     assert IdempotencyRecord.objects.get().operation == "tests.outer"
 
 
-def test_a_protected_task_adds_a_claim_and_an_update_and_a_second_delivery_costs_a_look():
+def test_a_protected_task_adds_two_statements_and_a_duplicate_adds_one():
     task_id = str(uuid4())
     with statements() as bare:
         send_receipt_unprotected.apply(kwargs={"label": "bare", "amount": 1}, task_id=task_id).get()

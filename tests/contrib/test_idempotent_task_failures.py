@@ -37,7 +37,7 @@ def cut_off(inbox, times):
 @pytest.mark.parametrize(
     ("task", "answer", "dead_letters"), [(act, "acknowledged", 1), (bare, "rejected", 0)], ids=["dead letters", "none"]
 )
-def test_a_poison_message_leaves_its_record_free_and_gets_as_many_tries_again(inbox, task, answer, dead_letters):
+def test_a_poison_message_releases_its_record_and_gets_as_many_tries_again(inbox, task, answer, dead_letters):
     acting("a", dies)
     message_id = inbox.publish(task, "a")
     for tries in (1, 2):
@@ -76,7 +76,7 @@ def test_a_claim_that_cannot_be_given_back_runs_out_by_itself(inbox, caplog, tro
     assert (record().status, record().attempt, len(inbox.messages(DEAD))) == ("in_progress", attempt, 1)
 
 
-def test_the_tasks_own_retries_lead_to_one_effect_and_are_not_taken_for_runs_that_were_cut_off(inbox):
+def test_retries_of_a_task_have_one_effect_and_do_not_count_as_cut_off(inbox):
     acting("a", fail, fail, succeed)
     message_id = inbox.publish(auto, "a", headers={KEY: "key"})
     assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, Retry, str]
@@ -87,7 +87,7 @@ def test_the_tasks_own_retries_lead_to_one_effect_and_are_not_taken_for_runs_tha
 
 
 @pytest.mark.failure_58
-def test_a_task_that_fails_for_good_is_dead_lettered_with_fresh_retries_and_its_record_is_free(inbox):
+def test_a_finally_failed_task_is_dead_lettered_and_its_record_released(inbox):
     acting("a", fail)
     message_id = inbox.publish(auto, "a")
     assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, Retry, FailureError]
@@ -222,7 +222,7 @@ def test_self_retry_rolls_back_and_comes_again_as_the_same_message(inbox):
 
 
 @pytest.mark.parametrize(("error", "answer"), [(Ignore, "acknowledged"), (Reject, "rejected")])
-def test_what_a_task_ignores_or_rejects_is_rolled_back_and_not_dead_lettered(inbox, error, answer):
+def test_an_ignored_or_rejected_message_is_rolled_back_not_dead_lettered(inbox, error, answer):
     acting("a", Mock(side_effect=error))
     inbox.publish(act, "a")
     delivered = inbox.deliver()
@@ -230,7 +230,7 @@ def test_what_a_task_ignores_or_rejects_is_rolled_back_and_not_dead_lettered(inb
     assert (effects(), record().status, inbox.messages(DEAD)) == ({}, "recoverable", [])
 
 
-def test_dead_letters_are_redriven_the_oldest_first_and_as_many_as_asked_for(inbox):
+def test_dead_letters_are_redriven_oldest_first_up_to_the_limit(inbox):
     acting("a", fail)
     headers = {KEY: "key", "of": "the project"}
     ids = [inbox.publish(act, "a", headers=headers, expires=3600) for _ in range(3)]

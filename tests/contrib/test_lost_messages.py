@@ -130,7 +130,7 @@ def test_it_is_sent_again_after_as_long_again_as_it_has_waited():
     assert resend_lost_messages() == 1
 
 
-def test_all_pages_are_looked_at_also_where_a_relay_has_marked_a_batch_at_once(monkeypatch):
+def test_the_search_covers_all_pages_even_within_one_marked_batch(monkeypatch):
     monkeypatch.setattr(lost, "PAGE", 3)
     for _ in range(5):
         sent()

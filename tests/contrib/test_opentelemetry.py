@@ -154,7 +154,7 @@ def test_a_consumer_of_another_kind_links_to_whatever_its_headers_name(recorded,
     assert len(recorded.spans()["request"].links) == links
 
 
-def test_the_meters_count_events_and_one_process_reports_what_the_tables_hold(recorded):
+def test_meters_count_events_and_one_process_reports_the_gauges(recorded):
     happen(signals.claimed, Operation("tests.spans"), 2)
     signals.send(signals.recovered, None, Scope("1", "unknown", "k"), 1)
     signals.relayed.send(None, count=3)

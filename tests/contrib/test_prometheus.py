@@ -82,7 +82,7 @@ def test_a_scrape_says_what_has_happened_here_and_what_the_tables_hold(registry)
     assert ("idempotency_table_bytes" in seen) == (connection.vendor == "postgresql")
 
 
-def test_neither_connecting_nor_a_second_call_reads_anything_and_a_scrape_reads_each_table_once():
+def test_connecting_reads_nothing_and_a_scrape_reads_each_table_once():
     registry = CollectorRegistry()
     with CaptureQueriesContext(connection) as captured:
         connect(registry)
@@ -104,7 +104,7 @@ async def scrape_in_a_loop(registry):
     [scrape, lambda registry: asyncio.run(scrape_in_a_loop(registry))],
     ids=["the database refuses", "in the thread of an event loop"],
 )
-def test_what_this_process_counted_is_told_even_if_the_tables_can_not_be_read(registry, scrape_in_vain):
+def test_counters_are_exported_even_if_the_tables_can_not_be_read(registry, scrape_in_vain):
     happen(signals.claimed, Operation("tests.scraped"))
     with connection.execute_wrapper(unreachable):
         seen = scrape_in_vain(registry)
@@ -131,7 +131,7 @@ def test_the_view_says_which_app_is_missing():
 
 
 @pytest.mark.parametrize("accept", ["application/openmetrics-text; version=new", "text/plain;version=1.x", ""])
-def test_what_the_view_can_not_read_of_the_accepted_formats_is_answered_in_plain_text(accept, settings, monkeypatch):
+def test_an_unreadable_accept_header_gets_plain_text(accept, settings, monkeypatch):
     monkeypatch.setattr(exporter, "connect", lambda: None)  # to the registry of the whole test process
     settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "idempotency.contrib.prometheus"]
     response = metrics(RequestFactory().get("/", headers={"Accept": accept}))

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from testproject import embedded
-from tests.crash.storms import CLIENTS, Storms, server_to_stop, storms_on
+from tests.crash.storms import PAIRS, Storms, server_to_stop, storms_on
 from tests.harness.postgres import running_standby
 from tests.harness.proxy import Proxy
 from tests.harness.world import Database, environment
@@ -78,8 +78,8 @@ def run_failover(mode):
             storms.get_further()
             network.holding = True
             with closing(Database(primary.url)) as database:
-                # Until clients were told enough that the standby doesn't know, or each of them waits for the standby.
-                storms.get_further(otherwise=lambda: database.count(WAITING) == sum(CLIENTS.values()))
+                # Until clients were told enough that the standby doesn't know, or each pair waits for the standby.
+                storms.get_further(otherwise=lambda: database.count(WAITING) >= sum(PAIRS.values()))
             primary.kill()
             network.cut()  # and what was under way in it is gone
             standby.promote()

@@ -1,7 +1,7 @@
-"""Clients that never stop, while the PostgreSQL under them is stopped.
+"""Clients that never stop, while some of them freeze and the PostgreSQL under them is stopped.
 
-What they were told is compared with what the database holds and with the ledger of the provider, which deduplicates for
-none of them. In the end every operation is delivered once more.
+In the end every operation is delivered once more. Then a record has to explain what the clients were answered, and the
+effects are counted in the database and in the ledger of the provider, which deduplicates for none of them.
 """
 
 import random
@@ -16,12 +16,13 @@ from testproject.harness.effects import judge_effects
 from testproject.harness.marks import Marks
 from testproject.provider import running_provider
 from tests.harness.answers import KEPT, recorded_facts
+from tests.harness.history import PARKED, Call, by_key, violations
 from tests.harness.postgres import Server
 from tests.harness.world import Database, environment, migrate
 from tests.harness.zygote import Zygote, wait_until
 
-#: How many clients there are of each declaration.
-CLIENTS = {"inside": 3, "ask": 2, "park": 3}
+#: How many pairs of clients there are of each declaration. Both clients of a pair send the same keys.
+PAIRS = {"inside": 2, "ask": 1, "park": 1}
 #: How long a claim that a crash left is in the way, in seconds. By the real clock: nothing is back-dated here.
 LEASE = 0.5
 #: Operations of each declaration that are acknowledged before anything happens, and after it.
@@ -29,11 +30,14 @@ ENOUGH = 20
 
 
 class Storm:
-    """Clients of one declaration under way, each in a process of its own, and what they were told."""
+    """Clients of one declaration under way, each in a process of its own, and what they were answered."""
 
     def __init__(self, zygote, declaration, provider, marks):
-        #: Operations whose outcome clients know, and those whose outcome stayed unknown, which are not run again.
+        self.calls = []
+        #: Keys whose outcome clients know, and those whose outcome stayed unknown, which are not run again.
         self.known, self.parked = set(), set()
+        #: Keys with answers that no record explains.
+        self.unexplained = {}
         #: Operations that were acknowledged and have no effect, and those that have several.
         self.lost = self.doubled = 0
         self.name = f"storm-{uuid4().hex[:8]}"  # the database may hold the effects of others
@@ -46,46 +50,62 @@ class Storm:
             "answers": KEPT,
             "marks": str(marks.directory),
         }
-        prefixes = [f"{self.name}-client-{number}" for number in range(CLIENTS[declaration])]
-        self._clients = [zygote.fork(job="storm", prefix=prefix, **spec) for prefix in prefixes]
+        prefixes = [f"{self.name}-pair-{number // 2}" for number in range(2 * PAIRS[declaration])]
+        self._clients = [(zygote.fork(job="storm", prefix=prefix, **spec), prefix) for prefix in prefixes]
 
     def hear(self):
-        """Hear what clients were told so far.
+        """Hear what clients were answered so far.
 
         :returns: how many outcomes they know.
         """
-        for kind, keys in (("known", self.known), ("parked", self.parked)):
-            keys.update(self._marks.notes(f"{kind}.{self._declaration}"))
+        for line in self._marks.notes(f"calls.{self._declaration}")[len(self.calls) :]:
+            call = Call.of(line)
+            self.calls.append(call)
+            if call.answer == PARKED:
+                self.parked.add(call.key)
+            elif call.outcome is not None:
+                self.known.add(call.key)
         return len(self.known)
 
-    def go_until(self, place):
-        """Let every client learn the outcome of the operation that it is at; or, after that, of each one once more, as
-        clients and queues ask that have missed an answer.
-        """
-        for client in self._clients:
-            client.go()
-        for client in self._clients:
-            client.expect(place)
-        self.hear()
+    def overtake_one(self, lots):
+        """Freeze a client while its handler runs, and wake it after its lease, when its twin has gone past it."""
+        client, prefix = lots.choice(self._clients)
+        self._marks.leave(f"freeze.{client.pid}")
+        client.wait_until_stopped()
+        reached = self._reached_by(prefix)
+        wait_until(lambda: self._reached_by(prefix) >= reached + 2, "a client goes past its frozen twin")
+        client.wake()
 
-    def end(self):
-        for client in self._clients:
+    def _reached_by(self, prefix):
+        self.hear()
+        return sum(key.startswith(f"{prefix}-") for key in self.known)
+
+    def redeliver(self):
+        """Let every client learn the outcome of the operation that it is at, and then of each one once more, as clients
+        and queues ask that have missed an answer.
+        """
+        for client, _ in self._clients:
+            client.go()
+        for client, _ in self._clients:
+            client.expect("redelivered")
             client.end()
+        self.hear()
+        self.unexplained = violations(self.calls, lease=LEASE)
 
     def judge(self, effects):
         judged = judge_effects(effects, self.known)
         self.lost, self.doubled = len(judged.lost), len(judged.doubled)
 
     def __repr__(self):
-        return f"{len(self.known)} acknowledged, {len(self.parked)} parked, lost {self.lost}, doubled {self.doubled}"
+        return (
+            f"{len(self.known)} acknowledged, {len(self.parked)} parked, lost {self.lost}, doubled {self.doubled}, "
+            f"{len(self.unexplained)} unexplained: {[*self.unexplained.values()][:1]}"
+        )
 
 
 @dataclass
 class Storms:
-    """Those of each declaration.
-
-    Rows are lost or not before every operation has been delivered once more. All else is counted after it.
-    """
+    """Those of each declaration."""
 
     inside: Storm
     ask: Storm
@@ -99,12 +119,25 @@ class Storms:
 
     @property
     def is_safe(self):
-        return self.is_whole and not (self.inside.lost or self.ask.doubled or self.park.doubled)
+        return self.is_whole and not any(storm.unexplained or storm.doubled for storm in self.all)
 
     @property
     def is_whole(self):
-        """Whatever was lost: in the database nothing is torn or doubled, and no call of the provider is missing."""
-        return not (self.torn or self.inside.doubled or self.ask.lost or self.park.lost)
+        """Even if records are lost: nothing in the database is torn or doubled, and each outcome has its effect."""
+        return not (self.torn or self.inside.doubled or any(storm.lost for storm in self.all))
+
+    @property
+    def acknowledged(self):
+        return sum(len(storm.known) for storm in self.all)
+
+    @property
+    def figures(self):
+        """What the clients and their calls came to."""
+        return {
+            "histories": sum(len(by_key(storm.calls)) for storm in self.all),
+            "invocations": sum(len(storm.calls) for storm in self.all),
+            "unexplained": sum(len(storm.unexplained) for storm in self.all),
+        }
 
     def get_further(self, *storms, by=ENOUGH, otherwise=lambda: False):
         """Wait until the clients of ``storms``, by default all, know so many outcomes more, or ``otherwise`` holds."""
@@ -115,17 +148,12 @@ class Storms:
         )
 
     def settle(self, url, provider):
-        """Let the clients end, and judge what there is in the database of ``url`` and in the provider's ledger."""
+        """Let the clients end, and judge their answers, and the effects in the database of ``url`` and the ledger."""
         for storm in self.all:
-            storm.go_until("stopped")
+            storm.redeliver()
         with closing(Database(url)) as database:
             self.inside.judge(database.transfers(self.inside.name))
-            lost, self.torn = self.inside.lost, torn(database, self.inside.name)
-            for storm in self.all:
-                storm.go_until("redelivered")
-                storm.end()
-            self.inside.judge(database.transfers(self.inside.name))
-        self.inside.lost = lost
+            self.torn = torn(database, self.inside.name)
         for storm in (self.ask, self.park):
             storm.judge(provider.payouts(storm.name))
 
@@ -148,7 +176,7 @@ def storms_on(url):
         provider = stack.enter_context(running_provider(directory / "ledger.jsonl"))
         # It ends the clients.
         zygote = stack.enter_context(closing(Zygote("tests.crash.worker", environment(url), directory / "log")))
-        yield Storms(**{each: Storm(zygote, each, provider, Marks(directory)) for each in CLIENTS}), provider
+        yield Storms(**{each: Storm(zygote, each, provider, Marks(directory)) for each in PAIRS}), provider
 
 
 @contextmanager
@@ -160,12 +188,14 @@ def server_to_stop():
 
 
 def run_restarts(server, rounds, *, seed=0):
-    """Stop the server with ``-m immediate`` under load, ``rounds`` times, and count."""
+    """Freeze clients and stop the server with ``-m immediate`` under load, ``rounds`` times, and judge."""
     lots = random.Random(seed)
     with closing(Database(server.url)) as database:
         database.query("CHECKPOINT")  # a control is to lose what clients were told, and not the tables
     with storms_on(server.url) as (storms, provider):
         for _ in range(rounds):
+            for storm in storms.all:
+                storm.overtake_one(lots)
             # In mid-load: clients have got through since the last restart, a few or many of them.
             storms.get_further(storms.inside, by=lots.randint(20, 120))
             server.restart()

@@ -17,6 +17,7 @@ from functools import partial
 from http.client import HTTPConnection
 from unittest import mock
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -42,6 +43,7 @@ from testproject.models import Transfer
 from testproject.provider.client import find, pay
 from tests.crash.mutations import MUTATIONS
 from tests.harness import answers
+from tests.harness.history import CALL_HEADER, Call
 from tests.harness.zygote import PATIENCE
 
 AMOUNT = 100
@@ -271,9 +273,8 @@ class Worker:
             payout = claim.step("payout", call)
         if self.spec.get("fail"):
             raise BrokenError
-        return answers.answer(
-            claim, answers.draw(self.spec["answers"], self.spec["draw"] + claim.attempt), payout=payout
-        )
+        kind = answers.draw(self.spec["answers"], self.spec["draw"] + claim.attempt)
+        return answers.answer(claim, kind, call=request.headers[CALL_HEADER], payout=payout)
 
     def _call(self, key, label, valid_until):
         with closing(HTTPConnection(urlsplit(self.spec["provider"]).netloc, timeout=PATIENCE)) as provider:
@@ -302,11 +303,15 @@ class Worker:
         is_async = self.kind == "async"
         client = (AsyncClient if is_async else Client)(raise_request_exception=False)
         post = async_to_sync(client.post) if is_async else client.post
+        sent = {"id": self.spec.get("call", uuid4().hex), "key": self.spec["key"], "start": time.monotonic()}
         answer = post(
             "/operate/",
             {"label": self.label},
             content_type="application/json",
-            headers={"Host": "localhost", "Idempotency-Key": self.spec["key"], "X-Account": "1"},
+            headers={"Host": "localhost", "Idempotency-Key": sent["key"], "X-Account": "1", CALL_HEADER: sent["id"]},
+        )
+        call = Call.answered(
+            end=time.monotonic(), headers=answer.headers, status=answer.status_code, body=answer.content, **sent
         )
         is_problem = answer.headers.get("Content-Type") == "application/problem+json"
         return {
@@ -314,31 +319,37 @@ class Worker:
             "body": answer.content.decode(),
             "code": json.loads(answer.content)["code"] if is_problem else None,
             "replayed": "Idempotency-Replayed" in answer.headers,
+            "call": str(call),
         }
 
     def storm(self):
         """One operation after the other, each retried until its outcome is known. When told to stop, each once more."""
         marks, asked = Marks(self.spec["marks"]), 0
+        faults.fault_point["handler.wrote"] = partial(self._freeze_if_marked, marks)
         while not self.channel.has_something():
-            kind = "parked" if self._ask_until_known(asked)["code"] else "known"
-            marks.note(f"{kind}.{self.declaration}", self.spec["key"])
+            self._ask_until_known(asked, marks)
             asked += 1
         self.channel.wait()
-        self.channel.tell(event="stopped")
-        self.channel.wait()
         for number in range(asked):
-            self._ask_until_known(number)
+            self._ask_until_known(number, marks)
         self.channel.tell(event="redelivered")
         return {}
 
-    def _ask_until_known(self, number):
-        """One operation's outcome, of which each draws another kind, or the answer that it is not known."""
+    def _freeze_if_marked(self, marks):
+        mark = marks.directory / f"freeze.{os.getpid()}"
+        if mark.exists():
+            mark.unlink()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _ask_until_known(self, number, marks):
+        """Until one operation has its outcome, of which each draws another kind, or is parked."""
         self.spec["key"] = f"{self.spec['prefix']}-{number}"
         self.spec["draw"] = number
         while True:
             answer = self.request()
+            marks.note(f"calls.{self.declaration}", answer["call"])
             if answers.facts_of(answer["body"]) or answer["code"] == "idempotency_outcome_unknown":
-                return answer
+                return
             time.sleep(0.01)  # a client's pause before its retry; nothing is ordered by it
             close_old_connections()  # what a server does between requests, and Django's test client does not
 

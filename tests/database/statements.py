@@ -16,8 +16,8 @@ FROM generate_series(1, %s) AS number
 
 SENT = """
 INSERT INTO idempotency_outbox_message (message_id, account_id, idempotency_key, topic, payload, headers,
-    ordering_key, sender, created_at, status, attempts, next_try_at, sent_at, error)
-SELECT gen_random_uuid(), '', 'bulk-' || number, 'orders.placed', '1', '{}', %s, 'tests.outbox.broker',
+    sender, created_at, status, attempts, next_try_at, sent_at, error)
+SELECT gen_random_uuid(), '', 'bulk-' || number, 'orders.placed', '1', '{}', 'tests.outbox.broker',
     statement_timestamp(), 'sent', 1, statement_timestamp(), statement_timestamp() - interval '1 hour', ''
 FROM generate_series(1, %s) AS number
 """
@@ -34,9 +34,9 @@ def fill(count):
     execute("ANALYZE idempotency_record")
 
 
-def fill_outbox(count, ordering_key=""):
+def fill_outbox(count):
     """Add messages that were sent an hour ago."""
-    execute(SENT, ordering_key, count)
+    execute(SENT, count)
 
 
 @contextmanager

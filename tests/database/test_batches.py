@@ -255,7 +255,7 @@ def test_a_purge_walks_its_index(work, index):
 
 @pytest.mark.postgres
 @pytest.mark.whole_table
-def test_a_purge_of_records_walks_its_index_although_the_planner_knows_nothing_of_the_table():
+def test_a_purge_uses_its_index_without_statistics_of_the_table():
     """As after an upgrade of the server. It would sort all that is due for each batch."""
     fill(20_000)
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))

@@ -46,7 +46,7 @@ def consume(message):
 
 def test_nothing_is_erased_if_the_caller_does_not_say_who_decides():
     make_records(1, Status.COMPLETED, account_id="alice")
-    with pytest.raises(TypeError, match="must name who decides"):
+    with pytest.raises(TypeError, match="by= must be a user"):
         erase_account("alice", by="")
     assert IdempotencyRecord.objects.count() == 1
 
@@ -70,7 +70,7 @@ def make_unfinished():
     make_messages(5, MessageStatus.DEAD, account_id="alice")
 
 
-def test_rows_under_way_and_rows_that_wait_for_a_decision_are_left_unless_the_caller_says_so():
+def test_live_and_undecided_rows_are_not_erased_by_default():
     make_unfinished()
     make_records(1, account_id="alice")
     assert erase() == (1, 0, {"live": 1, "abandoned": 2, "parked": 3, "pending": 4, "dead": 5})
@@ -162,10 +162,10 @@ def test_the_command_erases_and_says_what_is_left_and_why():
     assert code == running.EXIT_WORK_LEFT
     assert lines == [
         "Erased 0 records and 0 messages.",
-        "Left: 1 claim is alive. Run this again when the lease is over.",
+        "Left: 1 claim is live. Run this again when the lease is over.",
         "Left: 2 claims are abandoned. Run recover_idempotency first, or use --include-unresolved.",
         "Left: 3 records are parked. Resolve every parked record first, or use --include-unresolved.",
-        "Left: 4 messages are still to be sent. Run relay_outbox first.",
+        "Left: 4 messages are not sent yet. Run relay_outbox first.",
         "Left: 5 messages are dead. Requeue every dead message first, or use --include-unresolved.",
     ]
 

@@ -78,7 +78,7 @@ COSTS = {
 
 
 @pytest.mark.parametrize(("handler", "sent"), COSTS.items())
-def test_a_first_execution_sends_one_message_to_claim_and_one_to_complete_and_commit(handler, sent):
+def test_a_first_execution_sends_two_messages_to_the_server(handler, sent):
     assert messages(handler) == sent
 
 

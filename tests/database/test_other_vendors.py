@@ -10,7 +10,7 @@ import pytest
 from django.db import IntegrityError, OperationalError, ProgrammingError, connections
 from django.test.utils import CaptureQueriesContext
 
-from idempotency.contrib.dashboard import adding
+from idempotency.contrib.dashboard import counting
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
@@ -109,7 +109,7 @@ def test_a_counter_that_another_process_has_created_meanwhile_is_added_to():
     counters = IdempotencyCounter.objects.filter(**one)
     create = iter([lambda: IdempotencyCounter.objects.create(**one, total=1)])
     with before_statement("INSERT", lambda: next(create, lambda: None)()):
-        adding._add("default", {("charges.create", "claimed"): 2}, 7)
+        counting._add("default", {("charges.create", "claimed"): 2}, 7)
     assert counters.get().total == 3
 
 

@@ -79,7 +79,7 @@ def test_every_attempt_of_the_new_request_publishes_the_same_message(purged):
 
 
 @record_may_be_purged
-def test_a_name_that_stands_for_two_messages_is_refused_in_a_new_request_too(purged):
+def test_a_name_for_two_messages_is_refused_in_a_new_request_too(purged):
     def block():
         with transaction.atomic():
             before = publish("orders.placed", 1, name="it", sender=SENDER)
@@ -138,7 +138,7 @@ def test_a_message_that_is_purged_between_two_looks_is_no_obstacle(monkeypatch):
     assert broker.payloads == ["first", "second"]
 
 
-def test_a_sent_message_is_kept_for_longer_than_a_consumer_that_took_it_late_remembers_it():
+def test_a_sent_message_outlives_the_record_of_a_late_consumer():
     run(inside, send)
     relay_once()
     OutboxMessage.objects.update(sent_at=from_now(-3 * DAY - HOUR))

@@ -38,7 +38,7 @@ def test_it_settles_what_is_abandoned_and_says_so(monkeypatch):
     abandon(1, asks)
     abandon(1, asks, idempotency_key="unknown", attempt=6)  # asked again in two minutes
     make_records(1, Status.IN_PROGRESS, lease=HOUR)
-    settled = "Settled 7 claims: 3 recoverable, 1 completed, 2 parked, 1 to be asked for again."
+    settled = "Settled 7 claims: 3 recoverable, 1 completed, 2 parked, 1 postponed."
     assert recover() == (0, [settled], [])
     assert states() == {"recoverable": 3, "parked": 2, "completed": 1, "in_progress": 2}
     assert recover() == (0, ["Settled 0 claims: 0 recoverable, 0 completed, 0 parked."], [])
@@ -74,7 +74,7 @@ def test_claims_of_unknown_operations_stay_and_are_reported():
     abandon(2, "tests.recover.elsewhere")
     code, lines, errors = recover()
     assert (code, lines) == (4, ["Settled 1 claim: 1 recoverable, 0 completed, 0 parked."])
-    told = "Left alone: 2 claims of operation 'tests.recover.elsewhere', which is not declared in this process. "
+    told = "Skipped 2 claims of operation 'tests.recover.elsewhere', which is not declared in this process. "
     assert errors == [f"{told}Declare it in an app's operations.py, or import the module of its task."]
     assert states() == {"recoverable": 1, "in_progress": 2}
     assert recover(verbosity=0)[:2] == (4, [])
@@ -90,7 +90,7 @@ def test_a_dry_run_counts_and_settles_nothing(monkeypatch):
         "  tests.again: 2 (reexecute)",
         "  tests.asks: 1 (reconcile)",
         "  tests.parks: 1 (park)",
-        "  tests.recover.elsewhere: 1 (left alone, not declared here)",
+        "  tests.recover.elsewhere: 1 (skipped, not declared here)",
     ]
     assert recover(dry_run=True) == (0, expected, [])
     monkeypatch.setattr(recover_idempotency, "MAX_LISTED", 5)

@@ -1,7 +1,5 @@
-"""The relay: due messages are sent in order, for a bounded number of statements; a relay may be killed or frozen."""
+"""The relay: due messages are sent, for a bounded number of statements; a relay may be killed or frozen."""
 
-import itertools
-import json
 from datetime import timedelta
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -15,11 +13,10 @@ from django.utils import timezone
 from idempotency.outbox import relay
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
-from idempotency.outbox.upkeep import requeue
 from idempotency.protocol import faults
 from tests.concurrency.failures import Killed
 from tests.database.statements import explaining, fill_outbox
-from tests.outbox import BROKEN, OTHER_SENDER, UNREACHABLE, broker, make_due, make_messages, other_broker, statuses
+from tests.outbox import BROKEN, UNREACHABLE, broker, make_due, make_messages, statuses
 from tests.records import HOUR, MINUTE, from_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,7 +31,7 @@ def relay_killed(place=None):
     faults.disarm()
 
 
-def test_what_is_due_is_sent_longest_due_first_and_marked_and_nothing_is_held_meanwhile():
+def test_due_messages_are_sent_longest_due_first_outside_a_transaction():
     held = []
     broker.answer = lambda message: held.append(connection.in_atomic_block)
     make_messages(due=-MINUTE, payload='"second"')
@@ -50,9 +47,9 @@ def test_what_is_due_is_sent_longest_due_first_and_marked_and_nothing_is_held_me
     assert relay_once() == RelayResult()
 
 
-def statements_of(count, **fields):
+def statements_of(count):
     OutboxMessage.objects.all().delete()
-    make_messages(count, **fields)
+    make_messages(count)
     with CaptureQueriesContext(connection) as statements:
         relay_once()
     return len(statements)
@@ -62,9 +59,6 @@ def test_a_batch_costs_the_same_statements_however_many_it_sends():
     # BEGIN, the bounds of the transaction on PostgreSQL, two on MariaDB to find, take, lease, COMMIT; and the mark.
     expected = {"sqlite": 5, "postgresql": 6, "mysql": 7}[connection.vendor]
     assert statements_of(1) == statements_of(20) == expected
-    # In an order: one to find what comes behind the first ones, and those that take it.
-    more = {"sqlite": 2, "postgresql": 2, "mysql": 4}[connection.vendor]
-    assert statements_of(2, ordering_key="k") == statements_of(20, ordering_key="k") == expected + more
     # A batch that fails for one reason is put off by one statement, in place of the mark.
     broker.refuse(*range(20), error=BROKEN)
     assert statements_of(1) == statements_of(20) == expected
@@ -72,90 +66,14 @@ def test_a_batch_costs_the_same_statements_however_many_it_sends():
 
 
 @pytest.mark.postgres
-def test_a_batch_is_found_through_the_indexes_of_what_is_not_sent():
-    fill_outbox(3_000, ordering_key="a")
-    make_messages(20, ordering_key="a")
+def test_a_batch_is_found_through_the_index_of_unsent_messages():
+    fill_outbox(3_000)
     make_messages(20)
     with explaining("ORDER BY") as plans:
-        assert relay_once().sent == 40
-    heads, followers = plans
-    assert "idempotency_outbox_unsent" in heads
-    assert "idempotency_outbox_order" in heads
-    assert "idempotency_outbox_order" in followers
-    assert "Seq Scan" not in heads + followers
-
-
-# Messages of one ordering key, whatever happens to one of them
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
-def test_order_is_kept_within_a_key_whatever_the_batches(batch_size):
-    for number, key in itertools.product(range(5), ("a", "b", "")):
-        make_messages(ordering_key=key, payload=json.dumps([key, number]))
-    list(relay_batches(batch_size=batch_size))
-    for key in ("a", "b"):
-        assert [number for of, number in broker.payloads if of == key] == [0, 1, 2, 3, 4]
-    assert len(broker.deliveries) == 15
-
-
-def test_a_whole_order_is_sent_in_one_batch_also_after_a_relay_was_killed():
-    make_messages(50, ordering_key="a")
-    relay_killed("relay.published")
-    make_due()
-    assert relay_once() == RelayResult(sent=50)
-    assert broker.payloads == [0, *range(50)]
-
-
-@pytest.mark.parametrize(
-    "held_up", [{"due": HOUR}, {"lease": MINUTE, "attempts": 1}], ids=["not due", "another relay is sending it"]
-)
-def test_one_that_can_not_be_sent_now_holds_up_those_behind_it(held_up):
-    """Another relay may have the second of an order: an earlier one was committed after it took that."""
-    make_messages(ordering_key="a", payload="1")
-    make_messages(ordering_key="a", payload="2", **held_up)
-    make_messages(ordering_key="a", payload="3")
-    assert [batch.sent for batch in relay_batches()] == [1]
-    make_due()
-    assert [batch.sent for batch in relay_batches()] == [2]
-    assert broker.payloads == [1, 2, 3]
-
-
-def test_what_is_behind_a_message_of_another_sender_waits_for_its_own():
-    make_messages(1, ordering_key="a", sender=OTHER_SENDER)
-    make_messages(1, ordering_key="a")
-    assert relay_once(skip={"tests.outbox.broker"}) == RelayResult(sent=1)
-    assert statuses() == [("sent", 1), ("pending", 0)]
-
-
-@pytest.mark.parametrize("error", [BROKEN, UNREACHABLE])
-def test_order_is_kept_across_failures(error):
-    make_messages(4, ordering_key="a")
-    make_messages(1, payload='"b"', ordering_key="b", sender=OTHER_SENDER)
-    broker.refuse(1, error=error)
-    relay_once()
-    assert broker.payloads == [0]
-    assert other_broker.payloads == ["b"]
-    assert relay_once().touched == 0, "what is behind it waits for it, and it for its time"
-    make_due()
-    relay_once()
-    assert broker.payloads == [0]
-    broker.reset()
-    make_due()
-    assert relay_once().sent == 3
-    assert broker.payloads == [1, 2, 3]
-    counted = [attempts for _, attempts in statuses()]
-    assert counted == ([1, 3, 1, 1, 1] if error is BROKEN else [1] * 5), "who waits is not tried"
-
-
-def test_a_dead_message_holds_up_those_behind_it_until_it_is_requeued():
-    (dead,) = make_messages(1, MessageStatus.DEAD, ordering_key="a", attempts=MAX_ATTEMPTS)
-    make_messages(2, ordering_key="a", payload='"behind"')
-    make_messages(1, payload='"elsewhere"')
-    assert relay_once().sent == 1
-    assert broker.payloads == ["elsewhere"]
-    requeue(OutboxMessage.objects.get(pk=dead), by="a test")
-    assert relay_once().sent == 3
-    assert broker.payloads == ["elsewhere", 0, "behind", "behind"]
+        assert relay_once().sent == 20
+    (plan,) = plans
+    assert "idempotency_outbox_unsent" in plan
+    assert "Seq Scan" not in plan
 
 
 # A relay that is killed, frozen, or not alone: nothing is lost, and what is sent again has the same id
@@ -241,7 +159,7 @@ def test_a_relay_that_has_used_half_of_its_lease_puts_the_rest_back(monkeypatch)
     assert broker.payloads == [1, 2]
 
 
-def test_a_message_that_kills_its_relay_ends_up_dead_and_takes_no_other_along():
+def test_a_message_that_kills_its_relay_dies_alone():
     make_messages(4)
     broker.refuse(1, error=Killed())
     for times in (1, 2):

@@ -109,10 +109,9 @@ def test_no_outcome_is_recorded_for_an_operation_that_is_not_known():
 @pytest.mark.parametrize("operation", [plain, parks, asks, again, "tests.resolutions.removed"], ids=str)
 def test_a_claim_is_released_under_the_next_attempt_once_it_is_abandoned(operation):
     seen = record(operation, Status.IN_PROGRESS, lease=HOUR)
-    if operation not in (plain, again):  # nothing would stop the late effect of a live one
-        with pytest.raises(ResolutionRefusedError, match="may be alive"):
-            release(seen, by="ops", force=True)
-        assert state(seen) == ("in_progress", 1)
+    with pytest.raises(ResolutionRefusedError, match=r"lease is running.*Wait until \d{4}-.* UTC"):
+        release(seen, by="ops")
+    assert state(seen) == ("in_progress", 1)
     IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
     release(IdempotencyRecord.objects.get(), by="ops")
     assert state(seen) == ("recoverable", 2)
@@ -127,14 +126,12 @@ def assert_powerless(owner):
 
 
 @pytest.mark.parametrize("operation", [plain, again])
-def test_a_live_claim_is_released_by_force_where_running_again_is_safe(operation):
-    """P1, P6: its owner has lost its lease, whatever it tries."""
+def test_the_owner_of_a_released_claim_has_lost_its_lease(operation):
+    """P1, P6: whatever it tries."""
     owner = acquire(operation)
+    IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
     seen = IdempotencyRecord.objects.get()
-    with pytest.raises(ResolutionRefusedError, match=r"lease is running.*Wait until \d{4}-.* UTC"):
-        release(seen, by="ops")
-    assert state(seen) == ("in_progress", 1)
-    release(seen, by="ops", force=True)
+    release(seen, by="ops")
     assert state(seen) == ("recoverable", 2)
     assert_powerless(owner)
     winner = acquire(operation)
@@ -146,11 +143,12 @@ def test_a_live_claim_is_released_by_force_where_running_again_is_safe(operation
 @pytest.mark.postgres  # SQLite has one writer at a time: the person waits for the owner's commit
 def test_an_owner_that_is_about_to_commit_is_left_to_commit():
     owner = acquire(plain)
+    IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
     seen = IdempotencyRecord.objects.get()
 
     def try_to_release():
         with pytest.raises(ResolutionRefusedError, match="being settled by another process"):
-            release(seen, by="ops", force=True)
+            release(seen, by="ops")
 
     with transaction.atomic():
         ownership.complete(owner, OUTCOME)
@@ -185,7 +183,7 @@ def test_of_two_people_who_forget_a_record_one_does():
     with pytest.raises(ResolutionRefusedError, match=r"is past its retention, so the next request .* runs anyway"):
         forget(seen, by="another")
     ownership.record(acquire(plain), OUTCOME)
-    with pytest.raises(ResolutionRefusedError, match="is completed, attempt 2 by now; it was completed, attempt 1"):
+    with pytest.raises(ResolutionRefusedError, match="is now completed, attempt 2; it was completed, attempt 1"):
         forget(seen, by="another")
     assert acquire(plain) == OUTCOME
 
@@ -193,7 +191,7 @@ def test_of_two_people_who_forget_a_record_one_does():
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.COMPLETED])
 def test_only_a_completed_operation_is_forgotten(status):
     seen = record(status=status, lease=HOUR if status is Status.IN_PROGRESS else None)
-    with pytest.raises(ResolutionRefusedError, match="This decision is not possible in that state"):
+    with pytest.raises(ResolutionRefusedError, match="The decision is not possible in this state"):
         forget(seen, by="ops")
     assert (state(seen), seen.expires_at) == ((status, 1), IdempotencyRecord.objects.get().expires_at)
 
@@ -226,9 +224,9 @@ DECISIONS = {
         *itertools.product(["mark_not_executed", "record_outcome"], [Status.IN_PROGRESS], [HOUR, -HOUR]),
     ],
 )
-def test_what_is_settled_or_not_yet_parked_is_not_decided(decision, status, lease):
+def test_a_settled_or_live_record_can_not_be_decided(decision, status, lease):
     seen = record(status=status, lease=lease)
-    said = f"is {status.replace('_', ' ')}, attempt 1. This decision is not possible"
+    said = f"is {status.replace('_', ' ')}, attempt 1. The decision is not possible"
     with pytest.raises(ResolutionRefusedError, match=said):
         DECISIONS[decision](seen)
     assert state(seen) == (status, 1)
@@ -238,15 +236,15 @@ def test_what_is_settled_or_not_yet_parked_is_not_decided(decision, status, leas
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"status": "completed"}, "is completed, attempt 1 by now; it was parked, attempt 1"),
-        ({"attempt": 2}, "is parked, attempt 2 by now"),
-        ({"status": "in_progress", "attempt": 2}, "is in progress, attempt 2 by now"),
+        ({"status": "completed"}, "is now completed, attempt 1; it was parked, attempt 1"),
+        ({"attempt": 2}, "is now parked, attempt 2"),
+        ({"status": "in_progress", "attempt": 2}, "is now in progress, attempt 2"),
         # As a database that was restored could have it: the whole scope is in the fence.
         ({"idempotency_key": "another row that took the id"}, "being settled"),
-        (None, "is gone"),
+        (None, "has been purged"),
     ],
 )
-def test_who_saw_another_state_is_told_and_changes_nothing(decision, change, said):
+def test_a_decision_on_an_outdated_state_changes_nothing(decision, change, said):
     seen = record()
     if change is None:
         IdempotencyRecord.objects.all().delete()

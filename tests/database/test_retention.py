@@ -1,7 +1,6 @@
 """The purge deletes what is past retention and never a claim, also under load; and ``purge_idempotency``."""
 
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -12,7 +11,6 @@ from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
 from idempotency.lifecycle import Status
-from idempotency.management import running
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import due, purge_batches, purge_body_batches, purge_once
 from idempotency.operate.sweep import recover_batches
@@ -83,7 +81,7 @@ def test_records_that_are_kept_do_not_keep_a_batch_from_those_behind_them():
 
 
 @pytest.mark.sqlite
-def test_steps_are_found_by_their_accounts_and_not_by_every_pair_of_account_and_record():
+def test_steps_are_deleted_by_account_and_record():
     make_records(3)
     plans = []
 
@@ -111,7 +109,7 @@ def purge(**options):
 make_sent = partial(make_messages, status=MessageStatus.SENT, sent=-96 * HOUR)  # longer ago than the retention
 
 
-def test_it_purges_all_that_is_due_and_says_so():
+def test_a_purge_deletes_all_due_rows_and_reports_them():
     make_records(1_233)
     make_bodies_past_the_retention_of_their_records(1)
     bodies = make_bodies(2)
@@ -187,25 +185,6 @@ def test_a_signal_ends_a_purge_before_its_messages():
     assert (remaining(), OutboxMessage.objects.count()) == (set(), 1)
 
 
-@pytest.mark.parametrize("pause", [-0.1, 3600.1, float("nan"), float("inf")])
-def test_a_wrong_pause_is_named_and_nothing_is_done(pause):
-    ids = make_records(1)
-    with pytest.raises(CommandError, match="--pause must be between 0 and 3600 seconds") as refused:
-        purge(pause=pause)
-    assert refused.value.returncode == 2
-    assert remaining() == {*ids}
-
-
-def test_a_pause_lies_between_batches_only(monkeypatch):
-    make_records(25)
-    slept = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(time, "monotonic", lambda: sum(slept))
-    assert purge(batch_size=10, pause=1.0)[0] == 0
-    assert sum(slept) == pytest.approx(2.0)
-    assert max(slept) <= running.SLICE
-
-
 # Responses past a retention of their own are deleted, and their records stay
 
 
@@ -214,7 +193,7 @@ def purge_bodies():
 
 
 @pytest.mark.parametrize(("reference", "body"), [(None, BODY_GONE), ("7", None)], ids=["alone", "with a reference"])
-def test_what_is_due_is_deleted_with_what_the_steps_tell_and_the_rest_of_the_record_stays(reference, body):
+def test_due_bodies_are_deleted_with_their_steps_and_the_record_stays(reference, body):
     error = "ValueError: of an attempt before, which may quote the payload"
     due = make_bodies(10, error=error, response_reference=reference)
     (kept,) = make_bodies(1, due=-HOUR)  # is not due yet

@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 from django.db import OperationalError, ProgrammingError, connection, connections, transaction
 
-from idempotency.contrib.dashboard import adding
+from idempotency.contrib.dashboard import counting
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord, IdempotencyStep
@@ -112,11 +112,12 @@ def test_a_flush_of_counters_is_bounded_and_does_not_wait_for_the_disk(binding, 
     seen = []
 
     def add(*counts):
-        adding._add_at_once(*counts)
+        add_counts(*counts)
         seen.append(in_force())
 
-    monkeypatch.setattr(adding, "_ADDS", {"postgresql": add})
-    adding.write_counts("default", {("tests.settings", "claimed"): 1}, 1)
+    add_counts = counting._add
+    monkeypatch.setattr(counting, "_add", add)
+    counting.write_counts("default", {("tests.settings", "claimed"): 1}, 1)
     assert seen == [IDLING | NO_DISK]
     assert IdempotencyCounter.objects.filter(operation="tests.settings").count() == 2
 

@@ -287,8 +287,8 @@ class Machine(RuleBasedStateMachine):
             elif decision == "outcome":
                 resolutions.record_outcome(self.stored(scope), 7, by="operator")
             else:
-                may |= record.status == "in_progress" and (scope[0] == "again" or record.lease_over)
-                resolutions.release(self.stored(scope), by="operator", force=True)
+                may |= record.status == "in_progress" and record.lease_over
+                resolutions.release(self.stored(scope), by="operator")
         except resolutions.ResolutionRefusedError:
             assert not may
             return

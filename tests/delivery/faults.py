@@ -188,16 +188,16 @@ def relays_at_once(scene, verdict):
     """Four relays on one backlog: nothing is even published twice."""
     scene.start_workers()
     scene.publish()
-    relays = [scene.start("relay", batch_size=5) for _ in range(4)]
-    for relay in relays:
-        relay.expect("ready")
-    for relay in relays:
-        relay.go()
+    # Each waits with its first batch, so that none sends everything before the others have begun.
+    first = Strike("relay.claimed", "hold", times=4)
+    relays = [scene.start_relay(first, batch_size=5) for _ in range(first.times)]
+    scene.until(lambda: scene.marks.count("hold.*") == first.times, "each relay has a batch")
+    scene.marks.leave(f"go.{first.place}")
     scene.until(lambda: not scene.unsent(), "the outbox is empty")
     sent = [scene.finish(relay) for relay in relays]
     scene.settle()
     verdict.struck = sum(number > 0 for number in sent)
-    verdict.expect(verdict.struck > 1, f"one relay has done all the work: {sent}")
+    verdict.expect(verdict.struck == first.times, f"not every relay has sent messages: {sent}")
     verdict.expect(sum(sent) == 2 * scene.count, f"{sum(sent)} messages were marked, of {2 * scene.count}")
     judge(scene, verdict)
     for found in (verdict.kept, verdict.plain):

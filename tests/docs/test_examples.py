@@ -248,6 +248,7 @@ def test_a_parked_record_is_resolved_by_what_was_found_out(run_page):
         assert (record.status, record.response_status) == (status, 201 if payout_id else None)
 
 
+@pytest.mark.django_db(transaction=True)
 def test_an_alarm_rings_for_what_is_new_and_then_clears(run_page):
     counters.reset()
     alarms, at_rest = run_page("how-to/monitor.md")["alarms"], stats()
@@ -255,6 +256,7 @@ def test_an_alarm_rings_for_what_is_new_and_then_clears(run_page):
     view, user = run_page("README.md")["create_transfer"], UserFactory()
     for amount in (5, 6):
         post(view, {"recipient": "carol", "amount": amount}, user=user)
+    counters.flush()
     make_records(1, Status.PARKED)
     ringing = {name for name, rings in alarms(at_rest).items() if rings}
     assert ringing == {"parked records", "clients reuse keys"}

@@ -8,8 +8,10 @@ what only tests need:
 - ``strikes``: a ``Strike`` says at which place and with which message a process dies or is held. The process strikes
   itself, so each strike hits the intended moment and happens as often as planned. ``keeper`` restarts the dead.
 - ``proxy``: one proxy for PostgreSQL, RabbitMQ and Redis, that cuts connections and swallows a broker's confirm.
-- ``rabbitmq``, ``mariadb``, ``pgbouncer``: servers of one's own; ``postgres`` kills and promotes one.
+- ``rabbitmq``, ``mariadb``, ``pgbouncer``: servers of one's own; ``postgres`` kills and promotes one, and ``disk`` cuts
+  its power.
 - ``answers``: what handlers answer, which is drawn, and what judges read of it again.
+- ``history``: what clients sent and were answered, and whether one record for each key explains it.
 - ``world``: a database, two providers and a zygote, which all cells or scripts of a run share. What a test asserts is
   read through connections that know nothing of the package.
 

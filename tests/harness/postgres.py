@@ -50,9 +50,13 @@ class Server:
         parent = int((self.directory / "data/postmaster.pid").read_text().split()[0])
         os.kill(parent, signal.SIGSTOP)  # so that it starts no other
         children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        self._stop_disk()
         for process in (*map(int, children), parent):
             os.kill(process, signal.SIGKILL)
         wait_until(lambda: has_ended(parent), "a killed server is gone")
+
+    def _stop_disk(self):
+        """A disk ends with its machine; this one goes on, and writes what the kernel has for it."""
 
     def promote(self):
         self.run("pg_ctl", "--wait", "promote")

@@ -13,7 +13,8 @@ JUDGES = [
     ),
     *(ROOT / f"tests/soak/{name}.py" for name in ("load", "nemesis", "servers")),
     *(ROOT / name for name in ("tests/orders/judge.py", "tests/model/moves.py", "tests/delivery/tally.py")),
-    *(ROOT / name for name in ("tests/harness/answers.py", "testproject/harness/effects.py", "tools/soak.py")),
+    *(ROOT / f"tests/harness/{name}.py" for name in ("answers", "history")),
+    *(ROOT / name for name in ("testproject/harness/effects.py", "tools/soak.py")),
 ]
 TABLES = {"idempotency.models", "idempotency.outbox.models"}
 

@@ -1,5 +1,6 @@
 """Ways to put a handler behind a URL: protected or not, as a view of Django's or of DRF's, as a function or a class."""
 
+import copy
 import functools
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -96,6 +97,13 @@ def after(act, view):
         return view(request)
 
     return acting
+
+
+def part_of(request):
+    """A copy of the request, with a key of its own."""
+    part = copy.copy(request)
+    part.META = {**request.META, "HTTP_IDEMPOTENCY_KEY": "part"}
+    return part
 
 
 class Calling:

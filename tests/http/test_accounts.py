@@ -59,7 +59,7 @@ SUB, BOTH = FromToken("sub"), FromToken("iss", "sub")
         (Fixed("provider"), None, "provider"),
     ],
 )
-def test_a_token_names_the_account_by_its_claims_and_a_fixed_one_is_that_of_all(resolver, auth, account):
+def test_a_token_names_the_account_by_its_claims_and_fixed_ones_are_shared(resolver, auth, account):
     assert resolver(requested(auth=auth)) == account
 
 
@@ -209,7 +209,7 @@ def test_a_permission_is_checked_before_the_replay(alice, serve, view):
 
 
 @pytest.mark.failure_86
-def test_a_throttle_before_authentication_bounds_the_passwords_that_are_checked(anonymous, serve):
+def test_a_throttle_before_authentication_limits_password_checks(anonymous, serve):
     checked = []
 
     class Password(BaseAuthentication):

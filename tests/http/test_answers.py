@@ -1,5 +1,6 @@
 """What a handler may return, in any framework, what becomes of an answer that is not sent, and a replay's type."""
 
+import functools
 import json
 import re
 from unittest.mock import Mock
@@ -14,14 +15,16 @@ from django.template.response import SimpleTemplateResponse, TemplateResponse
 from django.utils.decorators import decorator_from_middleware
 from django.utils.deprecation import MiddlewareMixin
 from django.views import View
+from rest_framework.decorators import api_view
+from rest_framework.renderers import JSONRenderer, StaticHTMLRenderer
 from rest_framework.views import APIView
 
 from idempotency import Operation, checks_nothing, idempotent, require_claim
 from idempotency.http.adapter import Adapter, adapter_for, adapters, register
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import assert_nothing_kept, effects, problem_code, records, replayed
-from tests.http.serving import serve_answer
-from tests.http.views import CrashError, work
+from tests.http.serving import drf_view, serve_answer
+from tests.http.views import CrashError, drf_answer, work
 
 # What is stored of an answer is tested on each database in ``test_responses``.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -196,7 +199,7 @@ class Titling(MiddlewareMixin):
 
 
 @pytest.mark.failure_71
-def test_template_response_middleware_on_the_view_sees_the_response_unrendered(alice, serve):
+def test_template_response_middleware_gets_the_unrendered_response(alice, serve):
     titling = checks_nothing(decorator_from_middleware(Titling))
 
     @serve
@@ -275,7 +278,7 @@ def _registered():
     adapters.remove(ToyAdapter)
 
 
-def test_a_handler_of_a_third_framework_runs_once_its_refusal_is_recorded_and_its_crash_is_not(alice, serve):
+def test_a_third_frameworks_handler_runs_once_and_its_refusal_is_recorded(alice, serve):
     @serve
     @toy_view
     @idempotent("tests.toy")
@@ -322,11 +325,15 @@ def test_the_adapter_registered_last_is_asked_first_and_djangos_last(rf):
     assert adapter.payload(Operation("tests.command", payload=lambda request: [request]).policy) == [adapter.http]
 
 
+def work_and_show(request):
+    work(request)
+    return show(request)
+
+
 class Showing(View):
     @idempotent("declarations.showing")
     def post(self, request):
-        work(request)
-        return show(request)
+        return work_and_show(request)
 
 
 class ShowingLater(View):
@@ -339,8 +346,7 @@ class ShowingLater(View):
 class ShowingByDRF(APIView):
     @idempotent("declarations.showing_by_drf")
     def post(self, request):
-        work(request)
-        return show(request)
+        return work_and_show(request)
 
 
 def show(request):
@@ -355,33 +361,91 @@ CHANGES = {
 }
 
 
+def changing(view, change):
+    """A decorator above the protection."""
+
+    @functools.wraps(view)
+    def wrapper(request, *args):
+        response = view(request, *args)
+        CHANGES[change](response)
+        return response
+
+    return wrapper
+
+
+def overriding(base, change):
+    """A class whose handler calls the protected one."""
+
+    def post(self, request):
+        response = base.post(self, request)
+        CHANGES[change](response)
+        return response
+
+    async def post_later(self, request):
+        response = await base.post(self, request)
+        CHANGES[change](response)
+        return response
+
+    return type("Changing", (base,), {"post": post_later if base is ShowingLater else post}).as_view()
+
+
+SHOWN = {
+    "function": lambda change: changing(idempotent("declarations.function")(work_and_show), change),
+    "api_view": lambda change: api_view(["POST"])(changing(idempotent("declarations.api_view")(work_and_show), change)),
+    "as_view": lambda change: changing(Showing.as_view(), change),
+    "class": lambda change: overriding(Showing, change),
+    "async class": lambda change: overriding(ShowingLater, change),
+    "APIView": lambda change: overriding(ShowingByDRF, change),
+}
+
+
 @pytest.mark.failure_71
-@pytest.mark.parametrize("base", [Showing, ShowingLater, ShowingByDRF])
+@pytest.mark.parametrize("kind", SHOWN)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_context_that_is_changed_after_its_rendering_is_refused(alice, serve, caplog, base, change):
-    class Changing(base):
-        if base is ShowingLater:
-
-            async def post(self, request):
-                response = await super().post(request)
-                CHANGES[change](response)
-                return response
-        else:
-
-            def post(self, request):
-                response = super().post(request)
-                CHANGES[change](response)
-                return response
-
-    serve(Changing.as_view())
+def test_a_context_that_is_changed_after_its_rendering_is_refused(alice, serve, caplog, kind, change):
+    serve(SHOWN[kind](change))
     answer = alice.post(key="k")
     assert records() == [("completed", 1)]
     if change == "nothing":
         assert answer.status_code == 201
     else:
         assert answer.status_code == 500
-        assert "context_data of a response of" in caplog.text
-        assert "Changing was changed after the response had been rendered and recorded" in caplog.text
+        assert re.search("The context_data of the response of Operation '.*' was changed after", caplog.text)
+
+
+@pytest.mark.failure_71
+@pytest.mark.parametrize("kind", SHOWN)
+def test_a_change_of_the_context_of_a_replay_has_no_effect(alice, serve, kind):
+    serve(SHOWN[kind]("add a variable"))
+    alice.post(key="k")
+    replay = alice.post(key="k")
+    assert (replay.status_code, replay.content, replay["Idempotency-Replayed"]) == (201, b"", "true")
+
+
+@pytest.mark.failure_71
+def test_a_context_that_a_middleware_changes_is_refused(alice, serve, settings, caplog):
+    serve(idempotent("declarations.titled")(work_and_show))
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.Titling"]
+    assert [alice.post(key="k").status_code for _ in range(2)] == [500, 201]
+    assert "of the response of Operation 'declarations.titled' was changed" in caplog.text
+
+
+@pytest.mark.failure_71
+@pytest.mark.parametrize("is_json", [True, False])
+def test_data_that_a_decorator_above_changes_is_refused(alice, serve, caplog, is_json):
+    def stamping(view):
+        def wrapper(request):
+            response = view(request)
+            response.data["late"] = True
+            return response
+
+        return wrapper
+
+    renderers = [JSONRenderer] if is_json else [StaticHTMLRenderer]
+    serve(stamping(drf_view(idempotent("declarations.stamped")(drf_answer), renderers=renderers)))
+    assert alice.post(key="k").status_code == 500
+    assert "The data of the response of Operation 'declarations.stamped' was changed" in caplog.text
+    assert alice.post(key="k").status_code == 201
 
 
 def test_an_override_may_answer_with_another_template(alice, serve):

@@ -137,7 +137,7 @@ MUTANTS = {
     "a permission below": (staff_only_below, {"revoked": "below every decorator that checks"}),
     "a cache of responses above": (
         lambda view: cached(idempotent("kit.cached")(view)),
-        {"new_key": "Look for a cache of responses"},
+        {"new_key": "Look for a response cache"},
     ),
     "one account for all": (
         idempotent("kit.account", account=lambda request: "everybody"),
@@ -145,7 +145,7 @@ MUTANTS = {
     ),
     "the payload ignored": (
         idempotent("kit.payload", payload=lambda request: None),
-        {"other_payload": "look at payload="},
+        {"other_payload": "payload= must return every field"},
     ),
     "a dictionary": (
         in_a_dictionary,
@@ -249,7 +249,7 @@ def test_an_effect_that_a_crash_after_the_commit_loses_is_found(serve):
 @pytest.mark.parametrize(
     ("check", "status", "text"),
     [
-        ("concurrent", 500, "A duplicate gets the outcome, or is asked to come back"),
+        ("concurrent", 500, "A duplicate must get the outcome, or a status to retry"),
         ("other_account", 500, "uses the client's key as if no other account could have it"),
         ("expiry", 500, "It must make a new request"),
         ("crash", 201, "but there are 0 effects instead of 1"),
@@ -284,7 +284,7 @@ def test_a_view_that_fails_for_the_other_account_is_told_from_its_key(serve):
         return HttpResponse(status=500) if len(accounts) > 1 else plain_answer(request)
 
     advice = broken(leave_out=all_but("other_account"))["other_account"]
-    assert "the view fails for this account" in advice
+    assert "The view fails for this account" in advice
     assert "@idempotent" not in advice
 
 

@@ -6,7 +6,6 @@ itself.
 
 import asyncio
 import contextvars
-import copy
 import functools
 import json
 
@@ -19,7 +18,7 @@ from idempotency import REEXECUTE, Operation, idempotent
 from idempotency.models import IdempotencyRecord
 from tests.concurrency.racing import elsewhere
 from tests.http.callers import assert_nothing_kept, effects, problem_code, replayed
-from tests.http.serving import OUTSIDE, policies
+from tests.http.serving import OUTSIDE, part_of, policies
 from tests.http.views import async_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_76]
@@ -169,13 +168,6 @@ def test_a_call_after_the_commit_claims_for_itself(alice, serve):
 
     replayed(alice, wrote=2)
     assert recorded() == {"tests.inner", "tests.outer"}
-
-
-def part_of(request):
-    """A copy of the request, with a key of its own."""
-    part = copy.copy(request)
-    part.META = {**request.META, "HTTP_IDEMPOTENCY_KEY": "part"}
-    return part
 
 
 @policies

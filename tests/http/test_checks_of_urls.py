@@ -147,9 +147,7 @@ urlpatterns = []
 @pytest.mark.parametrize(
     ("check", "expected"), [(check_visitors, "idempotency.W011"), (check_settings, "idempotency.E018")]
 )
-def test_a_check_knows_the_operations_of_views_that_nothing_has_imported_yet(
-    settings, monkeypatch, tmp_path, check, expected
-):
+def test_a_check_finds_the_operations_of_views_not_imported_yet(settings, monkeypatch, tmp_path, check, expected):
     """Django runs its checks in any order, and one of its own imports the URLconf."""
     name = f"late_urls_of_{expected[-4:]}"
     (tmp_path / f"{name}.py").write_text(VIEWS)

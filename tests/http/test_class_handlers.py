@@ -147,9 +147,7 @@ def copied(base):
     ],
     ids=["copied", "decorated", "object"],
 )
-def test_a_handler_that_only_copies_the_attributes_of_a_protected_one_is_the_unprotected_view(
-    alice, serve, atomic, base, decorate
-):
+def test_copied_attributes_of_a_protected_handler_protect_nothing(alice, serve, atomic, base, decorate):
     """It keeps the transaction of ATOMIC_REQUESTS."""
     view = type("Overriding", (base,), {"post": decorate(copied(base))})
     serve(view.as_view())
@@ -244,7 +242,7 @@ def test_a_handler_gets_the_arguments_of_its_route(alice, settings, atomic):
 
 
 @pytest.mark.usefixtures("atomic_requests")
-def test_what_is_written_above_a_protected_handler_is_committed_before_its_claim(alice, serve):
+def test_writes_above_a_protected_handler_are_committed_before_its_claim(alice, serve):
     class Writing(MethodView):
         def post(self, request):
             plain_answer(request)

@@ -48,7 +48,7 @@ def report_of(view, body):
 
 @pytest.mark.parametrize("body", BODIES)
 @policies
-def test_the_report_of_a_crash_hides_what_the_unprotected_views_report_hides(body, policy):
+def test_a_crash_report_hides_what_the_unprotected_views_report_hides(body, policy):
     plain = report_of(sensitive_post_parameters()(crash), body)
     protected = idempotent("tests.crash", account=lambda request: ACCOUNT, **policy)(crash)
     ours = report_of(sensitive_post_parameters()(protected), body)
@@ -108,7 +108,7 @@ def test_no_object_of_ours_shows_payload_body_key_or_account():
     assert [secret for secret in (CARD, KEY, ACCOUNT, record.request_hash) if secret in shown] == []
 
 
-def test_the_report_of_a_payload_without_a_canonical_form_shows_nothing_of_it():
+def test_the_report_of_an_uncomparable_payload_does_not_show_it():
     """The frames that look for its canonical form have the payload in their local variables."""
     with pytest.raises(TypeError, match="can't be fingerprinted") as raised:
         _ = Payload({"card": [CARD], "given": object()}).request_hash

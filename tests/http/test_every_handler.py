@@ -152,7 +152,7 @@ def test_a_class_that_a_function_has_made_is_refused_when_it_is_routed():
 
 
 def test_a_value_that_is_no_mapping_is_refused():
-    with refused("or be EVERY, not 'post'"):
+    with refused("or be EVERY: 'post'"):
         type("Wrong", (IdempotentMixin, View), {"idempotent_operations": "post"})
     assert repr(EVERY) == "EVERY"
 

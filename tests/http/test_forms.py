@@ -150,7 +150,7 @@ def test_an_empty_form_of_a_formset_stays_empty():
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_session_survives_a_crash_after_the_commit_if_the_handler_saves_it(browser, settings, saved, monkeypatch):
+def test_a_session_that_the_handler_saves_survives_a_crash_after_commit(browser, settings, saved, monkeypatch):
     @login_required
     @idempotent("forms.session", key=FromForm())
     def view(request):

@@ -43,7 +43,7 @@ ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 fuzz = hypothesis_settings(
-    max_examples=75,  # of each handler, and others in each run
+    max_examples=75,  # of each handler
     deadline=None,  # the database sets the pace
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     print_blob=True,

@@ -96,7 +96,7 @@ def test_the_status_says_what_a_retry_would_meet(
 
 
 @pytest.mark.usefixtures("operation")
-def test_to_ask_is_one_read_and_a_key_of_another_account_or_operation_is_unknown(alice, bob):
+def test_a_status_is_one_read_and_others_keys_are_unknown(alice, bob):
     before = authentication(alice)
     alice.post(key="k")
     for caller in (alice, bob):  # who has the key, and who has not
@@ -160,7 +160,7 @@ def others():
     return [f"tests.{name}" for name in ("second", "third", "of_all", "within")]
 
 
-def test_without_an_operation_all_of_the_callers_that_have_the_key_are_listed(alice, bob, operation, others):
+def test_without_an_operation_all_of_the_callers_with_the_key_are_listed(alice, bob, operation, others):
     assert listed(alice) == []
     alice.post("/?status=402", key="k")
     alice.post(key="another")

@@ -168,7 +168,7 @@ def test_a_durable_transaction_is_refused_below_and_any_on_dispatch():
 
 
 def test_an_owner_names_a_decorator_that_checks_nothing(alice, serve):
-    with refused("say so by idempotency.checks_nothing()"):
+    with refused("declare that with idempotency.checks_nothing()"):
         idempotent("layers.traced")(traced("a")(plain_answer))
     assert checks_nothing(traced("b"))
     serve(idempotent("layers.traced")(traced("a")(plain_answer)))

@@ -198,7 +198,7 @@ def test_a_router_may_be_nested_and_its_test_client_works(api, alice):
     assert (answers[1].status_code, answers[1]["Idempotency-Replayed"]) == (200, "true")
 
 
-def test_one_function_on_two_paths_is_two_places_unless_the_project_names_them(api, alice):
+def test_one_function_on_two_paths_is_two_places_unless_they_are_named(api, alice):
     """Ninja names both patterns after the function."""
     router = ninja.Router()
 

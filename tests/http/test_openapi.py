@@ -57,7 +57,7 @@ def header_of(operation):
     return [parameter for parameter in operation.get("parameters", []) if parameter["in"] == "header"]
 
 
-def test_the_sample_projects_schema_is_valid_and_describes_protected_operations_only(tmp_path):
+def test_the_sample_projects_schema_describes_protected_operations_only(tmp_path):
     file = tmp_path / "schema.yaml"
     call_command("spectacular", file=str(file), validate=True, fail_on_warn=True)
     document = yaml.safe_load(file.read_text())

@@ -87,7 +87,7 @@ def test_a_subclass_belongs_to_the_operation_of_its_parent():
         assert view.as_view({"post": "create"})
 
 
-def test_a_method_that_another_decorator_hides_is_refused_at_its_first_call(alice, serve):
+def test_a_hidden_method_is_refused_at_its_first_call(alice, serve):
     def hiding(handler):
         hidden = method_decorator(never_cache)(idempotent("tests.hidden")(handler))
         return type("Hidden", (View,), {"post": hidden}).as_view()

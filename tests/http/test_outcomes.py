@@ -29,7 +29,7 @@ class Conflict(exceptions.APIException):
     default_code = "conflict"
 
 
-@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 599])
+@pytest.mark.parametrize("status", [405, 408, 425, 429, 500, 502, 503, 599])
 def test_nothing_is_kept_of_a_passing_failure(alice, framework, status):
     framework.serve()
     assert_nothing_kept(alice, status, f"/?status={status}")
@@ -44,6 +44,11 @@ def test_a_returned_failure_commits_and_is_replayed(alice, framework, status):
 
 def only_success(status):
     return status < 300
+
+
+def test_a_405_is_never_recorded(alice, framework):
+    framework.serve(recordable=lambda status: True)
+    assert_nothing_kept(alice, 405, "/?status=405")
 
 
 def test_the_policy_says_what_is_recordable(alice, framework):
@@ -102,7 +107,7 @@ def test_an_answer_that_is_declared_as_no_outcome_is_no_failure(alice, framework
     ],
 )
 @pytest.mark.parametrize("way", [{}, {"transaction": False, "recovery": REEXECUTE}], ids=["inside", "outside"])
-def test_an_error_that_becomes_such_an_answer_is_no_failure_and_leaves_no_reason(
+def test_an_error_with_such_an_answer_is_not_a_failure_and_has_no_reason(
     alice, serve, sent, error, recordable, name, kept, way
 ):
     serve_raising(serve, "drf", error, recordable=recordable, **way)

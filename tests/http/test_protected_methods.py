@@ -179,7 +179,7 @@ def test_a_handler_that_its_operation_leaves_out_is_refused(way):
 
 
 def test_wrong_mappings_are_refused():
-    with refused("must map the names of handlers to operations"):
+    with refused("must map handler names to operations"):
         type("Listed", (IdempotentMixin, APIView), {"idempotent_operations": ["post"]})
     with refused("names 'creat', but Misspelt has no such handler"):
         type("Misspelt", (IdempotentMixin, viewsets.ViewSet), {"idempotent_operations": {"creat": "tests.misspelt"}})
@@ -202,13 +202,13 @@ def test_the_decorator_on_dispatch_is_refused(base):
         protecting("decorator", base, {"dispatch": "tests.dispatch"})
 
 
-def test_the_decorator_within_method_decorator_or_without_a_name_is_refused():
+def test_the_decorator_in_method_decorator_or_without_a_name_is_refused():
     """``method_decorator`` would hide from the class what is protected, and where."""
 
     def post(self, request): ...
 
     decorate = idempotent("tests.hidden")
-    with refused("Put it on the method itself, without method_decorator()."):
+    with refused("Put it on the method itself, without method_decorator(),"):
         method_decorator(decorate)(post)
     for name in ("post", "dispatch"):
         with refused("post = idempotent('tests.hidden')(Base.post)"):
@@ -223,7 +223,7 @@ def test_the_decorator_within_method_decorator_or_without_a_name_is_refused():
 def test_the_decorator_above_what_asks_for_the_caller_is_refused():
     decorated = method_decorator(login_required, name="dispatch")(type("Login", (PlainView,), {}))
     for view in (Asking.as_view(), decorated.as_view(), login_required(decorated.as_view()), api_view()(drf_answer)):
-        with refused("where it would run before dispatch(), which may check a login or a permission"):
+        with refused("so a replay would skip dispatch(), which may check a login or a permission"):
             idempotent("tests.asking")(view)
     with refused("above django.contrib.auth.decorators.user_passes_test"):
         idempotent("tests.asking")(login_required(plain_answer))
@@ -236,9 +236,7 @@ def test_the_decorator_above_what_asks_for_the_caller_is_refused():
     ("base", "name"),
     [*[(base, name) for base in (View, APIView) for name in ("dispatch", "setup")], (APIView, "initial")],
 )
-def test_a_hook_whose_answer_is_thrown_away_is_refused_and_stops_the_request_if_it_is_hidden(
-    alice, serve, caplog, base, name
-):
+def test_a_protected_hook_is_refused_and_a_hidden_one_stops_the_request(alice, serve, caplog, base, name):
     def hook(self, request, *args, **kwargs):
         getattr(super(view, self), name)(request, *args, **kwargs)
 
@@ -246,7 +244,7 @@ def test_a_hook_whose_answer_is_thrown_away_is_refused_and_stops_the_request_if_
         ran.append(request)
 
     ran = []
-    why = "where it would run before" if name == "dispatch" else "which is no handler: its answer is ignored"
+    why = "where it would run before" if name == "dispatch" else "which is not a handler: its return value is ignored"
     hook.__name__, hook.__qualname__ = name, f"Shop.{name}"
     for way in WAYS:
         with refused(f"Operation 'tests.refused' is declared for Shop.{name}, {why}"):

@@ -131,7 +131,7 @@ class Counting(FileUploadHandler):
 
 @pytest.mark.parametrize("choice", ["leave", "insert", "replace"])
 @sizes
-def test_an_upload_is_fingerprinted_and_its_handler_chooses_how_it_is_stored(alice, framework, transport, size, choice):
+def test_an_upload_is_fingerprinted_and_its_handler_chooses_its_storage(alice, framework, transport, size, choice):
 
     def handler(request):
         http = getattr(request, "_request", request)
@@ -154,9 +154,7 @@ def test_an_upload_is_fingerprinted_and_its_handler_chooses_how_it_is_stored(ali
 
 
 @sizes
-def test_an_upload_is_parsed_once_and_in_pieces_and_only_a_large_one_takes_room_on_disk(
-    alice, serve, size, monkeypatch
-):
+def test_an_upload_is_parsed_in_pieces_and_only_a_large_one_uses_the_disk(alice, serve, size, monkeypatch):
     parser, disk, limits = Mock(wraps=DjangoParser), Mock(wraps=payload.TemporaryFile), []
     monkeypatch.setattr(payload, "MultiPartParser", parser)
     monkeypatch.setattr(payload, "TemporaryFile", disk)
@@ -220,7 +218,7 @@ def test_a_form_without_files_that_a_middleware_has_parsed(alice, serve, reads_b
 
 
 @reads_body
-def test_a_form_that_was_asked_for_and_is_not_parsed_is_compared_by_its_bytes(alice, serve, reads_body):
+def test_a_form_that_is_not_parsed_is_compared_by_its_bytes(alice, serve, reads_body):
     """Django answers with an empty form for PATCH, and the handler may read the body."""
     protected = idempotent("tests.bytes")(lambda request: JsonResponse({"length": len(request.body)}))
 

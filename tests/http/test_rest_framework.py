@@ -110,7 +110,7 @@ class Answering(APIView):
 )
 @pytest.mark.parametrize("place", ["override", "decorator"])
 @pytest.mark.parametrize("url", ["/", "/?reference=1"], ids=["body", "reference"])
-def test_a_change_that_would_reach_no_client_is_refused_and_the_retry_replays(alice, serve, caplog, change, place, url):
+def test_a_late_change_of_data_is_refused_and_the_retry_replays(alice, serve, caplog, change, place, url):
     def changing(handler):
         def post(self, request):
             response = handler(self, request)
@@ -127,7 +127,7 @@ def test_a_change_that_would_reach_no_client_is_refused_and_the_retry_replays(al
 
     serve(Changing.as_view())
     assert alice.post(url, key="k").status_code == 500
-    assert "Changing was changed after the response had been rendered and recorded" in caplog.text
+    assert "The data of the response of Operation 'declarations.answering' was changed after" in caplog.text
     assert "in a decorator below @idempotent, or return a new response." in caplog.text.replace("\n", "")
     assert records() == [("completed", 1)]
     retry = alice.post(url, key="k")
@@ -136,7 +136,7 @@ def test_a_change_that_would_reach_no_client_is_refused_and_the_retry_replays(al
     assert effects() == 1
 
 
-def test_data_that_is_given_to_an_empty_response_is_refused_and_headers_are_not(alice, serve):
+def test_late_data_of_an_empty_response_is_refused_and_headers_are_not(alice, serve):
     class Empty(APIView):
         @idempotent("tests.empty")
         def delete(self, request):
@@ -274,7 +274,7 @@ class Documented(IdempotentMixin, viewsets.GenericViewSet):
     list = idempotent("tests.documented_list")(Methods.post)
 
 
-def test_a_schema_describes_operations_by_their_own_words_and_none_by_those_of_the_mixin():
+def test_a_schema_never_describes_operations_by_the_mixins_docstring():
     assert inspect.getdoc(MixinAPIView) == inspect.getdoc(APIView)
     assert MixinAPIView().get_view_description() == ""
     patterns = [

@@ -267,7 +267,7 @@ def test_what_has_no_body_to_keep_is_recorded_as_its_reference_alone():
     assert outcome_of(HttpResponse(b"a"), plain.policy, "7").body is not None
 
 
-def test_the_result_of_a_block_that_is_deleted_is_an_error_and_the_block_does_not_run():
+def test_a_deleted_result_of_a_block_is_an_error_and_the_block_is_not_run():
     def run():
         with forgetting_operations(), claim("bodies.block", account_id="1", key="k", body_retention=HOUR) as one:
             assert not one.replayed
@@ -280,7 +280,7 @@ def test_the_result_of_a_block_that_is_deleted_is_an_error_and_the_block_does_no
         run()
 
 
-def test_an_outcome_that_a_person_records_is_kept_as_long_as_one_of_a_request(settings):
+def test_an_outcome_recorded_by_a_person_is_kept_as_long_as_a_requests(settings):
     operation = Operation("bodies.parked", transaction=False, recovery=PARK)
     ownership.park(acquire(operation))
     settings.IDEMPOTENCY = {"BODY_RETENTION": HOUR}

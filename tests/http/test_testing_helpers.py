@@ -158,7 +158,7 @@ def test_the_key_may_be_elsewhere(serve, source, request_of):
     report = assert_idempotent(client, Request("POST", "/", **given), other_payload=other, **options)
     assert report.kept == ["retry", "other_payload", "crash"]
     if other:
-        with pytest.warns(ChecksNotRunWarning, match="other_payload: the payload has the key in it"):
+        with pytest.warns(ChecksNotRunWarning, match="other_payload: the payload contains the key"):
             assert_idempotent(client, Request("POST", "/", **given), **options)
 
 
@@ -191,8 +191,8 @@ def test_a_payload_that_must_be_unique_is_made_again_for_each_check(serve):
     with pytest.warns(ChecksNotRunWarning):
         report = check("a", "other_account", "revoked")
     assert report.kept == []
-    assert all("give a callable" in reason for reason in report.not_run.values())
-    with pytest.warns(ChecksNotRunWarning, match=r"retry: it needs a request .* give a callable"):
+    assert all("pass a callable" in reason for reason in report.not_run.values())
+    with pytest.warns(ChecksNotRunWarning, match=r"retry: it needs a request .* pass a callable"):
         check(iter("bcc").__next__, *all_but("retry"))
     assert check(map("d{}".format, itertools.count()).__next__, "other_account", "revoked").not_run == {}
 

@@ -16,9 +16,10 @@ from rest_framework.views import set_rollback
 
 from idempotency import idempotent
 from idempotency.http.key_sources import FromHeader
+from idempotency.models import IdempotencyRecord
 from idempotency.store import Store, store_for
 from tests.http.callers import assert_nothing_kept, assert_refused, effects, problem_code, records, replayed
-from tests.http.serving import OUTSIDE, policies
+from tests.http.serving import OUTSIDE, part_of, policies
 from tests.http.views import KINDS, AsyncMethodView, HiddenView, async_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.http.views")]
@@ -61,6 +62,25 @@ def test_what_broke_its_transaction_is_no_success(alice, serve, first, caplog):
     replayed(alice, "/?status=409", key="k2", wrote=0)
     assert alice.post("/?status=503", key="k3").status_code == 503
     assert effects() == 0
+
+
+@pytest.mark.django_db  # the transaction around a test, in which both handlers run
+def test_a_rollback_after_a_nested_operation_is_noticed(alice, serve):
+    inner = idempotent("tests.inner", **OUTSIDE)(plain_answer)
+
+    @serve
+    @idempotent("tests.outer", **OUTSIDE)
+    def outer(request):
+        answer = inner(part_of(request))
+        transaction.set_rollback(True)
+        connection.needs_rollback = False  # so that the outer record can be written
+        return answer
+
+    assert alice.post(key="k").status_code == 201
+    assert dict(IdempotencyRecord.objects.values_list("operation", "status")) == {
+        "tests.inner": "completed",
+        "tests.outer": "parked",
+    }
 
 
 @pytest.mark.failure_24
@@ -133,7 +153,7 @@ def test_what_passes_through_has_its_transaction_unless_async(alice, kind, reque
         ("post", {"key_required": False, "key": FromHeader("Event")}, "", {"method": "POST"}, False),
     ],
 )
-def test_what_is_above_a_handler_has_a_transaction_unless_the_request_is_protected(
+def test_code_above_a_handler_has_a_transaction_unless_it_is_protected(
     alice, serve, protected, policy, others, sent, expected
 ):
     class Looking(View):
@@ -307,7 +327,7 @@ def test_an_error_within_a_transaction_left_open_is_that_error(alice, serve, pol
 
 
 @policies
-def test_an_outcome_that_is_not_recorded_does_not_hide_a_transaction_left_open(alice, serve, policy):
+def test_an_unrecorded_outcome_does_not_hide_a_transaction_left_open(alice, serve, policy):
     leaving = [enter]
 
     @serve

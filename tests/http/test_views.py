@@ -94,7 +94,7 @@ def outer(operation, inner, **policy):
     [({}, "tests.outer", {"tests.outer"}), (OUTSIDE, "tests.inner", {"tests.inner", "tests.outer"})],
     ids=["inside its transaction", "outside of one"],
 )
-def test_a_view_inside_another_joins_its_transaction_or_is_an_operation_of_its_own(
+def test_a_view_inside_another_joins_its_transaction_or_claims_for_itself(
     alice, serve, policy, inner_operation, recorded
 ):
     serve(outer("tests.outer", idempotent("tests.inner")(plain_answer), **policy))

@@ -129,10 +129,10 @@ def purge_past_retention(*_):
     purge_once()
 
 
-def release_by_force(*_):
+def release_all(*_):
     for record in IdempotencyRecord.objects.all():
         try:
-            release(record, by="operator", force=True)
+            release(record, by="operator")
         except ResolutionRefusedError:
             continue
 
@@ -151,7 +151,7 @@ PAIRS = {
     "another payload": (request, another_payload),
     "a sweep": (request, late(sweep)),
     "a purge": (request, purge_past_retention),
-    "an operator's release": (request, release_by_force),
+    "an operator's release": (request, late(release_all)),
     "an erasure": (request, erase),
     "a take-over": (request, late(request)),
     # A call of a process that sleeps beyond its lease is refused by its provider only, so no lease ends here.
@@ -161,7 +161,7 @@ PAIRS = {
 #: What a random walk draws its actors from, beside one request.
 WALKERS = (
     *(request, request, late(request), another_payload, late(sweep), sweep, purge_past_retention, purge),
-    *(release_by_force, erase, lease_ends),
+    *(late(release_all), erase, lease_ends),
 )
 
 
@@ -247,8 +247,7 @@ def completed_long_ago(declaration):
 
 
 def messages(declaration):
-    make_messages(2, sender=SENDER)
-    make_messages(2, sender=SENDER, ordering_key="o")
+    make_messages(4, sender=SENDER)
 
 
 #: Which pairs are played: the pair, the declaration, and what was there before.

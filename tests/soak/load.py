@@ -8,13 +8,15 @@ from array import array
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
+from uuid import uuid4
 
 from testproject.harness.processes import wait_until
-from tests.harness.answers import facts_of
+from tests.harness.history import CALL_HEADER, UNKNOWN, Call
 
 CLIENTS = 16
 TOKEN = "0123456789abcdef0123456789abcdef01234567"
 HEADERS = {"Authorization": f"Token {TOKEN}", "Content-Type": "application/json"}
+LEASE = 2.0  # seconds
 #: A client gives up on an answer before a frozen server wakes, and comes again.
 TIMEOUT = 1.5  # seconds
 #: Before the next request of a client that got no outcome. Otherwise a server that is down would take all requests.
@@ -22,6 +24,9 @@ BACKOFF = 0.05  # seconds
 #: Of the requests, how many begin an operation and how many retry one that has no outcome. The others are duplicates of
 #: one of the last operations: a quarter of them of the very last one, which mostly still runs.
 NEW, RETRY, RECENT = 0.1, 0.2, 200
+#: Of the duplicates of an operation with an outcome, how many have another amount.
+CHANGED = 0.02
+AMOUNT = 100
 #: After how many requests a client connects anew, in the mean: the next worker may be another one.
 KEPT = 20
 
@@ -40,7 +45,7 @@ KINDS = {
 class Operation:
     kind: str
     label: str
-    answer: tuple[int, bytes] | None = None
+    has_outcome: bool = False
 
 
 class Load:
@@ -53,6 +58,9 @@ class Load:
         #: The labels of all operations, by their kind.
         self.operations = defaultdict(list)
         self.problems = []
+        #: What was sent and answered since the last pause, without the control's.
+        self.calls = []
+        self.control_calls = []
         self._recent = deque(maxlen=RECENT)
         self._open = deque()
         self._lock = threading.Lock()
@@ -76,7 +84,7 @@ class Load:
         deadline = time.monotonic() + limit
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if left := [operation.label for operation in self._open if operation.answer is None]:
+        if left := [operation.label for operation in self._open if not operation.has_outcome]:
             self.problems.append(f"P7: {len(left)} operations never came to rest: {left[:3]}")
         self._recent.clear()
 
@@ -85,7 +93,7 @@ class Load:
         link = HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
         try:
             while not self.problems and (operation := self._next(chance)) is not None:
-                if not self._ask(link, operation):
+                if not self._ask(link, operation, chance):
                     time.sleep(BACKOFF)
                 if chance.random() < 1 / KEPT:
                     link.close()
@@ -96,7 +104,7 @@ class Load:
     def _next(self, chance):
         draw = chance.random()
         with self._lock:
-            while self._open and self._open[0].answer is not None:
+            while self._open and self._open[0].has_outcome:
                 self._open.popleft()
             if self._over.is_set() and not self._open:
                 return None
@@ -113,34 +121,34 @@ class Load:
             self._recent.append(operation)
             return operation
 
-    def _ask(self, link, operation):
+    def _ask(self, link, operation, chance):
         """:returns: whether the answer was the operation's outcome."""
-        begun = time.monotonic()
-        said = json.dumps({"label": operation.label, "amount": 100, "recipient": "bob"})
+        is_changed = operation.has_outcome and operation.kind != CONTROL and chance.random() < CHANGED
+        said = json.dumps({"label": operation.label, "amount": AMOUNT + is_changed, "recipient": "bob"})
+        sent = {"id": uuid4().hex, "key": operation.label, "payload": said, "start": time.monotonic()}
+        headers = {**HEADERS, "Idempotency-Key": operation.label, CALL_HEADER: sent["id"]}
         try:
-            link.request("POST", KINDS[operation.kind][0], said, {**HEADERS, "Idempotency-Key": operation.label})
+            link.request("POST", KINDS[operation.kind][0], said, headers)
             answer = link.getresponse()
             status, body = answer.status, answer.read()
         except (OSError, HTTPException) as error:
             link.close()
             with self._lock:
                 self.seen["late" if isinstance(error, TimeoutError) else "broken"] += 1
+                self._keep(operation, Call(**sent))
             return False
+        end = time.monotonic()
+        call = Call.answered(end=end, headers=answer.headers, status=status, body=body, **sent)
         with self._lock:
-            self.times.append(time.monotonic() - begun)
-            self.seen["replays"] += "Idempotency-Replayed" in answer.headers
+            self._keep(operation, call)
+            self.times.append(end - call.start)
+            self.seen[call.answer] += 1
             self.seen["ambiguous"] += b"did not confirm the commit" in body
-            is_outcome = facts_of(body) is not None if operation.kind == DRAWN else status == 201
-            if is_outcome:
-                if operation.answer not in (None, (status, body)) and operation.kind != CONTROL:
-                    self.problems.append(
-                        f"P3: {operation.label} was answered {operation.answer!r} and {status} {body!r}"
-                    )
-                operation.answer = status, body
-            elif status == 409 and b"idempotency_in_progress" in body:
-                self.seen["conflicts"] += 1
-            elif status >= 500:
-                self.seen["errors"] += 1
-            else:
+            self.seen["errors"] += status >= 500 and call.outcome is None
+            operation.has_outcome |= call.outcome is not None
+            if call.answer == UNKNOWN and status < 500:
                 self.problems.append(f"an answer that makes no sense: {operation.label} {status} {body[:300]!r}")
-        return is_outcome
+        return call.outcome is not None or is_changed
+
+    def _keep(self, operation, call):
+        (self.control_calls if operation.kind == CONTROL else self.calls).append(call)

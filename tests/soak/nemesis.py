@@ -18,7 +18,7 @@ FROZEN = 2.5  # seconds
 #: leases earlier than that, and not those of payouts.
 JUMP = 0.9  # seconds
 #: How long the clients have to notice an act, and how often one is tried that had nothing to strike.
-NOTICED, TRIES = 5.0, 3
+NOTICED, TRIES = 30.0, 3
 
 #: The leases of what a request does in one transaction end early, and those of messages.
 END_LEASES = """

@@ -5,10 +5,11 @@ from datetime import timedelta
 from testproject.harness.redis import redelivering
 from tests.harness.settings import *  # noqa: F403
 from tests.harness.settings import IDEMPOTENCY
+from tests.soak.load import LEASE
 
 ROOT_URLCONF = "tests.soak.urls"
 SILENCED_SYSTEM_CHECKS = ["admin.E408", "admin.E409", "admin.E410"]  # no middleware of the admin
-# It sets Content-Length, without which a server sends chunks.
-MIDDLEWARE = ["django.middleware.common.CommonMiddleware"]
-IDEMPOTENCY |= {"LEASE": timedelta(seconds=2)}
+# The first sets Content-Length, without which a server sends chunks. The second gives a crash its Idempotency-Status.
+MIDDLEWARE = ["django.middleware.common.CommonMiddleware", "idempotency.middleware.IdempotencyMiddleware"]
+IDEMPOTENCY |= {"LEASE": timedelta(seconds=LEASE)}
 CELERY_BROKER_TRANSPORT_OPTIONS = redelivering(3.0, look_every=0.2)

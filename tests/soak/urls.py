@@ -1,6 +1,5 @@
 """The sample API, and the control: it looks whether the effect is there, and then has it, without a claim."""
 
-from uuid import uuid4
 from zlib import crc32
 
 from django.conf import settings
@@ -16,17 +15,21 @@ from testproject.models import Transfer
 from testproject.provider.client import pay
 from testproject.urls import urlpatterns as sample
 from tests.harness import answers
+from tests.harness.history import CALL_HEADER, EXECUTED, REPLAYED
 
 
 @csrf_exempt
 @require_POST
 @token_required
 def pay_unless_paid(request):
-    label = json_of(request)["label"]
-    if not Transfer.objects.filter(label=label).exists():
-        pay(settings.PROVIDER_URL, str(uuid4()), label=label, amount=1, timeout=settings.PROVIDER_TIMEOUT)
-        Transfer.objects.create(account=caller(request), label=label, amount=1, recipient="control")
-    return JsonResponse({"label": label}, status=201)
+    label, call = json_of(request)["label"], request.headers[CALL_HEADER]
+    made = Transfer.objects.filter(label=label).order_by("pk").first()
+    if made is None:
+        pay(settings.PROVIDER_URL, call, label=label, amount=1, timeout=settings.PROVIDER_TIMEOUT)
+        Transfer.objects.create(account=caller(request), label=label, amount=1, recipient=call)
+    answer = JsonResponse({"label": label, "call": call if made is None else made.recipient}, status=201)
+    answer["Idempotency-Status"] = EXECUTED if made is None else REPLAYED
+    return answer
 
 
 @csrf_exempt
@@ -38,7 +41,7 @@ def answer_as_drawn(request):
     label = json_of(request)["label"]
     Transfer.objects.create(account=caller(request), label=label, amount=1, recipient="drawn")
     kind = answers.draw(answers.KEPT, crc32(label.encode()))
-    return answers.answer(require_claim(), kind, label=label)
+    return answers.answer(require_claim(), kind, call=request.headers[CALL_HEADER], label=label)
 
 
 urlpatterns = [*sample, path("control/", pay_unless_paid), path("drawn/", answer_as_drawn)]

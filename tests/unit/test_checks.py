@@ -55,8 +55,8 @@ def test_the_defaults_and_the_sample_project_are_sound():
         ({"METHODS": []}, "idempotency.E003", "at least one"),
         ({"METHODS": ["PUT", "post"]}, "idempotency.E003", "which names 'post': write 'POST'"),
         ({"ACCOUNT": "no.such.thing"}, "idempotency.E003", "can't be imported (No module named 'no')."),
-        ({"ACCOUNT": "."}, "idempotency.E003", "can't be imported ('.' is no dotted path)."),
-        ({"ACCOUNT": "..thing"}, "idempotency.E003", "can't be imported ('..thing' is no dotted path)."),
+        ({"ACCOUNT": "."}, "idempotency.E003", "can't be imported ('.' is not a dotted path)."),
+        ({"ACCOUNT": "..thing"}, "idempotency.E003", "can't be imported ('..thing' is not a dotted path)."),
         ({"ACCOUNT": "tests.unit.test_checks.NOT_A_FUNCTION"}, "idempotency.E003", "must name a callable"),
         ({"RECORDABLE": 201}, "idempotency.E003", "'RECORDABLE'"),
         ({"RECORDED_HEADERS": "Location"}, "idempotency.E003", "'RECORDED_HEADERS'"),
@@ -80,7 +80,7 @@ def test_the_defaults_and_the_sample_project_are_sound():
         ({"RETENTION": timedelta(seconds=60)}, "idempotency.E014", "LEASE (0:01:00) must be shorter than"),
     ],
 )
-def test_a_wrong_setting_is_a_check_with_a_hint_and_an_error_at_the_first_use_of_any(entries, message_id, said):
+def test_a_wrong_setting_fails_the_check_and_its_first_use(entries, message_id, said):
     operation = Operation("tests.wrong")
     with override_settings(IDEMPOTENCY=entries):
         (message,) = check_settings(None)  # one, however many operations there are
@@ -136,9 +136,7 @@ def test_a_secret_is_not_shown_when_it_is_wrong(value):
         ({"recordable": "tests.unit.test_checks.NOT_A_FUNCTION"}, {}, "idempotency.E018"),
     ],
 )
-def test_an_operation_that_the_settings_or_its_paths_make_wrong_is_found_by_check_and_at_its_first_use(
-    policy, entries, message_id
-):
+def test_an_operation_that_settings_make_wrong_fails_the_check_and_its_use(policy, entries, message_id):
     operation = Operation("tests.wrong", **policy)
     if entries:
         assert messages() == {}
@@ -248,7 +246,7 @@ def test_a_database_that_this_release_is_not_tested_on_is_pointed_out(vendor, ma
         (OperationalError("the server is down"), set()),
     ],
 )
-def test_a_server_that_may_lose_claims_is_pointed_out_for_effects_outside_of_it(monkeypatch, found, expected):
+def test_a_server_that_may_lose_claims_is_reported_for_outside_effects(monkeypatch, found, expected):
     monkeypatch.setattr(store_for("default"), "replication", Mock(side_effect=[found] * 3))
     outside = [Operation(f"tests.{name}", transaction=False, recovery=PARK) for name in "abcd"]
     monkeypatch.setattr("idempotency.checks.declared_operations", lambda: outside)

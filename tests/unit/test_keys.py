@@ -72,7 +72,7 @@ SCOPE = Scope("7", "charges.create", "client-key")
 TEXT = st.text(max_size=8)
 
 
-def test_a_derived_key_never_changes_and_is_a_version_8_uuid_that_hides_the_clients_key():
+def test_a_derived_key_is_a_stable_version_8_uuid_without_the_clients_key():
     """A provider has seen it: another one would be another payment."""
     derived = SCOPE.derive_key("provider.charge")
     assert derived == UUID("2fb6d6f9-1cde-8c30-b4b9-0ca0f3da0acd")
@@ -88,7 +88,7 @@ def test_every_derived_key_fits_every_databases_type_for_uuids():
     assert len(set(derived)) == len(derived)
 
 
-def test_the_text_form_fits_a_providers_limit_and_is_long_enough_to_be_unique():
+def test_a_derived_text_has_16_to_64_digits():
     longest = SCOPE.derive_text("provider.charge", 64)
     for length in (16, 32, 64):
         assert SCOPE.derive_text("provider.charge", length) == longest[:length]

@@ -21,9 +21,7 @@ EVERY_CELL = list(itertools.product(Status, [False, True], [False, True], [False
         (Status.PARKED, False, Recovery.REEXECUTE, Decision.REPORT_PARKED, Decision.REFUSE_REUSED),
     ],
 )
-def test_a_duplicate_with_the_same_or_another_payload_gets_what_the_design_says(
-    status, lease_over, recovery, same, other
-):
+def test_a_duplicate_gets_the_decision_of_the_table(status, lease_over, recovery, same, other):
     cell = {"lease_over": lease_over, "retention_over": False, "recovery": recovery}
     assert [decide(status, same_payload=each, **cell) for each in (True, False)] == [same, other]
 

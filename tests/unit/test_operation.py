@@ -114,7 +114,7 @@ def test_a_wait_is_bounded(seconds):
 def test_one_name_can_not_have_two_policies():
     first = Operation("tests.twice", lease=timedelta(seconds=5))
     Operation("tests.twice", lease=timedelta(seconds=5))  # the same again, as when a module is reloaded
-    with pytest.raises(ImproperlyConfigured, match="declared already"):
+    with pytest.raises(ImproperlyConfigured, match="already declared"):
         Operation("tests.twice", lease=timedelta(seconds=6))
     assert first.policy.retention == timedelta(days=3)
     with override_settings(IDEMPOTENCY={"RETENTION": timedelta(days=9)}):
@@ -131,7 +131,7 @@ def test_a_bare_name_means_the_operation_declared_under_it():
         operation_for(declared, {"key_required": False})
     # What is declared at each call is one operation.
     assert operation_for("tests.elsewhere", {"lease": timedelta(seconds=5)}) is declared
-    with pytest.raises(ImproperlyConfigured, match="declared already"):
+    with pytest.raises(ImproperlyConfigured, match="already declared"):
         operation_for("tests.elsewhere", {"lease": timedelta(seconds=6)})
 
 
@@ -184,7 +184,7 @@ def test_options_are_typed_keywords(takes_options, arguments):
     assert parameter.annotation == f"Unpack[{arguments}]"
 
 
-def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant():
+def test_an_unknown_argument_is_reported_with_the_likely_one():
     with pytest.raises(TypeError, match=r"'leese'. Did you mean 'lease'"):
         Operation("tests.unknown", leese=timedelta(seconds=1))
     with pytest.raises(TypeError, match=r"'qqqq'. It takes retention, lease"):

@@ -86,7 +86,7 @@ def test_without_a_thread_nothing_is_renewed_until_one_can_be_had(owned, renewin
     end(renewer)
 
 
-def test_a_renewal_that_comes_after_the_end_of_its_attempt_says_nothing_of_it(owned, renewing):
+def test_a_renewal_after_the_end_of_its_attempt_has_no_effect_on_it(owned, renewing):
     task = Task(lambda: None)
 
     def ended_meanwhile(renewed):
@@ -123,7 +123,7 @@ def test_each_beat_comes_after_a_third_of_the_lease(owned, renewing, monkeypatch
     assert (waits, renewer._thread) == ([0.5], None)
 
 
-def test_a_heartbeat_that_has_ended_leaves_nothing_to_renew_and_nothing_to_lose(owned):
+def test_an_ended_heartbeat_renews_and_loses_nothing(owned):
     with renewal._beating(owned, 60):
         assert owned.held_until is not None
     assert (renewal.renewer_of("default")._tasks, owned.held_until) == ([], None)

@@ -20,7 +20,7 @@ import idempotency
 from tests.harness.world import Database, environment, own_database
 from tests.harness.zygote import ROOT, Zygote
 
-pytestmark = [pytest.mark.postgres, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.postgres
 
 FIRST = "0.1.0"
 

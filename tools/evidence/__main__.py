@@ -67,6 +67,11 @@ RUNS: dict[str, tuple[str, str, str]] = {
         "immediate stops of PostgreSQL under load",
         "operations",
     ),
+    "cuts": (
+        "the same",
+        "[power cuts](#histories) under load",
+        "operations",
+    ),
     "failover": (
         "the same, with a synchronous standby",
         "[a failover](#failover)",
@@ -225,7 +230,8 @@ def _grouped(lines: list[Line], *names: str) -> Iterable[list[Line]]:
 
 
 def _sums(lines: list[Line], names: Iterable[str]) -> list[str]:
-    return [f"{sum(line[name] for line in lines):,}" for name in names]
+    """A dash where not all of the runs have measured it."""
+    return [f"{sum(line[name] for line in lines):,}" if all(name in line for line in lines) else "–" for name in names]
 
 
 def deliveries(lines: list[Line]) -> str:
@@ -242,10 +248,16 @@ def deliveries(lines: list[Line]) -> str:
 def soaks(lines: list[Line]) -> str:
     names = ("operations", "fired", "take_overs", "ambiguous", "sent_again")
     rows = [
-        [*_sums(group, names), " of ".join(_sums(group, ("doubled", "controls"))), _origin(group)]
+        [
+            *_sums(group, names),
+            " of ".join(_sums(group, ("doubled", "controls"))),
+            *_sums(group, ("histories", "invocations", "unexplained")),
+            _origin(group),
+        ]
         for group in _grouped(latest(lines, "soak"))
     ]
-    heads = ["operations", "faults", "take-overs", "ambiguous", "sent again", "control: doubled", "run"]
+    heads = ["operations", "faults", "take-overs", "ambiguous", "sent again", "control: doubled"]
+    heads += ["histories", "calls", "control: unexplained", "run"]
     return markdown(heads, rows)
 
 

@@ -1,6 +1,6 @@
-"""Celery: tasks that take effect once for each message, messages sent by the outbox, and traces from task to task.
+"""Celery: tasks that take effect once per message, a sender for the outbox, and traces from task to task.
 
-An app: add ``"idempotency.contrib.celery"`` to ``INSTALLED_APPS``. This module has the public names.
+An app: add ``"idempotency.contrib.celery"`` to ``INSTALLED_APPS``.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,6 +1,6 @@
-"""System checks of idempotent tasks: do Celery's settings and an operation's policy fit together?
+"""System checks of idempotent tasks: whether Celery's settings match an operation's policy.
 
-They check the tasks that this process knows. A worker knows all its tasks, and runs Django's checks when it starts.
+They check the tasks that this process knows. A worker knows all its tasks and runs Django's checks when it starts.
 """
 
 from __future__ import annotations
@@ -17,21 +17,18 @@ from django.core.checks import Warning as CheckWarning
 from ...checks import check_settings
 from ...conf import settings
 from .deliveries import longest_wait
-from .policy import LOOK_BACK, TaskPolicy, idempotent_tasks
+from .policy import TaskPolicy, idempotent_tasks
 
-#: If a message is not acknowledged for this long, another worker gets it. These are the defaults of the
-#: ``visibility_timeout`` of kombu's Redis transport and of RabbitMQ's ``consumer_timeout``.
+#: A message that is not acknowledged for this long goes to another worker: the defaults of ``visibility_timeout`` of
+#: kombu's Redis transport and of RabbitMQ's ``consumer_timeout``.
 VISIBILITY_TIMEOUT = timedelta(hours=1)
 CONSUMER_TIMEOUT = timedelta(minutes=30)
 
-#: The task that has lost messages sent again. It is named and not imported, because there may be no outbox.
-RESEND = "idempotency.contrib.celery.tasks.resend_lost_messages"
-
 
 def check_tasks(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Check what each idempotent task declares against the settings of its broker.
+    """Check the declaration of each idempotent task against the settings of its broker.
 
-    Checks nothing if ``IDEMPOTENCY`` is wrong, because another check reports that already.
+    Checks nothing if ``IDEMPOTENCY`` is invalid, which another check reports.
     """
     if any(message.is_serious() for message in check_settings(app_configs)):
         return []
@@ -59,15 +56,6 @@ def _check(app: Any, task: Any, policy: TaskPolicy) -> Iterator[CheckMessage]:
             "setting longer.",
             id="idempotency.W007",
         )
-    back = look_back(app)
-    if back is not None and in_force.retention < back:
-        yield CheckWarning(
-            f"Operation {operation.name!r} forgets a message after {in_force.retention}, but resend_lost_messages "
-            f"looks {back} back. Lost messages of task {task.name!r} that are older than {in_force.retention} are "
-            f"not found.",
-            hint="Give the operation a longer retention=, or the scheduled resend_lost_messages a shorter look_back.",
-            id="idempotency.W008",
-        )
     limit = time_limit(app, task)
     alive = in_force.lease + (in_force.heartbeat or timedelta(0))
     if limit is not None and alive < limit:
@@ -87,7 +75,7 @@ def _check(app: Any, task: Any, policy: TaskPolicy) -> Iterator[CheckMessage]:
 
 
 def longest_redelivery(app: Any, task: Any, policy: TaskPolicy) -> timedelta:
-    """How long after it was consumed a message may be delivered again."""
+    """How long after its consumption a message may be delivered again."""
     scheme = app.connection_for_read().transport_cls
     if scheme in {"redis", "rediss", "sentinel", "sqs"}:
         seconds = app.conf.broker_transport_options.get("visibility_timeout", VISIBILITY_TIMEOUT.total_seconds())
@@ -102,18 +90,7 @@ def longest_redelivery(app: Any, task: Any, policy: TaskPolicy) -> timedelta:
     return unacknowledged + timedelta(seconds=max(countdowns)) + longest_wait(policy.operation)
 
 
-def look_back(app: Any) -> timedelta | None:
-    """How far back the beat's schedule searches for lost messages, or None if it does not search for them."""
-    found = []
-    for entry in app.conf.beat_schedule.values():
-        if isinstance(entry, dict) and entry.get("task") == RESEND:
-            args: Sequence[float] = entry.get("args") or ()
-            kwargs = entry.get("kwargs") or {}
-            found.append(args[1] if len(args) > 1 else kwargs.get("look_back", LOOK_BACK.total_seconds()))
-    return timedelta(seconds=max(found)) if found else None
-
-
 def time_limit(app: Any, task: Any) -> timedelta | None:
-    """How long Celery lets the task run: its hard time limit, or else its soft one, or None."""
+    """The task's hard time limit, or else its soft one, or None."""
     limits = (task.time_limit, app.conf.task_time_limit, task.soft_time_limit, app.conf.task_soft_time_limit)
     return next((timedelta(seconds=limit) for limit in limits if limit is not None), None)

@@ -1,4 +1,4 @@
-"""``@idempotent_task``: a Celery task that takes effect once for each message, however often it is delivered."""
+"""``@idempotent_task``: a Celery task that takes effect once per message, however often that is delivered."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from .policy import ATTRIBUTE, TaskPolicy, policy_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: High enough for workers that are replaced a few times in a row while they process a message. If five workers died
-#: with the message, it is probably the cause.
+#: Workers may be replaced a few times in a row while they process a message. If five died with it, it is probably the
+#: cause.
 DEFAULT_MAX_ATTEMPTS = 5
 
 
@@ -52,28 +52,27 @@ def idempotent_task(
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     **policy: Unpack[TaskArguments],
 ) -> Callable[[F], F]:
-    """Make a Celery task take effect once for each message. Write it below Celery's own decorator::
+    """Make a Celery task take effect once per message. Write it below Celery's decorator::
 
         @shared_task(bind=True, acks_late=True, reject_on_worker_lost=True)
         @idempotent_task("receipts.send", dead_letter="receipts.dead")
         def send_receipt(self, charge_id): ...
 
-    The key of a message is its ``idempotency_key`` header, or else the task's id, and its account is the account that
-    published it. The function runs in one transaction with the record. Its result (JSON) is recorded, and every further
-    delivery returns that result without running. A direct call is a plain function call.
+    The key of a message is its header ``idempotency_key``, or else the task's id. Its account is the one that published
+    it. The function runs in one transaction with the record. Its result (JSON) is recorded, and every further delivery
+    returns it without running. A direct call is a plain function call.
 
     :param operation: the name of the operation, or an ``Operation``.
-    :param consumer: a name under which messages are claimed instead of the producer's account.
-    :param dead_letter: the name of a queue for messages that are refused, that are cut off too often, or whose task has
-        finally failed.
-    :param max_attempts: how many runs of one message may be cut off, for example because the worker is killed, before
-        the message is treated as a poison message and dead-lettered. Runs that end in a retry or a failure don't count
-        here, because Celery counts them.
-    :param policy: keyword arguments of ``Operation``, if ``operation`` is a name, except those that concern requests
-        or the keys of clients.
-    :raises ImproperlyConfigured: the decorator is applied to something other than a plain function, or an argument has
-        a wrong value or no effect on a task.
-    :raises TypeError: there is no keyword argument of this name.
+    :param consumer: the account under which messages are claimed, instead of the producer's.
+    :param dead_letter: the name of a queue for messages that are refused, cut off too often, or whose task has finally
+        failed.
+    :param max_attempts: how many runs of one message may be cut off, for example by killing the worker, before it is
+        dead-lettered as a poison message. Runs that end in a retry or a failure are counted by Celery instead.
+    :param policy: keyword arguments of ``Operation``, if ``operation`` is a name, except those about requests or
+        clients' keys.
+    :raises ImproperlyConfigured: the decorated object is not a plain function, or an argument is invalid or has no
+        effect on a task.
+    :raises TypeError: unknown keyword argument.
     """
     declared = operation_for(operation, policy, Use.TASK)
     problem = None
@@ -97,8 +96,7 @@ def idempotent_task(
                 return function(*args, **kwargs)
             return _consume(Delivery(task_policy, task), args, kwargs)
 
-        # When a task is published, Celery checks its arguments against the signature of this function, and not against
-        # that of the function that it wraps.
+        # Celery checks a published task's arguments against the signature of this function.
         vars(run).update({"__signature__": inspect.signature(function), ATTRIBUTE: task_policy})
         return cast(F, run)
 
@@ -106,7 +104,7 @@ def idempotent_task(
 
 
 def _refuse_all_but_functions(function: Any, operation: Operation) -> None:
-    # Celery's decorators return a proxy. Don't evaluate it, because that would set up the Celery app too early.
+    # Celery's decorators return a proxy. Evaluating it would set up the Celery app too early.
     if issubclass(type(function), Proxy) or not inspect.isfunction(function):
         raise ImproperlyConfigured(
             f"Operation {operation.name!r}: write @idempotent_task directly above the function, below Celery's "
@@ -119,7 +117,7 @@ def _refuse_all_but_functions(function: Any, operation: Operation) -> None:
 
 
 def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Claim the message and run the function, or end this delivery. The worker calls this instead of the function."""
+    """Claim the message and run the function, or end this delivery. Called by the worker instead of the function."""
     policy, request = delivery.policy, delivery.request
     payload = Payload(policy.arguments(args, kwargs, bound=bool(args) and args[0] is delivery.task))
     try:
@@ -127,12 +125,12 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     except (InProgressError, UnavailableError) as error:
         delivery.wait(error)
     except (RequestError, KeyReusedError, OutcomeUnknownError) as error:
-        # Every later delivery would be refused, too. Neither the record nor the task's result is changed.
+        # Every later delivery would be refused, too. The record and the task's result stay unchanged.
         delivery.dead_letter(str(error), error)
     except OuterTransactionError:
         if not request.is_eager:
             raise
-        # An eager call in the caller's transaction commits or rolls back with it, and no message is delivered twice.
+        # An eager call commits or rolls back with the caller's transaction, and there is no message.
         return policy.function(*args, **kwargs)
     if isinstance(owned, Outcome):
         try:
@@ -146,9 +144,9 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         try:
             delivery.dead_letter(reason, attempt=owned.attempt)
         finally:
-            # Nothing has run under the claim, so its release is safe for every declared recovery. The record keeps the
-            # reason, so that the message is not taken for one that Redis has lost. If the process dies before the
-            # release, the lease runs out and recovery settles the claim.
+            # Nothing has run under the claim, so releasing it is safe for every declared recovery. The record keeps the
+            # reason, so that the message doesn't count as lost by Redis. If the process dies before the release, the
+            # lease runs out and recovery settles the claim.
             end(owned, ownership.release, reason, signals.released)
     request.idempotency_attempt = owned.attempt  # a dead letter carries this number
     delivery.log(logging.INFO, f"runs as attempt {owned.attempt}")
@@ -159,13 +157,13 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             attempt.outcome = outcome = outcome_of_result(result, owned.policy)
     except (LeaseLostError, UnavailableError) as error:
         if error is attempt.foreign_error:
-            raise  # the error of another claim inside the function counts as the function's own error
-        # Another attempt has taken over, or it is not known whether this one committed. The next delivery finds out.
+            raise  # the error of another claim inside the function is the function's error
+        # Another attempt has taken over, or it is unknown whether this one committed. The next delivery finds out.
         delivery.wait(error, ended=1)
     except (OperationalError, InterfaceError) as error:
         if owned.store.is_permanent(error):
             raise
-        # The database restarts, say, and nothing is wrong with the message. What it wrote is rolled back or, outside of
-        # a transaction, its claim has ended as its operation declares.
+        # The message is not at fault: the database restarts, for example. Its writes are rolled back or, outside of a
+        # transaction, its claim has ended as its operation declares.
         delivery.wait(error, ended=1)
-    return result_of(outcome)  # read back from JSON, so that every delivery returns the same
+    return result_of(outcome)  # decoded from JSON, so that every delivery returns the same

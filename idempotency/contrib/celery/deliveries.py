@@ -1,7 +1,7 @@
-"""A message that is not consumed now waits, or becomes a dead letter, and dead letters are published again.
+"""Deliveries that are not consumed: a message waits or becomes a dead letter. Dead letters can be redriven.
 
-In all cases the message is first published again and then acknowledged. If the process dies in between, there are two
-messages with one identity, and they take effect once.
+A message is always published again before it is acknowledged. If the process dies in between, there are two messages
+with one identity, which take effect once.
 """
 
 from __future__ import annotations
@@ -26,53 +26,50 @@ from .publishing import BOUNDS, confirming_producer, publish_again
 
 logger: Final = logging.getLogger("idempotency")
 
-#: The header of a dead letter that says why it is one.
+#: The header with the reason of a dead letter.
 REASON_HEADER = "idempotency_dead_letter_reason"
 MAX_REASON_LENGTH = 255
 
-#: A message waits for up to this long in total, or longer if its operation has a long lease. Waiting is cheap: it costs
-#: one message for each ``MAX_RETRY_AFTER``. Giving up costs a person's time, and most outages are over within an hour.
+#: How long a message waits in total, unless its operation has a long lease. Waiting costs one message per
+#: ``MAX_RETRY_AFTER``; giving up costs an operator's time. Most outages are over within an hour.
 LONGEST_WAIT = timedelta(hours=1)
 
 
 class _Refused(Ignore, Reject):  # type: ignore[misc]
-    """Tells the worker to reject the message.
-
-    It is also an ``Ignore``, because ``autoretry_for=(Exception,)`` would otherwise publish it again.
-    """
+    """Rejects the message. Also an ``Ignore``, so that ``autoretry_for=(Exception,)`` does not publish it again."""
 
 
 def longest_wait(operation: Operation) -> timedelta:
-    """How long a message of the operation waits in total. It is longer than any of its claims can be alive."""
+    """How long a message of the operation waits in total: longer than any of its claims can be live."""
     return max(LONGEST_WAIT, 2 * (operation.policy.lease + (operation.policy.heartbeat or timedelta(0))))
 
 
 class Delivery:
-    """One delivery of a message to an idempotent task, and the ways to end it without consuming the message."""
+    """One delivery of a message to an idempotent task, and how it can end without being consumed."""
 
     def __init__(self, policy: TaskPolicy, task: Any) -> None:
         self.policy = policy
         self.task = task
         self.request: Final = task.request
         self.headers: Final = headers_of(task.request)
-        #: How many attempts of the record don't count as cut off.
+        #: The number of the record's attempts that don't count as cut off.
         self._attempts = count_of(self.headers, ATTEMPTS_HEADER)
-        #: Whether the broker has delivered this message before and got no acknowledgement.
+        #: Whether an earlier delivery was not acknowledged.
         marked = (self.request.delivery_info or {}).get("redelivered")
         self._is_redelivered = bool(marked) or self.headers.get(REDELIVERED_HEADER) is True
 
     @property
     def scope(self) -> Scope:
-        """The identity of the message. Raises the errors of ``scope_of_message``."""
+        """Raises the errors of ``scope_of_message``."""
         return scope_of_message(self.policy.operation.name, self.request, self.policy.consumer)
 
     def is_poison(self, attempt: int) -> bool:
         """Whether so many runs were cut off that this attempt must not run.
 
-        The record counts all attempts. Celery counts those that ended in a retry, and the message those that ended in
-        another way. The rest were cut off, provided that the broker got no acknowledgement. (If it got one, they were
-        attempts of another message with the same key.) This is true at every multiple of ``max_attempts`` + 1, so that
-        a message that was rejected and comes back has the same number of attempts again.
+        The record counts all attempts, Celery those that ended in a retry, and the message those that ended otherwise.
+        The rest were cut off, provided that the broker got no acknowledgement: otherwise they belong to another message
+        with the same key. True at every multiple of ``max_attempts`` + 1, so that a message that was rejected and comes
+        back has the same number of attempts again.
 
         :param attempt: the record's attempt number.
         """
@@ -95,11 +92,11 @@ class Delivery:
         )
 
     def wait(self, error: Exception, *, ended: int = 0) -> NoReturn:
-        """Publish the message again, to be delivered a little later. Celery does not count this as a retry of the task.
+        """Publish the message again, for later delivery. Celery does not count this as a retry of the task.
 
         :param error: why the message can't be consumed now.
-        :param ended: how many attempts of the record this delivery has used and ended.
-        :raises Ignore: the message was published; the worker acknowledges this delivery.
+        :param ended: the number of the record's attempts that this delivery has used and ended.
+        :raises Ignore: the message was published, so the worker acknowledges this delivery.
         :raises Reject: the broker can't be reached, or the message has waited too long.
         """
         if self.request.is_eager:
@@ -108,7 +105,7 @@ class Delivery:
         if waited >= longest_wait(self.policy.operation).total_seconds():
             self.dead_letter(f"waited for {waited} s: {reason}", error)
         longest = max(1, int(settings().max_retry_after.total_seconds()))
-        # Each pause is half as long as all before it together, so that many waiting messages don't overload the broker.
+        # Each pause is half as long as all previous ones together, so that waiting messages don't overload the broker.
         countdown = min(max(1, getattr(error, "retry_after", None) or 0, waited // 2), longest)
         self.headers[WAITED_HEADER] = waited + countdown
         self.headers[ATTEMPTS_HEADER] = self._attempts + ended
@@ -118,7 +115,7 @@ class Delivery:
         raise Ignore(f"published again, for in {countdown} s: {reason}") from error
 
     def end_without_result(self, error: Exception) -> NoReturn:
-        """End the delivery of a message that has been consumed and whose result is deleted.
+        """End the delivery of a consumed message whose result is deleted.
 
         :raises Ignore: the worker acknowledges this delivery.
         """
@@ -129,13 +126,13 @@ class Delivery:
         raise Ignore(reason)
 
     def dead_letter(self, reason: str, error: Exception | None = None, *, attempt: int = 0) -> NoReturn:
-        """Put the message into the task's ``dead_letter`` queue. The task's result is not changed.
+        """Move the message to the task's ``dead_letter`` queue. The task's result is not changed.
 
-        Without such a queue the message is rejected: RabbitMQ hands it to its queue's dead-letter exchange, if there is
-        one, and other brokers drop it.
+        Without such a queue the message is rejected: RabbitMQ moves it to its queue's dead-letter exchange, if any;
+        other brokers drop it.
 
         :param attempt: the record's attempt number, if this delivery has claimed it.
-        :raises Ignore: the message was published; the worker acknowledges this delivery.
+        :raises Ignore: the message was published, so the worker acknowledges this delivery.
         :raises Reject: there is no such queue, or the broker can't be reached.
         """
         if self.request.is_eager and error is not None:
@@ -150,7 +147,7 @@ class Delivery:
         raise Ignore(f"dead-lettered to {self.policy.dead_letter!r}: {reason}") from error
 
     def dead_letter_failed(self, reason: str) -> None:
-        """Put the message of a task that has finally failed into its ``dead_letter`` queue."""
+        """Move the message of a finally failed task to its ``dead_letter`` queue."""
         attempt = getattr(self.request, "idempotency_attempt", 0)
         publish_again(self.task, self.request, headers=self.headers, **self._to_dead_letters(reason, attempt))
         self.log(logging.ERROR, f"is dead-lettered to {self.policy.dead_letter!r}: {reason}")
@@ -171,15 +168,15 @@ class Delivery:
         self.headers[REASON_HEADER] = reason[:MAX_REASON_LENGTH]
         self.headers[ATTEMPTS_HEADER] = attempt or self._attempts
         queue = self.policy.dead_letter
-        # Name the default exchange, because otherwise the task's route would decide. Celery's retries begin at 0 again.
+        # Name the default exchange, so that the task's route does not decide. Celery's retries begin at 0 again.
         return {"queue": queue, "exchange": "", "routing_key": queue, "retries": 0}
 
     def _publish_or_keep(self, **options: Any) -> None:
         try:
             publish_again(self.task, self.request, headers=self.headers, **options)
         except BrokerUnavailableError as lost:
-            # Ask the broker to deliver this message again. If the connection is gone, it does so without being asked.
-            # But with acks_late off the message is acknowledged already, and it is lost.
+            # Requeue the message. A broker whose connection is gone does so anyway. With acks_late off the message is
+            # acknowledged already, and lost.
             self.log(logging.ERROR, f"could not be published again: {lost}")
             raise _Refused(str(lost), requeue=True) from lost
 
@@ -187,9 +184,9 @@ class Delivery:
 def dead_letter_failed_message(sender: Any = None, task_id: str = "", exception: Any = None, **others: Any) -> None:
     """Receive Celery's ``task_failure``: the task has failed and is not retried any more.
 
-    Celery sends the signal in the process that ran the task, before it acknowledges the message. If that process is
-    gone, the worker's main process sends it. If the broker can't be reached, Celery logs the error. It can't
-    acknowledge the message either, so the message is delivered again.
+    Celery sends the signal in the process that ran the task or, if that is gone, in the worker's main process, before
+    it acknowledges the message. If the broker can't be reached, Celery logs the error and can't acknowledge the
+    message either, so it is delivered again.
     """
     policy = policy_of(sender)
     if policy is None or policy.dead_letter is None or isinstance(exception, (Ignore, Reject)):
@@ -204,13 +201,13 @@ def dead_letter_failed_message(sender: Any = None, task_id: str = "", exception:
 def redrive(queue: str, *, limit: int = 100, app: Any = None) -> int:
     """Publish the messages of a dead-letter queue again, oldest first, each to the queue of its task.
 
-    They keep their identity: one that has taken effect does not take effect again. If the process dies in the middle,
-    the remaining messages are still in the dead-letter queue, and one may be in both queues.
+    They keep their identity, so a message that has taken effect does not take effect again. If the process dies, the
+    remaining messages are still in the dead-letter queue, and one may be in both queues.
 
-    :param queue: the name that was given as ``dead_letter``, or the name of a RabbitMQ dead-letter queue.
-    :param limit: how many messages to redrive at most.
+    :param queue: the name given as ``dead_letter``, or a RabbitMQ dead-letter queue.
+    :param limit: the maximum number of messages.
     :param app: the Celery app; by default the current one.
-    :returns: how many messages were redriven.
+    :returns: the number of redriven messages.
     :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
     :raises Exception: there is no such queue. Each broker raises its own error.
     """

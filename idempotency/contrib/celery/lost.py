@@ -1,9 +1,8 @@
-"""Finds messages that a broker confirmed and then lost, and has them sent again.
+"""Sends messages again that a broker confirmed and then lost.
 
-Redis loses a message if Redis or the worker's main process dies at the moment at which the message is handed over. The
-outbox still has the message, and it is always safe to send it again, because its consumer is idempotent. A message is
-taken for lost if its consumer has no record of it, or if its consumer was cut off and no delivery has followed. For
-that, outbox and records must be in one database.
+Redis loses a message if Redis or the worker's main process dies during the handover. The outbox still has it, and
+sending it again is always safe, because its consumer is idempotent. A message counts as lost if its consumer has no
+record of it, or was cut off without a further delivery. So outbox and records must be in one database.
 """
 
 from __future__ import annotations
@@ -22,32 +21,34 @@ from ...models import IdempotencyRecord
 from ...outbox import CELERY
 from ...outbox.models import MessageStatus, OutboxMessage, outbox_database
 from .messages import ACCOUNT_HEADER, DEFAULT_ACCOUNT, KEY_HEADER
-from .policy import LOOK_BACK, TaskPolicy, idempotent_tasks
+from .policy import TaskPolicy, idempotent_tasks
 
-#: A message that was not consumed is taken for lost this long after it was sent. This is longer than messages usually
-#: wait in a queue. A message that still waits there is sent a second time, which is harmless: its consumer finds its
-#: record.
+#: An unconsumed message counts as lost this long after it was sent, which is longer than messages usually wait in a
+#: queue. Sending one that still waits is harmless: its consumer finds its record.
 OLDER_THAN = timedelta(minutes=10)
 
-#: The number of messages that are compared at once. One statement finds the records of all of them.
+#: Messages sent longer ago than this are not searched.
+LOOK_BACK = timedelta(days=1)
+
+#: Messages compared at once. One statement finds all their records.
 PAGE = 100
 
 
 def resend_lost_messages(
     *, older_than: timedelta = OLDER_THAN, look_back: timedelta = LOOK_BACK, app: Any = None
 ) -> int:
-    """Have messages sent again that were sent and not consumed.
+    """Send unconsumed messages again.
 
-    It looks at the messages of idempotent tasks that this process knows, as a worker knows its own tasks. A message is
-    sent again after ``older_than``. If it is still not consumed then, the time to the next repetition doubles, so that
-    repetitions don't fill up a queue whose workers are down. Several of these may run at once, and one may be killed.
+    Covers the idempotent tasks that this process knows, as a worker knows its own. A message is sent again after
+    ``older_than``, and while it stays unconsumed, the time to each repetition doubles, so that repetitions don't fill
+    the queue of stopped workers. May run concurrently, and may be killed.
 
-    :param older_than: messages that were sent later than this ago are not taken for lost yet.
-    :param look_back: messages that were sent longer ago than this are not looked at any more. Nor are messages that
-        were written longer ago than their operation's ``retention``, because their records may have been purged.
+    :param older_than: the time since sending after which an unconsumed message counts as lost.
+    :param look_back: messages sent longer ago than this are skipped. So are messages written longer ago than their
+        operation's ``retention``, because their records may have been purged.
     :param app: the Celery app; by default the current one.
-    :returns: how many messages were made due.
-    :raises DatabaseError: the database refuses. Messages that were made due stay due.
+    :returns: the number of messages made due.
+    :raises DatabaseError: the database refuses. Messages made due stay due.
     """
     policies = {task.name: policy for task, policy in idempotent_tasks(app or current_app._get_current_object())}
     messages = OutboxMessage.objects.using(outbox_database())
@@ -61,15 +62,14 @@ def resend_lost_messages(
     resent, later = 0, Q()
     while page := list(sent.filter(later).order_by("sent_at", "pk").annotate(now=Now())[:PAGE]):
         for message in _not_consumed(page, policies):
-            # The update checks the status and sent_at again, because another run of this may have been faster. It also
-            # checks the retention again, by the clock of this statement. If the process slept before it looked for the
-            # record, the record may have been purged by then.
+            # The update checks status and sent_at again, because another run may have been faster. It also checks the
+            # retention by its own clock: if the process slept before it read the records, they may have been purged.
             remembered = Now() - policies[message.topic].operation.policy.retention
             again = messages.filter(
                 pk=message.pk, status=MessageStatus.SENT, sent_at=message.sent_at, created_at__gt=remembered
             )
             resent += again.update(status=MessageStatus.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None)
-        # A relay marks a whole batch with one time, so a page may end within such a batch.
+        # A relay marks a whole batch with one time, so a page may end within a batch.
         last = page[-1]
         later = Q(sent_at__gte=last.sent_at) & (Q(sent_at__gt=last.sent_at) | Q(pk__gt=last.pk))
     return resent
@@ -82,11 +82,11 @@ def _not_consumed(page: list[Any], policies: Mapping[str, TaskPolicy]) -> list[A
         operation__in={scope.operation for scope in scopes.values()},
         idempotency_key__in={scope.idempotency_key for scope in scopes.values()},
     )
-    # A recoverable record without an error is that of a run that was cut off. If Redis loses the message as it delivers
-    # it again, only the outbox has it. An error says that the task failed: its message was retried or given up.
+    # A recoverable record without an error belongs to a run that was cut off. If Redis loses the message during its
+    # redelivery, only the outbox has it. With an error the task failed, and its message was retried or given up.
     known = records.exclude(status=Status.RECOVERABLE, error=None)
     recorded = {Scope(*row) for row in known.values_list("account_id", "operation", "idempotency_key")}
-    # Each pause doubles: the time since the message was last sent is at least the time from its writing until then.
+    # The pause doubles: the time since the last sending is at least the time from the writing until that sending.
     return [
         message
         for message in page
@@ -95,7 +95,7 @@ def _not_consumed(page: list[Any], policies: Mapping[str, TaskPolicy]) -> list[A
 
 
 def _scope_of(message: OutboxMessage, policy: TaskPolicy) -> Scope:
-    """The identity under which its consumer claims the message. See ``messages.scope_of_message``."""
+    """The scope under which its consumer claims the message. See ``messages.scope_of_message``."""
     headers = {
         KEY_HEADER: message.idempotency_key,
         ACCOUNT_HEADER: message.account_id or DEFAULT_ACCOUNT,

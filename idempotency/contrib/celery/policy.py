@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -17,9 +16,6 @@ from ...operation import Operation
 #: autoretry, copy it.
 ATTRIBUTE = "__idempotent_task__"
 
-#: The search for lost messages looks at none that were sent longer ago than this.
-LOOK_BACK = timedelta(days=1)
-
 _POSITIONAL = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
 
@@ -27,16 +23,16 @@ _POSITIONAL = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 class TaskPolicy:
     operation: Operation
     function: Callable[..., Any]
-    #: The name under which messages are claimed instead of the producer's account.
+    #: The account under which messages are claimed, instead of the producer's.
     consumer: str | None
     #: The name of the queue for dead letters.
     dead_letter: str | None
-    #: How many runs of a message may be cut off before it counts as a poison message and is dead-lettered.
+    #: How many runs of a message may be cut off before it is dead-lettered.
     max_attempts: int
 
     @cached_property
     def _signatures(self) -> tuple[inspect.Signature, inspect.Signature]:
-        """The signatures with which a message calls the function: in full, and without the parameter for the task."""
+        """The function's signature, and the same without the parameter for the task."""
         whole = inspect.signature(self.function)
         parameters = list(whole.parameters.values())
         if parameters and parameters[0].kind in _POSITIONAL:
@@ -46,7 +42,7 @@ class TaskPolicy:
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, bound: bool) -> dict[str, Any]:
         """The arguments of a call by name, so that positional and keyword arguments have the same fingerprint.
 
-        Defaults are left out, so that a message keeps its fingerprint when the function gains a parameter.
+        Without defaults, so that a message keeps its fingerprint when the function gains a parameter.
 
         :param bound: whether the first positional argument is the task itself.
         :raises TypeError: the function doesn't take these arguments.
@@ -61,9 +57,9 @@ def policy_of(task: Any) -> TaskPolicy | None:
 
 
 def import_tasks() -> None:
-    """Import the modules of tasks that the project's Celery app names or discovers, as its workers do.
+    """Import the task modules of the project's Celery app, as its workers do.
 
-    A worker has done so. There, a second time would undo its logging, because Celery sets Django up before.
+    A worker has done so already, and a second import would reset its logging.
     """
     if not current_app.loader.worker_initialized:
         current_app.loader.import_default_modules()

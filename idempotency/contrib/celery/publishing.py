@@ -1,7 +1,7 @@
-"""Publishing to Celery's broker: with confirmation, bounded in time, and through its own connections.
+"""Publishing to Celery's broker with confirmation, timeouts, and separate connections.
 
-A relay must know that the broker has a message before it marks the message as sent. Celery's own pool follows the
-project's settings, which by default neither ask RabbitMQ for confirms nor bound how long to wait for a broker.
+A relay must know that the broker has a message before it marks it as sent. Celery's pool follows the project's
+settings, which by default neither request confirms from RabbitMQ nor limit the wait for a broker.
 """
 
 from __future__ import annotations
@@ -28,30 +28,29 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("idempotency")
 
-#: Seconds. A healthy broker answers in milliseconds. A broker that has blocked its publishers, as RabbitMQ does when
-#: memory or disk run low, may not answer for hours.
+#: Seconds. A healthy broker responds in milliseconds. One that blocks its publishers, as RabbitMQ does when memory or
+#: disk run low, may not respond for hours.
 CONFIRM_TIMEOUT = 10.0
 
-#: After a lost connection the first retry is immediate, because the usual cause is a connection that was closed while
-#: idle in the pool.
+#: The first retry after a lost connection is immediate, because usually the connection was closed while idle.
 RETRY_POLICY: Mapping[str, Any] = {"max_retries": 2, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}
 
 BOUNDS: Mapping[str, Any] = {"retry": True, "retry_policy": RETRY_POLICY, "confirm_timeout": CONFIRM_TIMEOUT}
 
-#: Without these bounds kombu tries its first connection for much longer, or for ever, depending on its version.
+#: Otherwise kombu tries its first connection for much longer, or for ever, depending on its version.
 CONNECT_BOUNDS: Mapping[str, Any] = {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.1, "interval_max": 0.1}
 
-#: Without these, calls to Redis have no timeout.
+#: By default, calls to Redis have no timeout.
 SOCKET_TIMEOUTS: Mapping[str, Any] = {"socket_connect_timeout": 4.0, "socket_timeout": CONFIRM_TIMEOUT}
 
-#: The task that a nudge asks for. It is named here, and not imported, because the tasks use this package.
+#: The task that a nudge calls. Not imported, because the tasks import this package.
 RELAY_TASK = "idempotency.contrib.celery.tasks.relay_outbox"
 
-#: Seconds without nudges after the broker could not be reached. Otherwise each request would wait for a connection that
-#: fails. The scheduled relay sends the messages meanwhile.
+#: Seconds without nudges after the broker could not be reached, so that not every request waits for a failing
+#: connection. The scheduled relay sends the messages meanwhile.
 QUIET = 30.0
 
-#: Seconds. After this long in the queue a nudge is useless, because a later nudge or the schedule has run the relay.
+#: Seconds. By then, a later nudge or the schedule has run the relay.
 NUDGE_EXPIRES = 30.0
 
 _pools: dict[tuple[Any, ...], Any] = {}
@@ -67,14 +66,14 @@ def confirming_producer(app: Any) -> Iterator[Any]:
         with _pool(app).acquire(block=True, timeout=CONFIRM_TIMEOUT) as producer:
             yield producer
     except (OperationalError, LimitExceeded, AccessRefused, NotAllowed) as error:
-        # RabbitMQ raises the last two for a wrong password or virtual host. No message is at fault then.
+        # RabbitMQ raises the last two for a wrong password or virtual host, so no message is at fault.
         raise BrokerUnavailableError(f"The broker can't be reached: {error}") from error
 
 
 def _pool(app: Any) -> Any:
     conf = app.conf
-    # A forked process has copies of its parent's connections and must not use them. It must not close them either,
-    # because that would send a closing message over the parent's socket.
+    # A forked process must not use its parent's connections, nor close them, which would send a message over the
+    # parent's socket.
     place = (os.getpid(), app, repr(conf.broker_write_url), repr(conf.broker_transport_options))
     if place not in _pools:
         connection = app.connection_for_write(transport_options=CONNECT_BOUNDS)
@@ -93,8 +92,8 @@ def publish(app: Any, name: str, args: Any = None, kwargs: Any = None, **options
     """Publish a task by its name, with the options of its declaration if this process has it."""
     if app.conf.task_always_eager:
         if name not in app.tasks:
-            # Celery discovers tasks when a worker starts, and this process may not be a worker. If the task were
-            # missing, the message would go to a broker without consumers, and would count as sent.
+            # Celery discovers tasks only when a worker starts. If the task were missing, the message would go to a
+            # broker without consumers and count as sent.
             app.loader.import_default_modules()
         app.tasks[name].apply_async(args, kwargs, **options)
         return
@@ -107,7 +106,7 @@ def publish(app: Any, name: str, args: Any = None, kwargs: Any = None, **options
 def publish_again(task: Any, request: Any, **changes: Any) -> None:
     """Publish the message of a running task again, with all that Celery's ``retry`` keeps, such as its id.
 
-    The task is published by its name, because then Celery does not check whether the task takes the arguments.
+    By name, because then Celery does not check the arguments against the task's signature.
     """
     same = task.signature_from_request(request, **changes)
     options = {"serializer": task.serializer, "compression": getattr(task, "compression", None)} | same.options
@@ -117,13 +116,13 @@ def publish_again(task: Any, request: Any, **changes: Any) -> None:
 
 
 class CelerySender:
-    """Hands messages of the outbox to Celery. The topic is the task's name, and the message's id is the task's id."""
+    """Sends messages of the outbox to Celery. The topic is the task's name, the message's id the task's id."""
 
     def __init__(self) -> None:
         self._quiet_until = float("-inf")
 
     def __call__(self, message: OutboxMessage) -> None:
-        """Publish one message, and return when the broker has confirmed it.
+        """Publish a message. Returns when the broker has confirmed it.
 
         :raises BrokerUnavailableError: the broker can't be reached, or does not confirm. The message is not at fault.
         :raises TypeError: the payload is neither an object nor an array nor null, or the task doesn't take it.
@@ -131,11 +130,11 @@ class CelerySender:
         args, kwargs = arguments_of(message)
         account = {ACCOUNT_HEADER: message.account_id} if message.account_id else {}
         headers = {KEY_HEADER: message.idempotency_key, **account, **message.headers}
-        # The same id each time, because a message whose confirmation is lost is published again.
+        # Always the same id, because a message whose confirmation is lost is published again.
         publish(current_app, message.topic, args, kwargs, task_id=str(message.message_id), headers=headers)
 
     def nudge(self) -> None:
-        """Ask a worker to relay the messages that were just committed. Never raises."""
+        """Have a worker relay the messages just committed. Never raises."""
         if time.monotonic() < self._quiet_until:
             return
         try:
@@ -143,8 +142,8 @@ class CelerySender:
         except Exception:  # the caller has committed, and the scheduled relay sends its messages
             self._quiet_until = time.monotonic() + QUIET
             logger.warning(
-                "No worker could be asked to relay the outbox. None is asked for the next %g s; the scheduled relay "
-                "sends the messages that are due",
+                "No worker could be nudged to relay the outbox. The next nudge is in %g s at the earliest; until then "
+                "the scheduled relay sends due messages",
                 QUIET,
                 exc_info=True,
             )

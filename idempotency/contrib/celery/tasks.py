@@ -1,7 +1,7 @@
-"""Celery tasks for a beat schedule: recovery, purge and, if there is an outbox, relay and search for lost messages.
+"""Celery tasks for a beat schedule: recovery, purge and, with the outbox, relay and search for lost messages.
 
-Each task may be lost, run twice or killed, because the next run continues where this one ended. So a task is
-acknowledged when it starts, Celery never retries it, and it ends after ``max_batches``.
+A task may be lost, run twice or killed, because the next run continues where it ended. So it is acknowledged when it
+starts, is never retried, and ends after ``max_batches``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from ...operate.purge import PurgeResult, other_purges, purge_batches
 from ...operate.sweep import DEFAULT_BATCH_SIZE as RECOVERY_BATCH_SIZE
 from ...operate.sweep import RecoveryResult, recover_batches
 
-#: One run takes at most this many batches. With the default sizes it settles ten thousand abandoned claims, purges a
-#: hundred thousand records and as many messages, or sends ten thousand messages. The rest is left to the next run, so
-#: that a run stays within its time limit and the worker is free for other tasks.
+#: Keeps a run within its time limit, and the worker free for other tasks. At the default sizes a run settles ten
+#: thousand claims, purges half a million records and as many messages, or sends ten thousand messages.
 MAX_BATCHES = 100
 
-#: Seconds. Reconcilers run one after the other, and one that hangs must not block the worker for ever. When the limit
-#: ends a run, settled claims stay settled, and a claim that was being reconciled is found again after its lease.
-#: There is no soft limit, because its exception would be raised inside a reconciler and count as the answer
-#: ``Unknown``.
+#: Seconds. Reconcilers run one after the other, and a hanging one must not block the worker for ever. When the limit
+#: ends a run, settled claims stay settled, and the claim being reconciled is found again after its lease. A soft limit
+#: would raise its exception inside a reconciler, where it counts as ``Unknown``.
 TIME_LIMIT = 300
 
 
@@ -63,12 +61,11 @@ def purge_expired_records(batch_size: int = PURGE_BATCH_SIZE, max_batches: int =
 if apps.is_installed("idempotency.outbox"):
     from ...outbox.relay import DEFAULT_BATCH_SIZE, RelayResult, relay_batches
     from . import lost
-    from .policy import LOOK_BACK
 
     @scheduled
     def relay_outbox(batch_size: int = DEFAULT_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
         """Send messages of the outbox that are due."""
-        # No batch begins after half of the time limit, because a batch that the time limit cuts off is sent again.
+        # No batch begins after half of the time limit, because a batch that is cut off is sent again.
         end = time.monotonic() + TIME_LIMIT / 2
         result = RelayResult()
         for batch in islice(relay_batches(batch_size=batch_size), max_batches):
@@ -79,8 +76,8 @@ if apps.is_installed("idempotency.outbox"):
 
     @scheduled
     def resend_lost_messages(
-        older_than: float = lost.OLDER_THAN.total_seconds(), look_back: float = LOOK_BACK.total_seconds()
+        older_than: float = lost.OLDER_THAN.total_seconds(), look_back: float = lost.LOOK_BACK.total_seconds()
     ) -> dict[str, Any]:
-        """Have messages sent again that a broker confirmed and lost. Durations are in seconds."""
+        """Send messages again that a broker confirmed and lost. Durations are in seconds."""
         older, back = timedelta(seconds=older_than), timedelta(seconds=look_back)
         return {"found": lost.resend_lost_messages(older_than=older, look_back=back)}

@@ -1,7 +1,6 @@
-"""The dashboard: counts of events in all processes, a page of the admin with them, and timelines of records.
+"""The dashboard: counts of events in all processes, and an admin page with them.
 
-An app: add ``"idempotency.contrib.dashboard"`` to ``INSTALLED_APPS``. Without it nothing is counted, and the statistics
-have no events.
+An app: add ``"idempotency.contrib.dashboard"`` to ``INSTALLED_APPS``. Without it, the statistics have no events.
 """
 
 from typing import TYPE_CHECKING

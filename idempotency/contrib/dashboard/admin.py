@@ -1,7 +1,7 @@
-"""The dashboard in the admin: alarms, stuck rows, the events of the last hours, and the growth of the tables.
+"""The dashboard in the admin: alarms, stuck rows, the events of the last day, and the tables.
 
-All of it is read with a bounded number of rows, and only for people who may view records. Messages need the
-permission to view them. The tables need no JavaScript. The chart is drawn from the same numbers.
+Every query reads a bounded number of rows. The page needs the permission to view records; messages need the permission
+to view them. Only the chart needs JavaScript.
 """
 
 from __future__ import annotations
@@ -28,22 +28,19 @@ from ...admin.display import ReadOnlyAdmin, format_duration, show_key, url_of
 from ...models import IdempotencyRecord
 from ...operate.statistics import Number, Precision, Stats, stats
 from ...store import records_database
-from .counting import PURGED, counters, this_hour
+from .counting import counters, this_hour
 from .models import IdempotencyCounter
 
-#: Hours that the page shows, with the running one.
+#: The hours that the page covers, including the current one.
 HOURS = 25
 
-#: The last hour is the running one and the one before it. That is never less than an hour.
-LAST_HOURS = 2
-
-#: The rows of each kind that the page lists. The lists behind the links have all of them.
+#: The maximum of listed rows of each kind. The links lead to all of them.
 MAX_ROWS = 10
 
-#: The operations that the page lists, those with the most events first.
+#: The maximum of listed operations, those with the most events first.
 MAX_OPERATIONS = 50
 
-#: The events that the page shows, in this order.
+#: The events on the page, in this order.
 EVENTS: Mapping[str, Any] = {
     "claimed": _("executions"),
     "replayed": _("replays"),
@@ -56,7 +53,7 @@ EVENTS: Mapping[str, Any] = {
 
 
 def _admin_of_messages(site: admin.AdminSite, request: HttpRequest) -> DecisionAdmin | None:
-    """The admin of messages, if there is an outbox and the person may see it."""
+    """The admin of messages, if there is an outbox and the user may view it."""
     if not apps.is_installed("idempotency.outbox"):
         return None
     from ...outbox.timeline import admin_of_messages
@@ -68,7 +65,7 @@ def _admin_of_messages(site: admin.AdminSite, request: HttpRequest) -> DecisionA
 class DashboardAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(self.changelist_view)
-        # The second is the name by which Django's index of the admin links to it.
+        # The admin's index links to the second name.
         names = ("idempotency_dashboard", f"{self.opts.app_label}_{self.opts.model_name}_changelist")
         return [path("", view, name=name) for name in names]
 
@@ -108,33 +105,26 @@ class DashboardAdmin(ReadOnlyAdmin):
 def _events() -> dict[str, Any]:
     now = this_hour()
     first = now - HOURS + 1
-    hours = counters.read_hours(records_database(), first)
-    by_hour = {hour: sum(hours.get(hour, {}).values(), Counter()) for hour in range(first, now + 1)}
-    last_hour = sum((by_hour[hour] for hour in range(now - LAST_HOURS + 1, now + 1)), Counter())
-    last_day = sum(by_hour.values(), Counter())
+    read = counters.read_hours(records_database(), first)
+    by_hour = {hour: sum(read.get(hour, {}).values(), Counter()) for hour in range(first, now + 1)}
     by_operation: dict[str, Counter[str]] = {}
-    for operations in hours.values():
+    for operations in read.values():
         for operation, counted in operations.items():
             by_operation.setdefault(operation, Counter()).update(counted)
     busiest = sorted(by_operation.items(), key=lambda item: (-item[1].total(), item[0]))
+    total = sum(by_hour.values(), Counter())
     ended = counters.read_last_purge(records_database())
-    began = counters.read_first_hour(records_database()) or now
     return {
-        "hour_since": _start_of(max(now - LAST_HOURS + 1, began)),
-        "day_since": _start_of(max(first, began)),
-        "events": [(label, _shown(last_hour[event], last_day[event])) for event, label in EVENTS.items()],
-        "event_labels": list(EVENTS.values()),
+        "since": _start_of(first),
+        "events": [(label, f"{total[event]:,}") for event, label in EVENTS.items()],
         "operations": [
             (
-                operation or gettext("(unknown where it was settled)"),
-                list(zip(EVENTS.values(), _shown(*(seen[event] for event in EVENTS)), strict=True)),
+                operation or gettext("(not known)"),
+                [(label, f"{counted[event]:,}") for event, label in EVENTS.items()],
             )
-            for operation, seen in busiest[:MAX_OPERATIONS]
-            if any(seen[event] for event in EVENTS)
+            for operation, counted in busiest[:MAX_OPERATIONS]
+            if any(counted[event] for event in EVENTS)
         ],
-        # The retry of a released claim counts as an execution and adds no record, and a killed process loses counts.
-        "growth": f"≈ {last_day['claimed'] - last_day[PURGED]:+,}",
-        "purged": f"{last_day[PURGED]:,}",
         "purge_ended": None if ended is None else _start_of(ended),
         "purge_is_overdue": ended is None or ended < first,
         "chart": {
@@ -142,10 +132,6 @@ def _events() -> dict[str, Any]:
             "series": [[str(label), [by_hour[hour][event] for hour in by_hour]] for event, label in EVENTS.items()],
         },
     }
-
-
-def _shown(*counts: int) -> list[str]:
-    return [f"{count:,}" for count in counts]
 
 
 def _start_of(hour: int) -> datetime:
@@ -178,7 +164,7 @@ def _stuck_records(shown: Any, request: HttpRequest, read: Stats) -> Iterator[di
     records = shown.get_queryset(request)
     abandoned = records.abandoned().order_by("lease_expires_at")
     kinds: list[tuple[Any, Number, str, QuerySet[Any]]] = [
-        (_("Parked: a person has to find out how these ended"), read.parked, "parked", records.parked().order_by()),
+        (_("Parked: an operator has to find out how these ended"), read.parked, "parked", records.parked().order_by()),
         (_("Abandoned: the next sweep settles these"), read.abandoned, "abandoned", abandoned),
     ]
     for title, number, state, selected in kinds:
@@ -193,7 +179,7 @@ def _stuck_records(shown: Any, request: HttpRequest, read: Stats) -> Iterator[di
 def _stuck(
     shown: Any, request: HttpRequest, title: Any, state: str, count: str, selected: QuerySet[Any], key: str
 ) -> dict[str, Any]:
-    """Rows that wait for a decision or a sweep, the first of them with the decisions that are offered."""
+    """Rows that wait for a decision or a sweep. The first ones are listed with their possible decisions."""
     rows = [
         {
             "pk": row.pk,

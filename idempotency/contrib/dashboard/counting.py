@@ -1,11 +1,10 @@
-"""Counts events of records: first in this process's memory, then in a table that all processes share.
+"""Counts events of records: first in this process's memory, then in a table shared by all processes.
 
-After a response was sent, and at most every ``FLUSH_EVERY`` seconds, the process adds its new counts to
-``IdempotencyCounter``. This is called a flush. A process also flushes after a sweep and when its interpreter ends.
+A flush adds the new counts to ``IdempotencyCounter``: after a response, at most every ``FLUSH_EVERY`` seconds, after a
+sweep, and when the interpreter ends.
 
-A failure here makes a number inexact and has no other effect. If a process is killed, its counts since the last flush
-are lost. If the database refuses the counts, they stay in memory. If it commits and the connection breaks before its
-answer arrives, they are added twice.
+A failure only makes a number inexact. A killed process loses its counts since the last flush. If the database refuses
+the counts, they stay in memory. If it commits but the connection breaks before it replies, they are added twice.
 """
 
 from __future__ import annotations
@@ -17,16 +16,19 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+from itertools import product
 from typing import Any, Final
 
 from django.core.signals import request_finished
 from django.db import connections
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 
 from ... import signals
+from ...operate.batches import in_transaction
 from ...store import records_database
 from ...store.statement_timeout import connection_as_found
-from .adding import write_counts
 from .models import IdempotencyCounter
 
 logger: Final = logging.getLogger("idempotency")
@@ -34,31 +36,28 @@ logger: Final = logging.getLogger("idempotency")
 #: Seconds. Each flush is one short transaction, so a hundred processes cost the database ten transactions a second.
 FLUSH_EVERY = 10.0
 
-#: How long, in seconds, a reader waits for a flush in another thread. A reader that doesn't wait may count twice the
-#: counts that are being written.
-FLUSH_WAIT = 1.0
+#: Another process that adds to the same rows is done in milliseconds.
+STATEMENT_TIMEOUT: Final = timedelta(seconds=5)
 
-#: Counts of single hours are kept for this long: the last week, and the same day of the week before.
+#: Hourly counts are kept for this long: the last week, and the same day of the week before.
 HOURS_KEPT = 8 * 24
 
-#: Two events of the purge, which are counted under the operation "": deleted records, and purges that found nothing
-#: more to delete.
-PURGED, PURGE_ENDED = "purged", "purge_ended"
+#: Counts the purges that found nothing more to delete, under the operation "".
+PURGE_ENDED = "purge_ended"
 
-#: (operation, event) → how often. The operation is "" if a person resolved a record of an operation that this process
-#: doesn't know.
+#: By (operation, event). The operation is "" if an operator resolved a record of an operation not declared here.
 Counts = Counter[tuple[str, str]]
 
 
 class Counters:
-    """The counts that this process has not written yet, and how they are written. A forked child starts at zero."""
+    """The counts that this process has not written yet. A forked child starts at zero."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the counts in memory. The table is not changed."""
-        # Make new locks, because after a fork the old ones may be held by a thread that the child doesn't have.
+        """Discard the counts in memory. The table is not changed."""
+        # After a fork, a thread that the child doesn't have may hold the old locks.
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._pending: Counts = Counter()
@@ -69,22 +68,19 @@ class Counters:
     def connect(self) -> None:
         """Count from now on."""
         signals.connect_events("counters", lambda operation, event, attempt: self.count(operation, event))
-        signals.purged.connect(
-            lambda count, **more: self.count("", PURGED, count), weak=False, dispatch_uid="idempotency.counters.purged"
-        )
         request_finished.connect(self._request_finished, weak=False, dispatch_uid="idempotency.counters")
         os.register_at_fork(after_in_child=self.reset)
         atexit.register(self.flush)
 
-    def count(self, operation: str, event: str, count: int = 1) -> None:
+    def count(self, operation: str, event: str) -> None:
         if self._database is None:
             self._database = _database(records_database())
         with self._lock:
-            self._pending[operation, event] += count
+            self._pending[operation, event] += 1
 
     def _request_finished(self, sender: object, **arguments: Any) -> None:
-        # The sender is None for a request of Django's test client. Don't flush after those: the test may count
-        # statements, and ten seconds later its database may be gone or replaced by another one.
+        # The sender is None for a request of Django's test client. The test may count statements, and ten seconds later
+        # its database may be gone or replaced, so don't flush.
         if sender is not None:
             self.flush_if_due()
 
@@ -96,17 +92,16 @@ class Counters:
     def flush(self) -> None:
         """Write the counts since the last flush to the table. Never raises.
 
-        Does nothing in three cases: in an open transaction, because the counters' rows would stay locked until that
-        transaction ends (in a TestCase one is always open); in the thread of an event loop, because it would block the
-        loop; and while another thread flushes.
+        Does nothing in an open transaction, as in a TestCase, because the counters' rows would stay locked until it
+        ends; in the thread of an event loop, which it would block; and while another thread flushes.
         """
         if not self._pending or _runs_event_loop() or not self._flushing.acquire(blocking=False):
             return
         try:
             self._flush()
-        except Exception:  # no caller could do anything about it: the response is sent, or the interpreter is ending
+        except Exception:  # no caller could handle it: the response is sent, or the interpreter is ending
             if not self._failing:
-                logger.warning("The counters could not be written; they are kept for the next time", exc_info=True)
+                logger.warning("The counters could not be written and are kept for the next flush", exc_info=True)
             self._failing = True
         finally:
             self._flushing.release()
@@ -118,73 +113,52 @@ class Counters:
         self._due = time.monotonic() + FLUSH_EVERY
         with self._lock:
             counts = self._pending.copy()
-        # When the interpreter ends, the test database in which a test counted may be gone, and the alias may stand for
-        # another database again. The counts must not be added to that one.
+        # When the interpreter ends, the test database may be gone, and the alias may stand for another one. Don't write
+        # the counts to that.
         if self._database in {None, _database(using)}:
             with connection_as_found(using):
                 write_counts(using, counts, this_hour())
-        # If the process is killed before the COMMIT, nothing was added and the counts are lost. If it is killed after
-        # the COMMIT, they were added once. If an exception interrupts the flush, for example one that the handler of an
-        # operating system signal raises, the counts are kept for the next flush.
+        # If the process is killed before the COMMIT, the counts are lost; after the COMMIT, they were added once. If an
+        # exception interrupts the flush, such as one that a signal handler raises, they are kept for the next flush.
         with self._lock:
             self._pending -= counts
             self._database = _database(using) if self._pending else None
         self._failing = False
 
     def read(self, using: str) -> dict[str, Counter[str]]:
-        """Read the counts of all processes from the table, plus those that this process has not written yet.
+        """Read the counts that all processes have written, by operation and event.
 
-        :returns: for each operation, how often each event happened.
         :raises DatabaseError: the database refuses, as in the other readings.
         """
+        rows = IdempotencyCounter.objects.using(using).filter(hour=0, event__in=list(signals.EVENTS))
         read: dict[str, Counter[str]] = {}
-        for _, operation, event, count in self._rows(using, 0):
-            if event in signals.EVENTS:
-                read.setdefault(operation, Counter())[event] += count
+        for operation, event, total in rows.values_list("operation", "event", "total"):
+            read.setdefault(operation, Counter())[event] = total
         return read
 
     def read_hours(self, using: str, since: int) -> dict[int, dict[str, Counter[str]]]:
-        """Read the same for single hours, in hours since 1970, from ``since`` on.
+        """Read the same by hour, in hours since 1970, from ``since`` on.
 
         A count belongs to the hour in which it was written, which is up to ten seconds after the event.
         """
+        rows = _hours(using).filter(hour__gte=since)
         read: dict[int, dict[str, Counter[str]]] = {}
-        for hour, operation, event, count in self._rows(using, max(1, since)):
-            read.setdefault(hour or this_hour(), {}).setdefault(operation, Counter())[event] += count
+        for hour, operation, event, total in rows.values_list("hour", "operation", "event", "total"):
+            read.setdefault(hour, {}).setdefault(operation, Counter())[event] = total
         return read
 
     def read_last_purge(self, using: str) -> int | None:
-        """Read the hour in which a purge last found nothing more to delete, in hours since 1970; None if none did."""
+        """The hour in which a purge last left nothing due, in hours since 1970; None if none did."""
         ended = _hours(using).filter(operation="", event=PURGE_ENDED)
         return ended.order_by("-hour").values_list("hour", flat=True).first()
 
     def read_first_hour(self, using: str) -> int | None:
-        """Read the first hour of which counts are kept, in hours since 1970. None if there are no counts."""
+        """The first hour with counts, in hours since 1970; None if there are none."""
         return _hours(using).order_by("hour").values_list("hour", flat=True).first()
-
-    def operations(self, using: str, limit: int) -> set[str]:
-        """The names of up to ``limit`` operations of which anything was counted and written."""
-        counted = IdempotencyCounter.objects.using(using).filter(hour=0).exclude(operation="")
-        return set(counted.order_by("operation").values_list("operation", flat=True).distinct()[:limit])
-
-    def _rows(self, using: str, since: int) -> list[tuple[int, str, str, int]]:
-        """The rows of the sums, if ``since`` is 0, or of the hours since then. Counts in memory have the hour 0."""
-        rows = IdempotencyCounter.objects.using(using)
-        rows = rows.filter(hour__gte=since) if since else rows.filter(hour=0)
-        waited = self._flushing.acquire(timeout=FLUSH_WAIT)
-        try:
-            counted = list(rows.values_list("hour", "operation", "event", "total"))
-            if using == records_database():
-                with self._lock:
-                    counted += [(0, operation, event, count) for (operation, event), count in self._pending.items()]
-        finally:
-            if waited:
-                self._flushing.release()
-        return counted
 
 
 def this_hour() -> int:
-    """The current hour, in hours since 1970, by this process's clock. A few minutes don't matter here."""
+    """The current hour in hours since 1970, by this process's clock, which is exact enough here."""
     return int(time.time() // 3600)
 
 
@@ -192,10 +166,34 @@ def _hours(using: str) -> QuerySet[IdempotencyCounter]:
     return IdempotencyCounter.objects.using(using).filter(hour__gt=0)
 
 
-def note_end_of_purge(using: str) -> None:
-    """Count that a purge has found nothing more to delete, and delete the counts of hours that are long ago.
+def write_counts(using: str, counts: Mapping[tuple[str, str], int], hour: int) -> None:
+    """Add to the counters of each (operation, event): those of the hour, and the sums, which have the hour 0.
 
-    Does nothing in an open transaction, which is that of a TestCase, for the reason that ``Counters.flush`` has.
+    The COMMIT need not wait for the disk: statistics may lose their last counts in a crash of the server.
+
+    :raises DatabaseError: the database refuses: under REPEATABLE READ because another process flushes, under InnoDB
+        because another process inserts a new counter.
+    :raises RuntimeError: a transaction is open.
+    """
+    in_transaction(using, lambda _: _add(using, counts, hour), statement_timeout=STATEMENT_TIMEOUT, wait_for_disk=False)
+
+
+def _add(using: str, counts: Mapping[tuple[str, str], int], hour: int) -> None:
+    counters = IdempotencyCounter.objects.using(using)
+    # All processes lock the rows in one order, so that they can't deadlock.
+    for place, ((operation, event), count) in product((0, hour), sorted(counts.items())):
+        one = {"hour": place, "operation": operation, "event": event}
+        counter = counters.filter(**one)
+        if not counter.update(total=F("total") + count):
+            # Two processes may get here at the same time. One of them creates the counter, and both add to it.
+            counters.bulk_create([IdempotencyCounter(**one)], ignore_conflicts=True)
+            counter.update(total=F("total") + count)
+
+
+def note_end_of_purge(using: str) -> None:
+    """Count that a purge left nothing due, and delete old hourly counts.
+
+    Does nothing in an open transaction, as ``Counters.flush``.
 
     :raises DatabaseError: the database refuses.
     """
@@ -206,12 +204,12 @@ def note_end_of_purge(using: str) -> None:
 
 
 def _database(using: str) -> object:
-    """The database that an alias stands for at the moment. Test runners replace it for a while."""
+    """The database that an alias currently stands for. Test runners replace it."""
     return connections[using].settings_dict["NAME"]
 
 
 def _in_transaction(using: str) -> bool:
-    """Whether a transaction is open in this thread. Inside of ``atomic``, too, autocommit is off."""
+    """Whether a transaction is open in this thread. Autocommit is also off inside ``atomic``."""
     connection = connections[using]
     return connection.connection is not None and not connection.get_autocommit()
 

@@ -14,10 +14,10 @@ require_app("idempotency.contrib.dashboard")
 
 
 class IdempotencyCounter(models.Model):
-    """How often an event happened to an operation's records, in all processes. See ``counting.py``."""
+    """How often an event happened to an operation's records, in all processes."""
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
-    #: The hour in which it happened, in hours since 1970 in UTC. 0 means ever since the table was created.
+    #: In hours since 1970 in UTC. 0 is the sum of all hours.
     hour: models.IntegerField[int, int] = models.IntegerField(_("hour"), default=0)
     operation: BytewiseCharField = BytewiseCharField(_("operation"), max_length=255)
     #: The name of the signal that is counted.
@@ -31,7 +31,7 @@ class IdempotencyCounter(models.Model):
         verbose_name: ClassVar[Any] = _("counter")
         verbose_name_plural: ClassVar[Any] = _("dashboard")
         constraints: ClassVar[list[models.BaseConstraint]] = [
-            # The hour comes first, so that the sums and the last hours are each found without the rest.
+            # Begins with the hour, which finds the sums and the last hours.
             models.UniqueConstraint(fields=["hour", "operation", "event"], name="idempotency_dashboard_event"),
         ]
 

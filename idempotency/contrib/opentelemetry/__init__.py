@@ -1,7 +1,7 @@
 """OpenTelemetry: events of records on the request's span; links from messages to their producers; metrics.
 
-An app: add ``"idempotency.contrib.opentelemetry"`` to ``INSTALLED_APPS``. Only the API of OpenTelemetry is used. The
-project chooses the SDK and the instrumentation. Without them or the app, nothing is recorded.
+An app: add ``"idempotency.contrib.opentelemetry"`` to ``INSTALLED_APPS``. Uses OpenTelemetry's API; the project chooses
+the SDK and the instrumentation.
 """
 
 from typing import TYPE_CHECKING

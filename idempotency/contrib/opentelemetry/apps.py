@@ -1,4 +1,4 @@
-"""The app that switches spans' events, links and metrics on."""
+"""The app, which switches on span events, links and metrics."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class OpenTelemetryConfig(AppConfig):
 
         meters.connect()
         signals.connect_events("opentelemetry.span", tracing.note_on_span)
-        # The relay sends a message in its producer's context, so an instrumented broker's client continues that trace.
+        # The relay sends a message in its producer's context, so that an instrumented client continues the trace.
         extensions.register(self.name, message_headers=tracing.current_context, sending_context=tracing.sending)
         if apps.is_installed("idempotency.contrib.celery"):
             tracing.connect_celery()

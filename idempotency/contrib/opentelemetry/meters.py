@@ -1,4 +1,4 @@
-"""Metrics through OpenTelemetry's API: counters in every process, and gauges in the one that asks for them."""
+"""Metrics through OpenTelemetry's API: counters in every process, and gauges in the one that observes them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from ... import __version__
 from ..metrics import COUNTS, EVENTS, EVENTS_DESCRIPTION, GAUGES, Values, connect_counters, read_gauges
 
-#: Seconds. An SDK asks for each gauge by itself, a moment after the other. All are answered from one reading.
+#: Seconds. An SDK observes the gauges one after the other. One reading serves all of them.
 FRESH: Final = 5.0
 
 
 def connect() -> None:
-    """Count from now on, with the names of Prometheus's counters, dots in place of the first underscore."""
+    """Start counting, under the names of Prometheus's counters with a dot instead of the first underscore."""
     meter = metrics.get_meter("idempotency", __version__)
     events = meter.create_counter(_dotted(EVENTS), "{event}", EVENTS_DESCRIPTION)
     counters = [meter.create_counter(_dotted(count.name), description=count.description) for count in COUNTS]
@@ -30,10 +30,9 @@ def connect() -> None:
 
 
 def observe_stats() -> None:
-    """Let this process report the gauges, which are read from the tables at each export.
+    """Make this process report the gauges, which are read from the tables at each export.
 
-    They are the same from every process. So call this once in one process of the project, such as the one that runs the
-    sweep, and not in every worker of a server.
+    They are the same in every process. Call this in one process of the project, such as the one that runs the sweep.
     """
     meter, readings = metrics.get_meter("idempotency", __version__), Readings()
     for gauge in GAUGES:
@@ -43,7 +42,7 @@ def observe_stats() -> None:
 
 
 class Readings:
-    """Reads all gauges once for each export."""
+    """Reads all gauges once per export."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

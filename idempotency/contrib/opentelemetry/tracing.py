@@ -1,10 +1,10 @@
 """Traces: events of records on the current span, and messages that carry their producer's context.
 
-No span is made here, and nothing happens where no span is recording. Neither accounts nor keys are recorded, because
-they are private, and a key gives access to its outcome.
+No span is started here. Accounts and keys are not recorded, because they are private, and a key gives access to its
+outcome.
 
-A message carries W3C's trace context. The project's propagators are not used, because both ends are here. Baggage is
-not carried: it may be private, and the headers are stored in the outbox.
+A message carries W3C's trace context. The project's propagators are not needed, because both ends are here. Baggage is
+left out, because it may be private and the outbox stores the headers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 OPERATION = "idempotency.operation"
 ATTEMPT = "idempotency.attempt"
-#: The latest event of the span's operation, by the name of its signal, such as "completed" or "replayed".
+#: The latest event of the span's operation, such as "completed" or "replayed".
 RESULT = "idempotency.result"
 
 PROPAGATOR = TraceContextTextMapPropagator()
@@ -40,10 +40,9 @@ def note_on_span(operation: str, event: str, attempt: int) -> None:
 
 
 def context_of_producer(headers: Mapping[Any, Any]) -> Context | None:
-    """The context that the headers of a message carry.
+    """The context in the headers of a message, or None if they have no valid one.
 
-    :param headers: any mapping. They are input from outside: names and values that are not text are ignored.
-    :returns: None if they carry no valid context.
+    :param headers: input from outside. Names and values that are not text are ignored.
     """
     texts = {name.lower(): value for name, value in headers.items() if isinstance(name, str) and isinstance(value, str)}
     context = PROPAGATOR.extract(texts, Context())
@@ -51,9 +50,9 @@ def context_of_producer(headers: Mapping[Any, Any]) -> Context | None:
 
 
 def link_to_producer(headers: Mapping[Any, Any]) -> None:
-    """Link the current span to the span that published a message. Call this in a consumer that is no Celery task.
+    """Link the current span to the span that published a message. For consumers other than Celery tasks.
 
-    It does nothing if no span is recording, or if the headers carry no valid context.
+    Does nothing if no span is recording, or if the headers have no valid context.
 
     :param headers: the headers of the message, as text.
     """
@@ -63,7 +62,7 @@ def link_to_producer(headers: Mapping[Any, Any]) -> None:
 
 
 def connect_celery() -> None:
-    """Link the span of an idempotent task to the span that published its message. Called again, it does nothing."""
+    """Link the span of an idempotent task to the span that published its message. Idempotent."""
     from celery import current_task
 
     from ..celery.messages import headers_of
@@ -72,10 +71,10 @@ def connect_celery() -> None:
     def link(sender: Operation, **arguments: Any) -> None:
         task: Any = current_task._get_current_object() if current_task else None
         policy = policy_of(task)
-        if policy is not None and policy.operation is sender:  # and not another operation that the task runs
+        if policy is not None and policy.operation is sender:  # not another operation that the task runs
             link_to_producer(headers_of(task.request))
 
-    # Each delivery sends one of these first.
+    # The first signal of a delivery is one of these.
     for signal in (signals.claimed, signals.taken_over, signals.replayed, signals.conflicted, signals.key_reused):
         signal.connect(link, weak=False, dispatch_uid="idempotency.opentelemetry.link")
 

@@ -1,6 +1,6 @@
-"""Prometheus: counters from the signals, gauges from the statistics, a dashboard for Grafana, and rules for alerts.
+"""Prometheus: counters from the signals, gauges from the statistics, a Grafana dashboard, and alerting rules.
 
-An app: add ``"idempotency.contrib.prometheus"`` to ``INSTALLED_APPS``. Without it nothing is counted.
+An app: add ``"idempotency.contrib.prometheus"`` to ``INSTALLED_APPS``.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The app that switches the metrics on."""
+"""The app, which switches on the metrics."""
 
 from typing import Any
 

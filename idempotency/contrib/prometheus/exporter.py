@@ -1,4 +1,4 @@
-"""The metrics of this process, and the collector that reads the others from the tables at each scrape."""
+"""The counters of this process, and the collector that reads the gauges from the tables at each scrape."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from prometheus_client.registry import Collector
 from ... import signals
 from ..metrics import COUNTS, EVENTS, EVENTS_DESCRIPTION, GAUGES, connect_counters, read_gauges
 
-#: The registries that ``connect`` has filled, because a registry refuses a second metric of the same name.
+#: The registries passed to ``connect``, because a registry rejects a second metric of the same name.
 _connected: list[CollectorRegistry] = []
 
 
 def connect(registry: CollectorRegistry = REGISTRY) -> None:
-    """Count from now on, and let each scrape of ``registry`` read the gauges. Called again, it does nothing.
+    """Start counting, and make each scrape of ``registry`` read the gauges. Idempotent.
 
-    :param registry: by default that of ``prometheus_client``, which exporters export by default.
+    :param registry: by default that of ``prometheus_client``.
     """
     if registry in _connected:
         return
@@ -29,7 +29,7 @@ def connect(registry: CollectorRegistry = REGISTRY) -> None:
 
     def count_event(operation: str, event: str) -> None:
         if operation not in seen:
-            # Prometheus sees no increase in a series that begins with 1. So each event of an operation begins with 0.
+            # Prometheus detects no increase in a series that begins with 1, so each series begins with 0.
             for name in signals.EVENTS:
                 events.labels(operation, name)
             seen.add(operation)
@@ -40,10 +40,10 @@ def connect(registry: CollectorRegistry = REGISTRY) -> None:
 
 
 class StatsCollector(Collector):
-    """Reads the gauges when it is scraped, in the process that answers the scrape."""
+    """Reads the gauges in the process that is scraped."""
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        # Without this method a registry would read the gauges to learn their names.
+        # Without this method, a registry would read the gauges to learn their names.
         yield from _families().values()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

@@ -1,4 +1,4 @@
-"""A view for Prometheus to scrape. A server with several processes needs it. With one process, any exporter does."""
+"""A view for Prometheus to scrape, needed for servers with several processes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ from .exporter import StatsCollector
 
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Answer with all metrics of the project, not only with those of this package.
+    """Return all metrics of the project, not only those of this package.
 
     If ``PROMETHEUS_MULTIPROC_DIR`` is set, the counters of all processes are added up from their files. A registry for
-    that has no collectors, so the one that reads the tables is added here. Otherwise the metrics are those
-    of the default registry.
+    that has no collectors, so the collector of the gauges is added here.
 
-    Nothing restricts who may ask. Let only Prometheus reach this view.
+    Access is not restricted. Let only Prometheus reach this view.
 
-    :raises ImproperlyConfigured: the app is not installed, so this package would count nothing.
+    :raises ImproperlyConfigured: the app is not installed.
     """
     if not apps.is_installed("idempotency.contrib.prometheus"):
         raise ImproperlyConfigured(
-            "Add 'idempotency.contrib.prometheus' to INSTALLED_APPS. Without it nothing is counted, and a scrape would "
-            "have no metric of this package."
+            "Add 'idempotency.contrib.prometheus' to INSTALLED_APPS, so that a scrape has the metrics of this package."
         )
     registry = REGISTRY
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
@@ -39,6 +37,6 @@ def metrics(request: HttpRequest) -> HttpResponse:
         registry.register(StatsCollector())
     try:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    except (TypeError, ValueError):  # of a version that is no number
+    except (TypeError, ValueError):  # of an invalid version number
         encode, content_type = choose_encoder("")
     return HttpResponse(encode(registry), content_type=content_type)

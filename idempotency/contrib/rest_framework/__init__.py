@@ -1,9 +1,4 @@
-"""Django REST framework: the mixin and the routers, and the adapter with which ``@idempotent`` protects DRF views.
-
-``view_classes`` says which handlers of a class are protected. ``adapter`` translates between the core and DRF for one
-request. ``commands`` reads a payload through a serializer's fields. ``object_checks`` finds the object of a view, whose
-checks are made before a replay. ``key_status`` is the view of a key's status.
-"""
+"""Django REST framework: the mixin and the routers, and the adapter with which ``@idempotent`` protects DRF views."""
 
 from typing import TYPE_CHECKING
 

@@ -1,14 +1,13 @@
-"""The adapter for a request to a DRF view, the package's errors as DRF's exceptions.
+"""The adapter for DRF's requests, and this package's errors as DRF's exceptions.
 
-Authentication, permissions and throttles run before this, because DRF calls a handler after ``initial()``.
+Authentication, permissions and throttles run before a replay, because DRF calls the handler after ``initial()``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 from django.core.exceptions import RequestDataTooBig
@@ -25,14 +24,13 @@ from rest_framework.viewsets import ViewSetMixin
 
 from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register
-from ...http.late_changes import copied, late_change
-from ...http.payload import content_length, fits_in_memory, has_json_in_memory, has_parts, keep_readable, parts
+from ...http.payload import content_length, fits_in_memory, has_parts, keep_readable, parts
 from ...http.problems import PROFILES, STATUS_HEADER, Profile, problem, text_of
 from ...http.protection import SAFE_METHODS, RoutedHandler, class_of, methods_of_class
 from ...identity.parsing import parse_json
 from ...operation import Policy
 from ...options.values import IETF
-from ...outcome import UNREADABLE, Outcome, decode_body, is_json
+from ...outcome import Outcome, is_json
 from ...store import records_database
 from .commands import as_sent, declared_fields
 from .object_checks import arguments_of_lookup, check_object, object_checks, overrides
@@ -43,16 +41,12 @@ HOOKS = frozenset(
 )
 
 
-_SAFE = {method.lower() for method in SAFE_METHODS}
-
-
 @register
 class RestFrameworkAdapter(Adapter):
     def __init__(self, request: Any) -> None:
         super().__init__(request, http=request._request)
         self.view: Any = request.parser_context["view"]
         self._form_to_record: Response | None = None
-        self._finalized: _Finalized
 
     @classmethod
     def speaks_for(cls, request: object) -> bool:
@@ -78,7 +72,9 @@ class RestFrameworkAdapter(Adapter):
         if not issubclass(view_class, ViewSetMixin):
             return ()
         extra: Any = view_class.get_extra_actions()
-        mapped = {name for action in extra for method, name in action.mapping.items() if method not in _SAFE}
+        mapped = {
+            name for action in extra for method, name in action.mapping.items() if method.upper() not in SAFE_METHODS
+        }
         return {"create", "update", "partial_update", "destroy", *mapped}
 
     @classmethod
@@ -105,30 +101,31 @@ class RestFrameworkAdapter(Adapter):
         return {method.upper() for method, action in actions.items() if action == name}
 
     def payload(self, policy: Policy) -> object:
-        # If DRF answers by itself, for example because it can't parse the payload, its response has the view's headers.
+        # DRF adds the view's headers to its own refusals, for example of a payload that it can't parse.
         self.view.headers.update(self.headers)
         payload = self._payload(policy)
-        del self.view.headers[STATUS_HEADER]  # from now on it is decided later, and DRF sets its headers last
+        del self.view.headers[STATUS_HEADER]  # DRF would overwrite the final status with it
         return payload
 
     def _payload(self, policy: Policy) -> object:
         command: Any = policy.payload
         if isinstance(command, type) and issubclass(command, serializers.BaseSerializer):
             context = {"request": self.request, "view": self.view, "format": None}
-            # In the form of a partial update, an absent field is not changed. In other forms, an absent checkbox is
-            # False.
+            # An absent field of a form is not changed by a partial update. Otherwise an absent checkbox means False.
             partial = self.http.method == "PATCH"
             return declared_fields(command(context=context, partial=partial), self._data())
         if command is not None:
             return command(self.request)
         negotiator, parsers = self.request.negotiator, self.request.parsers
         if (
-            has_json_in_memory(self.http)
+            self.http.content_type == "application/json"
+            and content_length(self.http) > 0  # not chunked
+            and fits_in_memory(self.http)
             and type(negotiator) is DefaultContentNegotiation
             and type(next(iter(parsers), None)) is JSONParser
         ):
-            # DRF's own parser accepts each document that has a canonical form. So it need not parse before the handler
-            # asks for it, which on a replay is never.
+            # DRF's parser accepts each document that has a canonical form, so it need not run before the handler
+            # needs it, nor on a replay.
             with suppress(ValueError):
                 return parse_json(self.http.body)
         # A project's own parser may read a form differently.
@@ -139,26 +136,31 @@ class RestFrameworkAdapter(Adapter):
     def _data(self) -> object:
         keep_readable(self.http)
         if not content_length(self.http) and self.request.body:
-            return self.request.body  # chunked: DRF takes it for empty, but a handler may still read it
+            return self.request.body  # chunked: DRF takes it for empty, but a handler may read it
         try:
-            return self.request.data  # a ParseError is the view's own answer: nothing is claimed
+            return self.request.data  # may raise a ParseError, before the claim
         except UnsupportedMediaType:
             if not fits_in_memory(self.http):
                 raise
-            return self.request.body  # the handler answers 415 itself if it reads the payload
+            return self.request.body  # the handler gets the error if it reads the payload
 
     def render(self, answer: Any) -> Any:
         context, finalize = self.request.parser_context, self.view.finalize_response
         response = finalize(self.request, answer, *context["args"], **context["kwargs"])
-        self.view.finalize_response = self._finalized = _Finalized(response, finalize)
+
+        # dispatch() must not finalize the final response again.
+        def finalize_another(request: Any, answer: Any, *args: Any, **kwargs: Any) -> Any:
+            return response if answer is response else finalize(request, answer, *args, **kwargs)
+
+        self.view.finalize_response = finalize_another
         renderer = getattr(response, "accepted_renderer", None)
         if isinstance(renderer, BrowsableAPIRenderer) and not response.is_rendered:
-            # Render the data before the page, because the page's renderer may change the status of the response.
+            # Before the page, because the page's renderer may change the status of the response.
             self._form_to_record = self._as_data(response, renderer)
         return super().render(response)
 
     def _as_data(self, page: Response, renderer: BrowsableAPIRenderer) -> Response | None:
-        """The data of the browsable API's page, rendered by the view's first renderer that is not for people."""
+        """The data of a browsable API page, in the format of the view's first other renderer."""
         data_renderer = renderer.get_default_renderer(self.view)
         if data_renderer is None:
             return None
@@ -171,26 +173,25 @@ class RestFrameworkAdapter(Adapter):
         return response
 
     def form_to_record(self, response: Any) -> Any:
-        self._finalized.note_recorded()
-        # Don't record the page of the browsable API, because it contains the person's name and forms with CSRF tokens.
+        # A page of the browsable API contains the person's name and CSRF tokens.
         return response if self._form_to_record is None else self._form_to_record
 
     def answer_to_exception(self, error: Exception) -> Any | None:
         self._form_to_record = None
         if isinstance(error, RawPostDataException) and not fits_in_memory(self.http):
-            # An unprotected handler that reads a body above the limit gets this error, so a protected one gets it, too.
+            # As for an unprotected handler that reads a body above the limit.
             error = RequestDataTooBig("Request body exceeded settings.DATA_UPLOAD_MAX_MEMORY_SIZE.")
         try:
             return self._handle(error)
         except Exception as unhandled:
             if unhandled is not error:
                 raise
-        response = super().answer_to_exception(error)  # errors that Django answers with 400 and DRF doesn't know
+        response = super().answer_to_exception(error)  # an error that DRF doesn't know, but Django answers with 400
         if response is None:
             handle = self.view.handle_exception
 
-            # dispatch() must not show the error to the project's exception handler a second time. An override of the
-            # protected handler may catch it and raise another one.
+            # dispatch() must not call the project's exception handler with this error again. An override of the
+            # protected handler may raise another one.
             def handle_another(raised: Exception) -> Any:
                 if raised is error:
                     raise raised
@@ -206,7 +207,7 @@ class RestFrameworkAdapter(Adapter):
         response = self._handle(exception)
         data = getattr(response, "data", None)
         if isinstance(data, dict) and data.get("detail") is exception.detail:
-            # DRF's own exception handler made this response, or a handler that adds to it.
+            # From DRF's own exception handler, or one that adds to its response.
             response.data = {
                 **problem(error, self.profile),
                 **{name: value for name, value in data.items() if name != "detail"},
@@ -221,66 +222,43 @@ class RestFrameworkAdapter(Adapter):
             return
         detail = getattr(view, "detail", None)  # known if a router made the route
         if detail is None:
-            detail = self.http.method != "POST"  # which usually creates an object
+            detail = self.http.method != "POST"  # a POST usually creates an object
         arguments = arguments_of_lookup(view, view.kwargs, getattr(view, "queryset", None), detail)
         if arguments is not None:
             check_object(view, arguments)
 
     def replay(self, outcome: Outcome) -> Any:
-        """Make a DRF ``Response`` with ``data`` if the recorded body is JSON or empty. Others have no ``data``."""
-        try:
-            headers = dict(outcome.headers)
-            content_type = next((value for name, value in headers.items() if name.lower() == "content-type"), "")
-            content = decode_body(outcome.body)
-            # DRF gives an empty response no type, so an empty one with a type was Django's own.
-            if not (is_json(content_type) if content else not content_type):
-                return super().replay(outcome)
-            data = json.loads(content) if content else None
-            response = Response(data, status=outcome.status, headers=headers, exception=outcome.status >= 400)
-            response.content = content  # the recorded bytes, not another rendering of the data
-        except UNREADABLE:
-            return super().replay(outcome)  # which raises, unless it is only the data that can't be had
-        if not content_type:
-            del response["Content-Type"]
-        return response
+        """Make a DRF ``Response`` if the recorded body is JSON or empty. Other replays have empty ``data``."""
+        plain: Any = super().replay(outcome)
+        content, content_type = plain.content, plain.get("Content-Type", "")
+        # DRF gives an empty response no type, so an empty one with a type was Django's own.
+        if is_json(content_type) if content else not content_type:
+            with suppress(ValueError, RecursionError):
+                data = json.loads(content) if content else None
+                headers, is_error = dict(outcome.headers), outcome.status >= 400
+                response = Response(data, status=outcome.status, headers=headers, exception=is_error)
+                response.content = content  # the recorded bytes, not another rendering of the data
+                if not content_type:
+                    del response["Content-Type"]
+                return response
+        plain.data = {}  # a decorator that changes it must not fail at a replay
+        return plain
 
     def _handle(self, error: Exception) -> Any:
-        """The view's own answer to an exception.
+        """The view's own response to an exception.
 
-        DRF's handler marks the transactions of ATOMIC_REQUESTS databases for rollback. No such transaction of the
-        request is open here, but in a TestCase the test's transaction is. The block takes the mark in its place.
+        DRF marks open transactions of ATOMIC_REQUESTS databases for rollback. Here only the transaction of a TestCase
+        can be open, and the block takes the mark instead of it.
         """
         using = records_database()
         with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
             return self.view.handle_exception(error)
 
 
-@dataclass(eq=False)
-class _Finalized:
-    """Replaces a view's ``finalize_response``, so that ``dispatch()`` does not finalize the final response again."""
-
-    response: Any
-    finalize: Callable[..., Any]
-    is_recorded: bool = False
-    data: Any = None
-
-    def note_recorded(self) -> None:
-        """Remember the data of the response, whose rendered form is being recorded."""
-        self.is_recorded, self.data = True, copied(getattr(self.response, "data", None))
-
-    def __call__(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
-        if response is not self.response:
-            return self.finalize(request, response, *args, **kwargs)
-        if self.is_recorded and copied(getattr(response, "data", None)) != self.data:
-            raise late_change("data", type(request.parser_context["view"]).__qualname__)
-        return response
-
-
 class IdempotencyAPIException(APIException):
     """An ``IdempotencyError`` as an ``APIException``. ``__cause__`` is the original error.
 
-    ``detail`` is an ``ErrorDetail``, as in DRF's own errors, because exception handlers, loggers and packages that
-    standardize errors expect that type.
+    As in DRF's own errors, ``detail`` is an ``ErrorDetail``, which exception handlers and loggers expect.
     """
 
     def __init__(self, error: IdempotencyError, profile: Profile = PROFILES[IETF]) -> None:

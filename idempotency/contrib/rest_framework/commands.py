@@ -1,4 +1,4 @@
-"""The payload of a request to a DRF view for its fingerprint: as it was sent, or the fields of a serializer."""
+"""The payload of a DRF request for its fingerprint: as it was sent, or the fields of a serializer."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from ...outcome import is_json
 
 
 def as_sent(data: object, http: HttpRequest) -> object:
-    """The value of a payload: of a JSON body, if it can still be read, the canonical text; otherwise ``data``.
+    """The canonical text of a JSON body that can still be read; otherwise ``data``, the payload as DRF parsed it.
 
-    ``data``, as DRF parses it, has floats, in which 9007199254740992.5 and 9007199254740993.0 are equal, and loses a
-    name that occurs twice. A handler that parses the body itself may see the difference.
-
-    :param data: the payload as DRF has parsed it.
+    DRF's floats can't distinguish 9007199254740992.5 from 9007199254740993.0, and DRF drops one of two equal names. A
+    handler that parses the body itself may notice the difference.
     """
     if is_json(http.content_type or "") and hasattr(http, "_body") and not isinstance(data, bytes):
-        # The body is empty or not in UTF-8. That is no error here, because DRF was able to read it.
+        # An error means that the body is empty or not in UTF-8, but DRF has parsed it.
         with suppress(ValueError):
             return parse_json(http.body)
     return data
@@ -34,9 +32,9 @@ def as_sent(data: object, http: HttpRequest) -> object:
 def declared_fields(serializer: Any, data: Any) -> object:
     """The part of a payload that a serializer declares, each field in its own type.
 
-    Only ``to_internal_value`` is used, and only of fields that don't query. Validators and relations depend on state
-    that the first execution changes, and a retry must have the same fingerprint. A value that a field can't read stays
-    as it was sent.
+    Only ``to_internal_value`` is used, and only of fields that don't query, because a retry must have the same
+    fingerprint, and validators and relations depend on state that the first execution changes. A value that a field
+    can't read stays as it was sent.
     """
     if isinstance(serializer, serializers.ListSerializer):
         if not isinstance(data, list):

@@ -1,4 +1,4 @@
-"""The view of a key's status as an ``APIView``, with the schema of its answers."""
+"""``KeyStatusView`` as an ``APIView``, with the schemas of its responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .adapter import RestFrameworkAdapter
 
 
 class KeyStatusSerializer(serializers.Serializer[Any]):
-    """The members of an answer about one operation. No choices, which would rename the choices of a project's own."""
+    """The status under one operation. Without choices, because these could rename a project's own in its schema."""
 
     status: serializers.CharField = serializers.CharField(
         help_text="in_progress, completed, recoverable, parked or unknown"
@@ -31,13 +31,13 @@ class ListedKeySerializer(KeyStatusSerializer):
 
 
 class KeyStatusListSerializer(serializers.Serializer[Any]):
-    """The members of an answer about all operations."""
+    """The statuses under all operations."""
 
     keys: ListedKeySerializer = ListedKeySerializer(many=True)
 
 
 class KeyStatusView(APIView):
-    """Answers the owner of an Idempotency-Key with the status of the key, without running anything."""
+    """Reports the status of an Idempotency-Key to its owner, without running anything."""
 
     operation: str | Operation | None = None
     #: For schemas.

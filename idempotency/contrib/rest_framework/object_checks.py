@@ -1,7 +1,4 @@
-"""The checks of a view on the object that a URL names.
-
-A handler makes them by ``get_object()``, and a replay doesn't call the handler. So they are made before it.
-"""
+"""Checks a view's object before a replay, as the handler does with ``get_object()``."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from rest_framework.exceptions import NotFound
 from rest_framework.permissions import BasePermission
 from rest_framework.views import APIView
 
-#: What a lookup raises for a value that no object could have. DRF answers 404.
+#: Raised by a lookup for a value that no object can have. DRF answers 404.
 _WRONG_VALUE = (TypeError, ValueError, ValidationError)
 
 
 def object_checks(view_class: type, permissions: Iterable[Any]) -> set[str]:
-    """The names of the methods of a view, and of its permissions, that check an object."""
+    """The names of the methods of a view and its permissions that check an object."""
     names = _object_permissions(permissions)
     if view_class.check_object_permissions is not APIView.check_object_permissions:  # type: ignore[attr-defined]
         names.add(f"{view_class.__name__}.check_object_permissions()")
@@ -30,9 +27,7 @@ def object_checks(view_class: type, permissions: Iterable[Any]) -> set[str]:
 
 
 def arguments_of_lookup(view: Any, parameters: Collection[str], queryset: object, detail: bool) -> list[str] | None:
-    """The arguments of a URL that ``get_object()`` of a view, or of its class, takes. Most take none.
-
-    None if there is no such method, or if it can't find the object that the URL names.
+    """The URL's arguments that ``get_object()`` of a view or a class takes, usually none. None if it can't be called.
 
     :param parameters: the arguments of the URL.
     :param queryset: the view's attribute, without which DRF's own ``get_object()`` raises an error.
@@ -54,12 +49,12 @@ def arguments_of_lookup(view: Any, parameters: Collection[str], queryset: object
 
 
 def check_object(view: Any, arguments: Iterable[str]) -> None:
-    """Find the view's object, which checks the caller's permissions on it, and roll back what that writes.
+    """Call ``get_object()``, which checks the caller's permissions, and roll back what it writes.
 
-    If there is no such object any more, there is nothing to check: the operation itself may have deleted it.
+    If the object is gone, there is nothing to check: the operation itself may have deleted it.
 
     :param arguments: the names from ``arguments_of_lookup``.
-    :raises Exception: a check has refused the caller, or could not be made.
+    :raises Exception: a check refused the caller, or failed.
     """
     check, refused = view.check_object_permissions, False
 
@@ -72,29 +67,29 @@ def check_object(view: Any, arguments: Iterable[str]) -> None:
     view.check_object_permissions = note_refusal
     opened = [each.alias for each in connections.all(initialized_only=True) if each.connection is not None]
     try:
-        with ExitStack() as transactions:  # which the view's query needs, too, if it locks the row
+        with ExitStack() as transactions:  # also needed by a query that locks the row
             for using in opened:
                 transactions.enter_context(transaction.atomic(using=using))
             view.get_object(**{name: view.kwargs[name] for name in arguments})
             for using in opened:
                 transaction.set_rollback(True, using=using)
     except Exception as error:
-        # A permission may refuse by a 404, as DjangoObjectPermissions does.
-        if refused or not _says_that_it_is_gone(error, view):
+        # A permission may refuse with a 404, as DjangoObjectPermissions does.
+        if refused or not _means_that_it_is_gone(error, view):
             raise
     finally:
         view.check_object_permissions = check
 
 
-def _says_that_it_is_gone(error: BaseException | None, view: Any) -> bool:
-    """Whether ``get_object()`` has raised the error because its query found nothing."""
+def _means_that_it_is_gone(error: BaseException | None, view: Any) -> bool:
+    """Whether ``get_object()`` raised the error because its query found nothing."""
     model = getattr(getattr(view, "queryset", None), "model", None)
     if not isinstance(error, (Http404, NotFound)):
-        # That another object is missing, such as a membership, is a refusal.
+        # Another missing object, such as a membership, is a refusal.
         return isinstance(error, ObjectDoesNotExist if model is None else model.DoesNotExist)
-    if isinstance(error.__context__, _WRONG_VALUE) or _says_that_it_is_gone(error.__context__, view):
+    if isinstance(error.__context__, _WRONG_VALUE) or _means_that_it_is_gone(error.__context__, view):
         return True
-    # The project's own 404 does not say why.
+    # A 404 of the project's own may have any reason.
     lookup = getattr(view, "lookup_url_kwarg", None) or getattr(view, "lookup_field", None)
     if model is None or lookup not in view.kwargs:
         return False
@@ -110,15 +105,14 @@ def _is_named(parameter: inspect.Parameter) -> bool:
 
 
 def overrides(view_class: Any, name: str) -> bool:
-    """Whether a class has a method of DRF's generic views, and it is not DRF's own."""
-    from rest_framework.generics import GenericAPIView  # it imports the project's filters
+    """Whether a class has its own version of a method of DRF's generic views."""
+    from rest_framework.generics import GenericAPIView  # here, because it imports the project's filters
 
     by_default = getattr(GenericAPIView, name)
     return getattr(view_class, name, by_default) is not by_default
 
 
 def _object_permissions(permissions: Iterable[Any]) -> set[str]:
-    """The names of the methods of those permission classes that look at objects."""
     names: set[str] = set()
     by_default = BasePermission.has_object_permission
     for permission in permissions:

@@ -1,4 +1,4 @@
-"""Routers of Django REST framework that protect the unsafe actions of their viewsets, if a request brings a key."""
+"""Routers that protect the unsafe actions of their viewsets, for requests with a key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["DefaultRouter", "IdempotentRouterMixin", "SimpleRouter"]
 
 
 class _ByRouter(Protected):
-    """The attribute of a view's instance that is in front of the action of this name of its class."""
+    """An attribute of a view's instance that hides the action of the same name."""
 
     def __init__(self, operation: Operation, viewset: Any, action: str) -> None:
         handler = getattr(viewset, action)
@@ -28,7 +28,7 @@ class _ByRouter(Protected):
         self.__set_name__(viewset, action)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name, self._is_seen = name, True  # and the class stays as it is
+        self.name, self._is_seen = name, True  # without changing the class
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         view = getattr(self._adapter_for(args, kwargs), "view", None)
@@ -38,10 +38,10 @@ class _ByRouter(Protected):
 
 
 class IdempotentRouterMixin:
-    """Put it before the router among the bases. It adds the protected actions to the arguments of ``as_view()``, which
-    Django REST framework sets on each instance, so neither classes nor URLs change.
+    """Adds protected actions to the arguments of ``as_view()``, which DRF sets on each instance, so neither classes nor
+    URLs change. An action that has an operation keeps it.
 
-    An action that has its operation by ``@idempotent`` or by the mixin keeps it.
+    Put the mixin before the router among the bases.
     """
 
     def get_routes(self, viewset: Any) -> list[Any]:
@@ -69,7 +69,7 @@ class DefaultRouter(IdempotentRouterMixin, routers.DefaultRouter):
 
 
 def _protected(viewset: Any, mapping: Mapping[str, str]) -> dict[str, _ByRouter]:
-    """The unsafe actions of a route that have no operation, by name."""
+    """By name, the unsafe actions of a route that have no operation."""
     actions = {action for method, action in mapping.items() if method in ("post", "put", "patch", "delete")}
     names = sorted(name for name in actions if hasattr(viewset, name) and not protection_of(getattr(viewset, name)))
     if names:
@@ -79,7 +79,7 @@ def _protected(viewset: Any, mapping: Mapping[str, str]) -> dict[str, _ByRouter]
 
 
 def _refuse_lost_arguments(callback: Any) -> None:
-    """:raises ImproperlyConfigured: an ``__init__()`` does not pass the protected actions on to its base."""
+    """:raises ImproperlyConfigured: an ``__init__()`` does not pass on the protected actions."""
     instance = callback.cls(**callback.initkwargs)
     for name, value in callback.initkwargs.items():
         if isinstance(value, _ByRouter) and getattr(instance, name) is not value:

@@ -1,4 +1,4 @@
-"""``IdempotentAPIClient``: Django REST framework's test client with keys."""
+"""``IdempotentAPIClient``: DRF's test client with keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...testing import IdempotentClientMixin
 
 
 class IdempotentAPIClient(IdempotentClientMixin, APIClient):
-    """Django REST framework's test client with keys. An ``APITestCase`` uses it if its ``client_class`` is this class.
+    """DRF's test client with keys. Set it as ``client_class`` of an ``APITestCase``.
 
-    A key in ``credentials()`` is sent with every request, as it is.
+    A key in ``credentials()`` is sent with every request, unchanged.
     """

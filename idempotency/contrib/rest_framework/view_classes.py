@@ -1,4 +1,4 @@
-"""View classes: which handlers a class of Django REST framework has."""
+"""The handlers of DRF's view classes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ with suppress(ImportError):
 
     @checks_nothing
     def _isolated(view: Any) -> Any:
-        """What ``@extend_schema_view`` puts around an inherited handler."""
+        """As ``@extend_schema_view`` wraps an inherited handler."""
         isolate: Any = isolate_view_method
         return isolate(type("Own", (type("Base", (), {"post": view}),), {}), "post")
 
 
 class Docstring(str):
-    """The docstring of a function under ``@idempotent``. It guards the class that it is put into.
+    """The docstring of a function under ``@idempotent``, which guards the class that ``@api_view`` makes.
 
-    ``@api_view`` makes a class that calls the function. The only part of the function that it puts into the class body
-    is the docstring. Python calls ``__set_name__`` of each value in a class body with the class, and that class must be
-    guarded.
+    The docstring is the only part of the function in the class body, and Python calls ``__set_name__`` of each value
+    there with the class.
     """
 
     __slots__ = ()
@@ -37,7 +36,7 @@ class Docstring(str):
 
 
 def function_of(view_class: Any) -> Any:
-    """The function of which ``@api_view``, that of DRF or of adrf, made the class; or None."""
+    """The function from which ``@api_view`` of DRF or adrf made the class; or None."""
     for name in view_class.http_method_names if issubclass(view_class, APIView) else ():
         handler = vars(view_class).get(name)
         if getattr(handler, "__qualname__", "").startswith("api_view.<locals>."):
@@ -51,7 +50,7 @@ def handlers_of_view(
     """The handlers of a class: the actions of a ViewSet, the function below ``@api_view``, or the class's methods.
 
     :param actions: the actions of a ViewSet by method in lower case, or None.
-    :param arguments: the attributes that its instances get, among them the actions that a router protects.
+    :param arguments: the attributes of its instances, among them the actions that a router protects.
     """
     if actions is not None:
         return [

@@ -1,39 +1,37 @@
-"""``manage.py erase_idempotency``: erase batch after batch, and list the rows that are left with the reason."""
+"""``manage.py erase_idempotency``: erase an account, and report why rows remain."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import BaseCommand, CommandParser
 from django.db import DEFAULT_DB_ALIAS
 
 from ...operate.erasure import DEFAULT_BATCH_SIZE, ERASED, MAX_BATCH_SIZE, UNRESOLVED, erase_account, find_rows
 from ...options import validators
 from ..running import (
+    EXIT_CODES,
     EXIT_WORK_LEFT,
-    ExplainedCommand,
     Stop,
     add_batch_size,
     check_batch_size,
     check_database,
     counted,
-    describe_exit_codes,
     refusals_as_errors,
     require,
 )
 
 _NEWER = "in a state of a newer release. Finish the deploy, then run this again."
 
-#: Rows that are left, in the singular and in the plural, and the next step. The names are those of
-#: ``AccountRows.count``.
+#: Remaining rows in the singular and plural, and the next step, by the names of ``AccountRows.count``.
 REASONS = {
-    "live": ("claim is", "claims are", "alive. Run this again when the lease is over."),
+    "live": ("claim is", "claims are", "live. Run this again when the lease is over."),
     "abandoned": ("claim is", "claims are", "abandoned. Run recover_idempotency first, or use --include-unresolved."),
     "parked": ("record is", "records are", "parked. Resolve every parked record first, or use --include-unresolved."),
-    "finished": ("record is", "records are", "in use, or wait for a message to be delivered. Run this again later."),
-    "pending": ("message is", "messages are", "still to be sent. Run relay_outbox first."),
+    "finished": ("record is", "records are", "in use, or needed by an undelivered message. Run this again later."),
+    "pending": ("message is", "messages are", "not sent yet. Run relay_outbox first."),
     "dead": ("message is", "messages are", "dead. Requeue every dead message first, or use --include-unresolved."),
     "sent": ("sent message is", "sent messages are", "in use. Run this again later."),
     "unknown_records": ("record is", "records are", _NEWER),
@@ -41,29 +39,24 @@ REASONS = {
 }
 
 
-class Command(ExplainedCommand):
+class Command(BaseCommand):
     help = (
-        "Erase an account's idempotency records with their steps, and its messages.\n"
-        "Close the account first, because a retry or a delivery that comes later runs again.\n"
-        "Live claims and messages that are still to be sent are never erased. The command may be killed and run again."
-    )
-    epilog: ClassVar[str] = describe_exit_codes(
-        {0: "nothing of the account is left", EXIT_WORK_LEFT: "something is left, and the output says why"}
+        "Erase an account's idempotency records with their steps, and its messages. Close the account first, because "
+        "a later retry or delivery runs again. Live claims and unsent messages are never erased. A killed run can be "
+        f"repeated. {EXIT_CODES}."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("account_id", help="the account, as its records name it")
-        parser.add_argument("--reason", default="", help="why, for the log idempotency.audit")
-        parser.add_argument("--dry-run", action="store_true", help="count what would be erased, and erase nothing")
+        parser.add_argument("--reason", default="", help="the reason, for the log idempotency.audit")
+        parser.add_argument("--dry-run", action="store_true", help="count the rows to erase without erasing them")
         parser.add_argument(
             "--include-unresolved",
             action="store_true",
             help="erase abandoned claims, parked records and dead messages, too",
         )
         add_batch_size(parser, "rows to erase in one transaction", DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE)
-        parser.add_argument(
-            "--database", metavar="ALIAS", help="default: those that records and messages are written to"
-        )
+        parser.add_argument("--database", metavar="ALIAS", help="default: the databases of records and messages")
 
     def handle(self, *args: object, **options: Any) -> None:
         account_id, database = options["account_id"], options["database"]
@@ -75,16 +68,16 @@ class Command(ExplainedCommand):
             if options["dry_run"]:
                 left = find_rows(account_id, using=database).count()
                 erased = ERASED | UNRESOLVED if options["include_unresolved"] else ERASED
-                going = [f"{left.pop(name):,} {name}" for name in list(left) if name in erased]
-                self.write(f"Would erase {', '.join(going) or 'nothing'}.")
-                self._report_rest(left)
+                erasable = [f"{left.pop(name):,} {name}" for name in list(left) if name in erased]
+                self.stdout.write(f"Would erase {', '.join(erasable) or 'nothing'}.")
+                self._report_left(left)
             else:
                 self._erase(account_id, options)
 
-    def _report_rest(self, left: Mapping[str, int]) -> None:
+    def _report_left(self, left: Mapping[str, int]) -> None:
         for name, count in left.items():
             one, several, why = REASONS[name]
-            self.write(f"Left: {count:,} {one if count == 1 else several} {why}")
+            self.stdout.write(f"Left: {count:,} {one if count == 1 else several} {why}")
 
     def _erase(self, account_id: str, options: Mapping[str, Any]) -> None:
         with Stop() as stop:
@@ -97,8 +90,8 @@ class Command(ExplainedCommand):
                 using=options["database"],
                 is_stopped=lambda: stop.signum is not None,
             )
-        self.write(f"Erased {counted(total.records, 'record')} and {counted(total.messages, 'message')}.")
-        self._report_rest(left)
+        self.stdout.write(f"Erased {counted(total.records, 'record')} and {counted(total.messages, 'message')}.")
+        self._report_left(left)
         stop.end_command("Run it again.")
         if left:
             sys.exit(EXIT_WORK_LEFT)

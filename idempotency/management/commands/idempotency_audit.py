@@ -1,46 +1,41 @@
-"""``manage.py idempotency_audit``: every mutating route of the project, and whether it is protected."""
+"""``manage.py idempotency_audit``: list the mutating routes of the project and their protection."""
 
 from __future__ import annotations
 
 from collections import Counter
 from json import dumps
-from pathlib import Path
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...http.route_audit import Audit, AuditedRoute, Verdict, audit
-from ..running import EXIT_USAGE, ExplainedCommand, require
+from ..running import require
 
 EXIT_FOUND = 1
 
 MEANINGS = {
     Verdict.PROTECTED: "protected",
-    Verdict.BROKEN: "protected in a way that does not hold",
-    Verdict.DOUBTFUL: "protected, and to be looked at",
+    Verdict.BROKEN: "protected, but not effectively",
+    Verdict.DOUBTFUL: "protected, but needs a review",
     Verdict.UNPROTECTED: "not protected",
-    Verdict.UNDECLARED: "not protected, with unknown methods",
-    Verdict.IDEMPOTENT: "not protected, of a method that HTTP defines as idempotent",
-    Verdict.ALLOWED: "not protected, and allowed to be",
+    Verdict.UNDECLARED: "not protected, methods unknown",
+    Verdict.IDEMPOTENT: "not protected, idempotent by HTTP's definition",
+    Verdict.ALLOWED: "not protected, as allowed",
 }
 
 FAILING = [str(verdict) for verdict in (Verdict.UNPROTECTED, Verdict.UNDECLARED, Verdict.DOUBTFUL, Verdict.BROKEN)]
 
 LIMITS = (
-    "The audit reads the URLs and the decorators, and runs nothing. It can't see whether a handler calls a provider "
-    "inside its transaction, nor a claim() block within a view. assert_idempotent() of idempotency.testing shows what "
-    "a view does."
+    "The audit reads URLs and decorators, and runs nothing. It can't detect a provider call inside a transaction or a "
+    "claim() block within a view. Use assert_idempotent() of idempotency.testing to test what a view does."
 )
 
 
-class Command(ExplainedCommand):
+class Command(BaseCommand):
     help = (
-        "List every mutating route of the project: which operation protects it and how, whether something about the "
-        "protection does not hold, and what is not protected."
-    )
-    epilog = (
-        "exit codes:\n  0    no route has a verdict of --fail-on\n  1    a route has one\n"
-        "  2    an argument is wrong, or a pattern allows nothing"
+        "List every mutating route of the project, the operation that protects it, and whether the protection is "
+        "effective. Exit codes: 0 no route has a verdict of --fail-on, 1 a route has one, 2 invalid argument, or a "
+        "pattern that matches no route."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -51,38 +46,25 @@ class Command(ExplainedCommand):
             default=[],
             choices=FAILING,
             metavar="VERDICT",
-            help=f"exit with 1 if a route has this verdict: {', '.join(FAILING)}. May be repeated",
+            help=f"exit with 1 if a route has this verdict: {', '.join(FAILING)}; repeatable",
         )
         parser.add_argument(
             "--allow",
             action="append",
             default=[],
             metavar="PATTERN",
-            help="an unprotected route is intended if its path, its name or its view matches, as in a shell. May be "
-            "repeated",
+            help="accept an unprotected route if its path, name or view matches this shell pattern; repeatable",
         )
-        parser.add_argument("--allow-file", metavar="FILE", help="a file with one such pattern in each line")
         parser.add_argument("--include-admin", action="store_true", help="list the routes of Django's admin, too")
 
     def handle(self, *args: object, **options: Any) -> None:
-        allow = [*options["allow"], *_read_patterns(options["allow_file"])]
-        report = audit(allow=allow, include_admin=options["include_admin"])
-        self.write(dumps(_as_json(report), indent=2) if options["json"] else _as_table(report))
+        report = audit(allow=options["allow"], include_admin=options["include_admin"])
+        self.stdout.write(dumps(_as_json(report), indent=2) if options["json"] else _as_table(report))
         unused = ", ".join(map(repr, report.unused))
         require(not unused, f"No route matches {unused}. Correct the pattern, or remove it.")
         found = [f"{count} {verdict}" for verdict, count in _counts(report).items() if verdict in options["fail_on"]]
         if found:
             raise CommandError(f"Routes: {', '.join(found)}.", returncode=EXIT_FOUND)
-
-
-def _read_patterns(name: str | None) -> list[str]:
-    if name is None:
-        return []
-    try:
-        lines = Path(name).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise CommandError(f"--allow-file: {error}", returncode=EXIT_USAGE) from error
-    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
 def _counts(report: Audit) -> dict[Verdict, int]:

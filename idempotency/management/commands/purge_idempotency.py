@@ -1,9 +1,9 @@
-"""``manage.py purge_idempotency``: purge batch after batch, and report."""
+"""``manage.py purge_idempotency``: purge in batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from django.core.management.base import CommandParser
 from django.db.models import Count, QuerySet
@@ -12,33 +12,25 @@ from django.db.models.functions import Now
 from ...lifecycle import Status
 from ...models import IdempotencyRecord
 from ...operate.purge import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult, due, other_purges, purge_batches
-from ..running import MAX_PAUSE, BatchCommand, Work, counted, describe_exit_codes, require
+from ..running import EXIT_CODES, BatchCommand, Work, counted
 
 
 class Command(BatchCommand[PurgeResult]):
     help = (
-        "Delete idempotency records past their retention, recorded responses past their own, shorter one, and, "
-        "with idempotency.outbox, messages that were sent longer ago than RETENTION and a day. The oldest go first, in "
-        "bounded batches.\n"
-        "Claims and unsent messages are never deleted, and parked records only with --include-parked.\n"
-        "The command may run at any time, and several runs may overlap."
+        "Delete idempotency records past their retention, recorded responses past their own, shorter one, and, with "
+        "idempotency.outbox, messages sent longer ago than RETENTION and a day. The oldest go first. Claims and unsent "
+        f"messages are never deleted, parked records only with --include-parked. Runs may overlap. {EXIT_CODES}."
     )
-    epilog: ClassVar[str] = describe_exit_codes({0: "everything that was due is purged"})
     batch_of = "rows to delete in one transaction"
     default_batch = DEFAULT_BATCH_SIZE
     largest_batch = MAX_BATCH_SIZE
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "--pause", type=float, default=0.0, metavar="S", help="seconds to wait between batches (default: 0)"
-        )
-        parser.add_argument("--include-parked", action="store_true", help="delete parked records past retention too")
+        parser.add_argument("--include-parked", action="store_true", help="delete parked records past retention, too")
 
     def handle(self, *args: object, **options: Any) -> None:
-        self.pause: float = options["pause"]
         self.include_parked: bool = options["include_parked"]
-        require(0 <= self.pause <= MAX_PAUSE, f"--pause must be between 0 and {MAX_PAUSE:.0f} seconds.")
         super().handle(*args, **options)
 
     def works(self) -> Iterator[Work[PurgeResult]]:
@@ -49,7 +41,7 @@ class Command(BatchCommand[PurgeResult]):
                 yield self._work(other.row, other.batches(batch_size=self.batch_size, using=self.using), rows)
 
     def _work(self, name: str, batches: Iterator[PurgeResult], rows: QuerySet[Any]) -> Work[PurgeResult]:
-        return Work(f"Purging {name}s", batches, rows, lambda result: self._describe("Purged", result.deleted, name))
+        return Work(batches, rows, lambda result: self._describe("Purged", result.deleted, name))
 
     def _describe(self, verb: str, count: int, name: str) -> str:
         return f"{verb} {counted(count, name)} from database {self.using!r}."

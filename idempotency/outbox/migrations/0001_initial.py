@@ -29,12 +29,6 @@ class Migration(migrations.Migration):
                 ("payload", idempotency.models.JSONTextField(verbose_name="payload")),
                 ("headers", models.JSONField(blank=True, default=dict, verbose_name="headers")),
                 (
-                    "ordering_key",
-                    idempotency.models.BytewiseCharField(
-                        blank=True, default="", max_length=255, verbose_name="ordering key"
-                    ),
-                ),
-                (
                     "status",
                     models.CharField(
                         choices=[("pending", "pending"), ("sent", "sent"), ("dead", "dead")],
@@ -73,13 +67,6 @@ class Migration(migrations.Migration):
                         condition=models.Q(("status", "pending"), ("status", "dead"), _connector="OR"),
                         fields=["status", "next_try_at"],
                         name="idempotency_outbox_unsent",
-                    ),
-                    models.Index(
-                        condition=models.Q(
-                            models.Q(("ordering_key", ""), _negated=True), models.Q(("status", "sent"), _negated=True)
-                        ),
-                        fields=["ordering_key", "id"],
-                        name="idempotency_outbox_order",
                     ),
                     models.Index(
                         condition=models.Q(("status", "sent")), fields=["sent_at"], name="idempotency_outbox_sent"

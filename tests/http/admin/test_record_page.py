@@ -70,8 +70,8 @@ ABANDONED = {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2}
             ["forget"],
         ),
         ({**RECOVERABLE, "attempt": 3}, "waiting", "recoverable", "Attempt 3 is known to have had no effect.", []),
-        ({**RECOVERABLE, "expires": -HOUR}, "waiting", "recoverable", "the same key now makes a new request", []),
-        (LIVE, "plain", "in progress, lease running", ", attempt 2 is presumed to be running.", ["release"]),
+        ({**RECOVERABLE, "expires": -HOUR}, "waiting", "recoverable", "a request with its key now runs", []),
+        (LIVE, "plain", "in progress, lease running", ", attempt 2 is presumed to be running.", []),
         (ABANDONED, "waiting", "in progress, lease over", "The lease of attempt 2 ended at ", ["release"]),
         ({"attempt": 4}, "stuck", "parked", "Attempt 4 ended without a recorded outcome", EVERY_ACTION),
         ({}, "stuck", "parked", "If it took effect, record its outcome.", EVERY_ACTION),
@@ -106,13 +106,13 @@ def test_times_have_one_form(operator):
 @pytest.mark.parametrize(
     ("operation", "abandoned", "parked"),
     [
-        (charges.name, "the next retry runs it again", "declares REEXECUTE now"),
-        (asks.name, "declares a reconciler: the next retry or sweep asks it", "none of its answers settled"),
+        (charges.name, "the next retry runs it again", "now declares REEXECUTE"),
+        (asks.name, "declares a reconciler, which the next retry or sweep calls", "none of its results settled"),
         (parks.name, "declares PARK: the next retry or sweep parks", "declares PARK, so it never runs again"),
-        ("tests.admin.elsewhere", "No operation of this name is declared", "No operation of this name is declared"),
+        ("tests.admin.elsewhere", "Its operation is not declared", "Its operation is not declared"),
     ],
 )
-def test_what_comes_next_is_as_declared(operator, operation, abandoned, parked):
+def test_the_page_explains_the_declared_recovery(operator, operation, abandoned, parked):
     left = record(Status.IN_PROGRESS, operation, lease=-timedelta(minutes=3))
     assert abandoned in text(operator.get(detail(left)))
     assert parked in text(operator.get(detail(record(operation=operation))))
@@ -130,13 +130,13 @@ def test_a_button_leads_to_the_decision_and_back_to_the_record(operator):
     IdempotencyRecord.objects.all().delete()
     answer = operator.post(LIST, {**hidden_fields(question), "reason": "asked"}, follow=True)
     assert answer.redirect_chain == [(LIST, 302)]
-    assert said(answer) == [f"Idempotency record {pk} is gone: it was purged."]
+    assert said(answer) == [f"Idempotency record {pk} has been purged."]
     assert decide(operator, question, reason="") == []  # a form that is wrong is shown again, without the record
 
 
-def test_the_list_tells_of_attempts_and_leases_where_there_is_something_to_tell(operator):
+def test_the_list_shows_attempts_and_leases_of_unfinished_records(operator):
     record(Status.COMPLETED, account_id="alice")
-    record(Status.IN_PROGRESS, lease=-timedelta(seconds=90), attempt=3, account_id="bob")
+    record(Status.IN_PROGRESS, lease=-timedelta(seconds=61), attempt=3, account_id="bob")
     rows = text(operator.get(LIST))
     assert re.search(rf"in progress, lease over attempt 3, over for 1 min \d+ s {charges.name} account bob", rows)
     assert f"completed, 201 {charges.name} account alice" in rows
@@ -148,7 +148,7 @@ def state_of(pk):
 
 @pytest.mark.scenario_28
 @pytest.mark.parametrize("action", EVERY_ACTION)
-def test_a_parked_record_is_resolved_after_a_question_and_leaves_an_audit_entry(operator, action):
+def test_resolving_a_parked_record_asks_first_and_leaves_an_audit_entry(operator, action):
     pk = record(idempotency_key="8e03978e")
     page = ask(operator, action, pk)
     seen = text(page)
@@ -178,10 +178,10 @@ def test_an_outcome_that_was_recorded_is_replayed_as_it_was_entered(operator):
     assert response_of(Outcome.stored(402, row.response_headers, row.response_body, None)).content == b"  no\n"
 
 
-def test_what_the_operation_would_not_record_is_refused_with_the_reason(operator):
+def test_an_outcome_that_the_operation_does_not_record_is_refused(operator):
     pk = record()
     (answer,) = decide(operator, ask(operator, "record_outcome", pk), **{**OUTCOME, "status": "503"})
-    assert "503 is not an outcome" in answer
+    assert "does not record responses of status 503" in answer
     assert state_of(pk) == ("parked", 1)
 
 
@@ -195,19 +195,19 @@ def undecidable():
     }
 
 
-STATE_LEAVES_NOTHING = "Its state leaves nothing to decide here."
+STATE_LEAVES_NOTHING = "Its state does not allow this action."
 
 
 @pytest.mark.parametrize(
     ("action", "name", "why"),
     [
         *[(action, state, STATE_LEAVES_NOTHING) for action in EVERY_ACTION for state in ("completed", "newer")],
-        ("record_outcome", "unknown", "No operation of this name is declared in this process."),
+        ("record_outcome", "unknown", "Its operation is not declared in this process."),
         ("mark_not_executed", "alive", STATE_LEAVES_NOTHING),
         ("release", "alive", "Wait until the lease is over."),
     ],
 )
-def test_what_can_not_be_decided_is_not_asked_about(operator, action, name, why):
+def test_an_impossible_decision_is_not_offered(operator, action, name, why):
     pk = undecidable()[name]
     before = state_of(pk)
     page = operator.post(LIST, {"action": action, "_selected_action": [pk]}, follow=True)
@@ -220,7 +220,7 @@ def test_what_can_not_be_decided_is_not_asked_about(operator, action, name, why)
     assert state_of(pk) == before
 
 
-def test_what_can_not_be_decided_is_listed_apart_and_left_out(operator):
+def test_rows_that_can_not_be_decided_are_listed_separately(operator):
     pks = {**undecidable(), "parked": record(idempotency_key="8e03978e")}
     page = ask(operator, "mark_not_executed", *pks.values())
     assert re.findall(r'name="seen" value="(\d+):', page.content.decode()) == [str(pks["parked"]), str(pks["unknown"])]
@@ -233,7 +233,7 @@ def test_what_can_not_be_decided_is_listed_apart_and_left_out(operator):
     assert state_of(pks["alive"]) == ("in_progress", 1)
 
 
-def test_what_was_decided_is_what_was_seen(operator):
+def test_a_decision_applies_to_the_displayed_state_only(operator):
     """Between the question and the answer another operator, a retry or the purge may have been faster."""
     first, second, third, fourth = (record() for _ in range(4))
     page = ask(operator, "mark_not_executed", first, second, third, fourth, url=f"{LIST}?state=parked")
@@ -241,24 +241,18 @@ def test_what_was_decided_is_what_was_seen(operator):
     IdempotencyRecord.objects.filter(pk=third).update(attempt=2)
     IdempotencyRecord.objects.filter(pk=fourth).delete()
     answers = decide(operator, page, reason="asked")
-    assert [answer for answer in answers if "is completed, attempt 1 by now" in answer]
-    assert [answer for answer in answers if "is parked, attempt 2 by now" in answer]
-    assert f"Idempotency record {fourth} is gone: it was purged." in answers
+    assert [answer for answer in answers if "is now completed, attempt 1" in answer]
+    assert [answer for answer in answers if "is now parked, attempt 2" in answer]
+    assert f"Idempotency record {fourth} has been purged." in answers
     assert answers[-1] == "Mark as not executed: 1 idempotency record."
     assert [state_of(pk) for pk in (first, second, third)] == [("recoverable", 1), ("completed", 1), ("parked", 2)]
-
-
-def test_release_offers_force_for_live_claims_alone(operator):
-    live = record(Status.IN_PROGRESS, lease=HOUR, expires=2 * HOUR)
-    for pk, offers in ((live, True), (record(), False), (record(Status.IN_PROGRESS, lease=-HOUR), False)):
-        assert ('name="force"' in ask(operator, "release", pk).content.decode()) is offers
 
 
 def test_a_decision_that_can_double_an_effect_looks_dangerous(operator):
     page = operator.get(detail(record())).content.decode()
     dangerous = re.findall(r'class="button idempotency-dangerous"[^>]* value="(\w+)"', page)
     assert dangerous == ["mark_not_executed", "release"]
-    assert 'class="errornote"' in ask(operator, "mark_not_executed", record()).content.decode()
+    assert 'class="errornote idempotency-alarm"' in ask(operator, "mark_not_executed", record()).content.decode()
 
 
 def test_the_page_has_the_derived_keys_of_steps_and_of_named_calls(operator):
@@ -279,17 +273,6 @@ def test_the_index_has_one_section_for_the_apps_of_the_package(client):
     for label in ("idempotency", "idempotency_outbox", "auth"):
         page = client.get(reverse("admin:app_list", args=[label]))
         assert len(page.context["app_list"]) == 1, label
-
-
-def test_a_live_claim_is_released_by_force_alone(operator):
-    pk = record(Status.IN_PROGRESS, lease=HOUR, expires=2 * HOUR)
-    page = ask(operator, "release", pk)
-    assert "in progress, lease running" in text(page)
-    (answer,) = decide(operator, page, reason="the host is gone")
-    assert "its lease is running" in answer
-    assert state_of(pk) == ("in_progress", 1)
-    assert decide(operator, page, reason="the host is gone", force="on") == ["Release: 1 idempotency record."]
-    assert state_of(pk) == ("recoverable", 2)
 
 
 def test_no_more_are_decided_at_once_than_fit_a_page(operator, monkeypatch):

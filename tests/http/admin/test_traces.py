@@ -4,7 +4,7 @@ from uuid import uuid4
 
 import pytest
 
-from idempotency.admin import traces
+from idempotency.admin import records
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from tests.http.admin.pages import LIST, charges, listed, log_in, record, said
@@ -50,30 +50,15 @@ def test_a_key_or_an_account_that_looks_like_a_trace_is_found(reader):
     assert pks(reader, account) == [by_account.pk]
 
 
-def test_every_page_of_records_is_searched(reader, monkeypatch):
-    monkeypatch.setattr(traces, "PAGE", 2)
+def test_a_trace_that_is_not_among_the_newest_records_is_not_found(reader, monkeypatch):
     oldest = completed(account_id="alice", idempotency_key="one")
-    make_records(4, Status.COMPLETED, account_id="alice", expires=HOUR)
-    assert pks(reader, oldest.scope.trace) == [oldest.pk]
+    make_records(4, Status.COMPLETED, account_id="bob", expires=HOUR)
+    for name, limit in (("MAX_SEARCHED", 4), ("TRACE_LIMIT", 0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(records, name, limit)
+            page = reader.get(LIST, {"q": oldest.scope.trace})
+            assert list(page.context["cl"].result_list) == []
+            assert "too large to be searched for a trace alone" in said(page)[-1]
+            assert reader.post(f"{LIST}?q={oldest.scope.trace}", {"action": "release"}, follow=True).status_code == 200
+    assert pks(reader, f"alice {oldest.scope.trace}") == [oldest.pk]
     assert pks(reader, uuid4().hex) == []
-
-
-def test_a_search_that_ran_out_of_time_says_how_far_it_got(reader, monkeypatch):
-    monkeypatch.setattr(traces, "PAGE", 2)
-    oldest = completed(account_id="alice", idempotency_key="one")
-    make_records(4, Status.COMPLETED, account_id="alice", expires=HOUR)
-    read = traces._read
-
-    def read_one_page(page, end, searched, reached):
-        return read(page, 0 if searched else end, searched, reached)
-
-    monkeypatch.setattr(traces, "_read", read_one_page)
-    query = {"q": f"alice {oldest.scope.trace}"}
-    page = reader.get(LIST, query)
-    (warning,) = said(page)
-    assert "Only the newest 2 records were searched for this trace, back to 20" in warning
-    assert list(page.context["cl"].result_list) == []
-    monkeypatch.setattr(traces, "LIMIT", 0)
-    (warning,) = said(reader.get(LIST, query))
-    assert "back to –" in warning
-    assert reader.post(f"{LIST}?q=alice+{oldest.scope.trace}", {"action": "release"}, follow=True).status_code == 200

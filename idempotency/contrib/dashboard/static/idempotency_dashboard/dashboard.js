@@ -19,7 +19,7 @@
                 width: place.clientWidth,
                 height: 260,
                 scales: { y: { range: (u, low, high) => [0, Math.max(1, high)] } },
-                axes: [{ ...axis, values: [[3600, "{HH}:00", "\n{YYYY}-{MM}-{DD}", null, "\n{YYYY}-{MM}-{DD}", null, null, null, 1]] }, { ...axis, size: 60 }],
+                axes: [{ ...axis, values: [[3600, "{HH}:00", "\n{MM}-{DD}", null, "\n{MM}-{DD}", null, null, null, 1]] }, { ...axis, size: 60 }],
                 series: [
                     { label: "", value: "{YYYY}-{MM}-{DD} {HH}:00" },
                     ...series.map(([label], number) => ({
