@@ -217,8 +217,8 @@ def unavailable(using: str, error: Exception, *, completing: Operation | None = 
         return UnavailableError(retry_after=1)
     kind = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     problem = (
-        f"Every protected operation fails: the tables of idempotency in database {using!r} don't fit this release "
-        f"({kind}). Run manage.py migrate, or finish the deploy."
+        f"Every protected operation fails: the tables of idempotency in database {using!r} don't fit this release, or "
+        f"its role lacks a permission ({kind}). Run manage.py migrate, finish the deploy, or grant the permission."
         if completing is None
         else f"{completing} claimed its record in database {using!r} but could not complete it ({kind}). Its handler "
         f"has probably changed the role or the search_path of the connection, for example by SET LOCAL ROLE, and must "

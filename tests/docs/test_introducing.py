@@ -33,7 +33,12 @@ def shop(run_page, settings):
     """Sends a request to the view of the page, or to the same view with a key that is required, under its settings."""
     optional = run_page(PAGE)["create_transfer"]
     required = idempotent("docs.required")(unwrap(optional))
-    settings.ROOT_URLCONF = (path("transfers/optional/", optional), path("transfers/", required))
+    moves_money = idempotent("docs.moves_money", key_required=True)(unwrap(optional))
+    settings.ROOT_URLCONF = (
+        path("transfers/optional/", optional),
+        path("transfers/", required),
+        path("payouts/", moves_money),
+    )
     [written] = [block for block in blocks(PAGE, "python") if block.startswith("# settings.py")]
     user = UserFactory()
 
@@ -67,6 +72,7 @@ def test_the_emergency_is_survived_as_the_page_describes(shop, monkeypatch):
     answers = [shop("during"), shop("during"), shop("before")]
     assert [(answer.status_code, answer["Idempotency-Status"]) for answer in answers] == [(201, "ignored")] * 3
     assert shop().status_code == 201
+    assert [shop(key, "/payouts/").status_code for key in ("during", None)] == [503, 400]
     assert Transfer.objects.count() == 5
 
     rename("idempotency_record_broken", "idempotency_record")
