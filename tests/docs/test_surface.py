@@ -1,7 +1,4 @@
-"""Every name that a version promises is in ``surface.txt``, so that none changes by accident.
-
-Its readers are developers of the package. Users find each name on the page that describes it.
-"""
+"""The page of promises lists the whole surface, as the code has it."""
 
 import importlib
 import re
@@ -12,12 +9,11 @@ from idempotency.contrib import metrics
 from idempotency.http.problems import KEY_STATUSES, PROFILES, RETENTION_HEADER, STATUS_HEADER
 from idempotency.identity import keys
 from idempotency.options.table import OPTIONS, SETTINGS
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, section
 from tests.docs.test_public_modules import MODULES
 
 pytestmark = pytest.mark.once
 
-SURFACE = ROOT / "tests/docs/surface.txt"
 CODE = {path: path.read_text() for path in sorted((ROOT / "idempotency").rglob("*.py"))}
 
 
@@ -49,7 +45,7 @@ def surface():
     }
 
 
-def test_the_surface_changes_only_with_its_list():
-    items = f"\n{SURFACE.read_text()}".split("\n- ")[1:]
+def test_the_page_lists_the_whole_surface():
+    items = section("reference/promises.md", "The whole surface").split("\n- ")[1:]
     listed = {kind: re.findall(r"`(\w[\w-]*)`", names) for kind, _, names in (item.partition(": ") for item in items)}
     assert listed == {kind: sorted(names) for kind, names in surface().items()}
