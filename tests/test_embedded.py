@@ -50,7 +50,7 @@ def start(action):
     return process, process.stdout.readline().strip()
 
 
-def test_a_server_listens_on_its_own_socket_only_and_is_deleted_with_its_data():
+def test_a_server_listens_only_on_its_socket_and_is_deleted_with_its_data():
     with embedded_postgres({"max_connections": "17", "application_name": "it's"}) as url:
         directory = directory_of(url)
         assert environ.Env.db_url_config(url)["OPTIONS"] == {"host": str(directory)}

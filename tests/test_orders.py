@@ -93,7 +93,7 @@ def run_job():
     return ran.get()
 
 
-def test_an_export_is_accepted_with_the_address_of_its_job_to_which_duplicates_attach_until_its_outcome_is_there():
+def test_duplicates_of_an_export_return_its_job_until_it_has_an_outcome():
     alice, bob = Customer(700, 42), Customer(5)
     for _ in range(3):
         answer = alice.export()
@@ -137,7 +137,7 @@ SWEPT = {"receipts.send": "recoverable", "payouts.park": "parked", "charges.crea
 
 
 @pytest.mark.scenario_29
-def test_a_worker_runs_exports_for_all_duplicates_and_recovers_what_it_knows_without_a_view(tmp_path, monkeypatch):
+def test_a_worker_runs_an_export_once_and_recovers_known_operations(tmp_path, monkeypatch):
     skip_without_redis()
     alice, _ = Customer(700, 42), Customer(5)
     # Asked for while there is no broker: its message waits in the outbox.

@@ -217,7 +217,7 @@ def paid(provider, key):
     return [effect.key for effect in provider.effects()].count(key)
 
 
-def test_an_effect_is_in_the_file_when_it_is_told_and_a_line_that_a_crash_cut_off_is_none(tmp_path):
+def test_an_effect_is_in_the_file_once_reported_and_a_torn_line_is_ignored(tmp_path):
     path = tmp_path / "ledger"
     assert read_ledger(path) == []
     with closing(Ledger(path)) as ledger:

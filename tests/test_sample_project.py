@@ -55,7 +55,7 @@ def alice():
 
 
 @each(ENDPOINTS)
-def test_a_retry_replays_the_one_effect_of_a_request_unless_it_is_unprotected(alice, endpoint):
+def test_a_retry_replays_the_first_response_unless_unprotected(alice, endpoint):
     first, retry = (alice.post(endpoint.path, endpoint.payload, key="k") for _ in range(2))
     assert (first.status_code, retry.status_code) == (201, 201), first.content
     assert "Idempotency-Replayed" not in first.headers

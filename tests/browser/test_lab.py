@@ -162,7 +162,7 @@ import("/lab/static/pay-once.js").then(async ({ payOnce }) => {
 """
 
 
-def test_whatever_a_proxy_says_of_the_wait_it_is_bounded_and_a_removed_key_ends_it(lab):
+def test_a_client_bounds_any_retry_after_and_stops_once_the_key_is_removed(lab):
     status, waits, gone = lab.driver.execute_async_script(WAITS)
     assert gone is None, status
     waits = [wait for wait in waits if wait != 400]  # the page looks at the state so often

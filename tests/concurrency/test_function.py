@@ -46,7 +46,7 @@ def test_a_block_runs_once_and_keeps_its_result(account):
     ],
     ids=["an error", "object", "nan", "set"],
 )
-def test_a_block_that_raises_or_has_a_result_that_is_not_json_is_undone_and_released(account, result, error, said):
+def test_a_block_that_raises_or_sets_non_json_is_undone_and_released(account, result, error, said):
     def block():
         with claim("tests.function.send", account_id=account, key="k", payload={"to": "bob"}) as run:
             Transfer.objects.create(account_id=int(account), amount=1, label="undone")

@@ -136,7 +136,7 @@ def test_a_heartbeat_that_finds_the_lease_lost_marks_the_claim(post):
     assert late.content == winner[0].content
 
 
-def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(post):
+def test_a_heartbeat_inside_a_transaction_renews_if_takeover_is_possible(post):
     """On SQLite no attempt could take over, and a heartbeat would wait for the handler's own lock."""
     seen = []
 

@@ -40,7 +40,7 @@ def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post, abando
     assert (handler.attempts, effects(), record().status) == ([], [], "completed")
 
 
-def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post, abandoned_one, settings):
+def test_an_unknown_outcome_is_reconciled_with_backoff_and_then_parked(post, abandoned_one, settings):
     asked = []
     handler.find_out = lambda row: asked.append(row.attempt) or Unknown()
     for attempt, longest, told in ((2, 0.5, "1"), (3, 30, "8")):
@@ -77,7 +77,7 @@ def test_a_reconciler_that_fails_has_said_nothing(post, abandoned_one, broken, c
     # Attempt 4 is the last that the operation allows.
     [(Completed(HttpResponse("stale")), 2, "1"), (NotExecuted(), 2, "1"), (Unknown(), 2, "4"), (Unknown(), 4, "1")],
 )
-def test_what_a_reconciler_found_while_another_took_over_is_not_recorded_and_lets_nothing_run(
+def test_a_reconciler_that_lost_its_lease_records_nothing_and_runs_nothing(
     post, abandoned_one, finding, attempt, told, by
 ):
     """It slept past its lease. The other one asked as well, and found that nothing had been executed."""

@@ -81,7 +81,7 @@ def test_leases_are_renewed_again_once_a_silent_server_answers(silent, since, mo
         run.result = 1
 
 
-def test_a_statement_is_given_up_when_the_server_has_not_answered_for_the_limit(monkeypatch):
+def test_a_statement_times_out_once_the_server_is_silent_for_the_limit(monkeypatch):
     clock = Mock(return_value=7)
     monkeypatch.setattr(own_connection, "time", SimpleNamespace(monotonic=clock))
 

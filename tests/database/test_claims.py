@@ -50,7 +50,7 @@ rolls_back = Operation("tests.claims.rolls_back", recovery=PARK)
     ],
     ids=["none", "in vain", "until the second pause"],
 )
-def test_a_duplicate_looks_again_for_the_outcome_as_long_as_its_operation_declares(monkeypatch, policy, ends, pauses):
+def test_a_duplicate_polls_for_the_outcome_for_as_long_as_declared(monkeypatch, policy, ends, pauses):
     operation = Operation("tests.claims.waits", **policy)
     owned = acquire(operation)
     slept, expecting = [], []
@@ -139,7 +139,7 @@ def test_every_statement_about_a_record_names_its_account():
 
 
 @pytest.mark.parametrize(("change", "expires"), [("take_over", HOUR), ("start_over", -HOUR)])
-def test_a_record_that_another_attempt_has_got_since_it_was_read_is_in_progress_and_keeps_its_steps(change, expires):
+def test_a_record_taken_over_since_it_was_read_keeps_its_steps(change, expires):
     owned = acquire(plain)
     IdempotencyStep.objects.create(account_id="1", record_id=owned.fence.id, name="of the other attempt", result="1")
     IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR), expires_at=from_now(expires))
@@ -281,7 +281,7 @@ def is_kept_for_the_whole_retention():
     return timedelta(0) <= RETENTION - (IdempotencyRecord.objects.get().expires_at - database_now()) < MINUTE
 
 
-def test_an_outcome_is_dated_when_it_is_written_and_not_when_its_transaction_began():
+def test_an_outcome_is_dated_when_it_is_written_not_at_transaction_start():
     """On PostgreSQL ``now()`` stands still during a transaction."""
     with claim(plain, account_id="1", key="k") as run:
         run.result = 1
@@ -320,7 +320,7 @@ def test_retention_begins_anew_with(operation, lease, change):
 
 
 @pytest.mark.failure_69
-def test_a_late_outcome_is_kept_for_the_whole_retention_and_no_longer_because_somebody_looked():
+def test_a_late_outcome_is_kept_for_full_retention_and_not_extended_by_use():
     owned = acquire(plain)
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
     ownership.record(owned, OUTCOME)

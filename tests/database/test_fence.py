@@ -162,7 +162,7 @@ def test_one_of_two_that_have_read_the_same_claim_gets_it(read):
     assert only_claims_in_progress_have_a_lease()
 
 
-def test_an_owner_that_was_overtaken_before_its_transaction_renews_nothing_in_it():
+def test_an_owner_overtaken_before_its_transaction_can_not_renew_in_it():
     """Where one transaction at a time can write, the lease is read there and not prolonged."""
     late = acquire(plain)
     IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))

@@ -234,7 +234,7 @@ def test_a_sweep_ends_no_more_leases_than_its_batch_takes():
 
 
 @of_postgres
-def test_a_sweep_leaves_a_claim_alone_that_is_younger_than_its_list_of_sessions(monkeypatch):
+def test_a_sweep_skips_a_claim_newer_than_its_list_of_sessions(monkeypatch):
     """The sweep is held between the list and its lock. Meanwhile a session that is not in the list takes over."""
     claim_and_die()
     wait = "(SELECT gone.* FROM gone, LATERAL (SELECT pg_advisory_xact_lock(32, gone.attempt)) AS held) AS gone"

@@ -126,7 +126,7 @@ def test_a_flush_of_counters_is_bounded_and_does_not_wait_for_the_disk(binding, 
     assert IdempotencyCounter.objects.filter(operation="tests.settings").count() == 2
 
 
-def test_a_statement_is_committed_when_it_returns_if_one_message_brings_its_settings(store, binding):
+def test_a_statement_sent_with_its_settings_is_committed_on_return(store, binding):
     with store.own_statement("A claim"):
         insert(store)
         two_messages = isinstance(store, CitusStore) and binding
@@ -169,7 +169,7 @@ def test_a_change_sets_its_bound_before_it_waits_for_the_record(store, monkeypat
 
 
 @pytest.mark.whole_table
-def test_the_size_of_the_table_is_known_and_its_records_once_it_was_analysed():
+def test_the_table_size_is_known_and_its_row_count_only_after_analyze():
     store = store_for("default")
     execute("TRUNCATE idempotency_record CASCADE")
     assert store.measure().records is None

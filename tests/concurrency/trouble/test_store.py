@@ -31,7 +31,7 @@ from tests.operations import receiving
 
 @pytest.mark.failure_13
 @pytest.mark.postgres
-def test_a_connection_that_dies_before_a_statement_that_is_looked_at_is_an_error_of_djangos(post):
+def test_a_connection_lost_before_a_watched_statement_is_a_django_error(post):
     caught = []
 
     def die(request):
@@ -140,7 +140,7 @@ ALTER = "ALTER TABLE idempotency_record "
         ),
     ],
 )
-def test_a_store_that_does_not_fit_this_release_is_503_said_once_and_invites_to_no_retry(post, change, undo, caplog):
+def test_a_mismatched_schema_is_a_503_without_a_retry_and_logged_once(post, change, undo, caplog):
     caplog.set_level(logging.CRITICAL, "idempotency")
     execute(change)
     try:
@@ -191,9 +191,7 @@ def _nothing_is_said_already():
 
 @pytest.mark.failure_17
 @pytest.mark.parametrize(("times", "status"), [(1, 201), (MAX_ROUNDS - 1, 201), (MAX_ROUNDS, 409)])
-def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole_a_bounded_number_of_times(
-    post, monkeypatch, times, status
-):
+def test_a_deadlocked_claim_is_retried_as_a_whole_up_to_a_limit(post, monkeypatch, times, status):
     rounds = []
     error = error_of(monkeypatch, "40P01", "lost_a_race")
 
@@ -218,7 +216,7 @@ def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole_a_bounded_num
         ("25P02", "was_broken_before", BROKEN, None),
     ],
 )
-def test_a_transaction_in_which_a_statement_of_ours_fails_is_undone_and_released_with_the_reason(
+def test_a_failing_completion_rolls_back_and_releases_with_the_reason(
     post, monkeypatch, sqlstate, meaning, told, retry_after
 ):
     error = error_of(monkeypatch, sqlstate, meaning)
@@ -233,9 +231,7 @@ def test_a_transaction_in_which_a_statement_of_ours_fails_is_undone_and_released
     assert effects() == ["one"]
 
 
-def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_announced_again(
-    post, cut_off, monkeypatch
-):
+def test_a_claim_parked_concurrently_is_reported_but_not_announced_again(post, cut_off, monkeypatch):
     cut_off("/park/")
     store = store_for("default")
     park_abandoned = store.park_abandoned
@@ -261,7 +257,7 @@ def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post, monkeypatch, sql
     assert effects() == []
 
 
-def test_a_record_purged_between_the_lost_insert_and_the_read_is_claimed_anew(post):
+def test_a_record_purged_between_the_lost_insert_and_the_read_is_reclaimed(post):
     def purge(execute, sql, *rest):
         if sql.lstrip().startswith("SELECT"):
             IdempotencyRecord.objects.all().delete()
