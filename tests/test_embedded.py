@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: it is private, and ends when its owner ends, in whatever way, and at no other time."""
+"""The embedded PostgreSQL: it is private, and stops when its owner ends for any reason, and only then."""
 
 import subprocess
 import sys
@@ -13,10 +13,10 @@ from testproject import embedded
 from testproject.embedded import EmbeddedPostgresError, embedded_postgres
 from tests.providers import eventually
 
-# The server is the same whatever database the other tests run on.
+# The server does not depend on the database of the other tests.
 pytestmark = pytest.mark.postgres
 
-#: Prints the URL of a server of its own, then does what the test asks for.
+#: Starts a server, prints its URL, then runs the test's code.
 OWNER = """
 import os, sys
 from testproject.embedded import embedded_postgres
@@ -79,7 +79,7 @@ def test_a_killed_owner_takes_its_server_along():
     assert eventually(lambda: not directory_of(url).exists())
 
 
-def test_a_server_that_does_not_start_says_why_and_leaves_nothing(monkeypatch):
+def test_a_failed_start_reports_the_cause_and_leaves_nothing(monkeypatch):
     made = embedded._make_directory()
     monkeypatch.setattr(embedded, "_make_directory", lambda: made)
     with pytest.raises(EmbeddedPostgresError, match="no_such_parameter"), embedded_postgres({"no_such_parameter": "1"}):

@@ -70,7 +70,7 @@ def test_only_failing_tests_kill(tree, monkeypatch, code, killed):
 
 
 def test_the_exit_code_reports_survivors_and_mutants_that_could_not_run(tree, monkeypatch, capsys):
-    """One that can't be tried does not keep the others from being tried."""
+    """A mutant that can't be run does not stop the others."""
     codes = {"killed": mutants.FAILED, "survives": mutants.PASSED, "unknown": 5}
     entries = [replace(SOUND, name=name, tests=(name,)) for name in codes]
     monkeypatch.setattr(mutants, "ROOT", tree)

@@ -140,7 +140,7 @@ SWEPT = {"receipts.send": "recoverable", "payouts.park": "parked", "charges.crea
 def test_a_worker_runs_an_export_once_and_recovers_known_operations(tmp_path, monkeypatch):
     skip_without_redis()
     alice, _ = Customer(700, 42), Customer(5)
-    # Asked for while there is no broker: its message waits in the outbox.
+    # Requested while there is no broker: its message waits in the outbox.
     alice.export(key="early")
     with running_redis() as redis:
         monkeypatch.setenv("CELERY_BROKER_URL", redis.url)

@@ -42,7 +42,7 @@ NOT_ON_CITUS = {
     "tests/http/test_cost.py": "counts the messages to PostgreSQL alone",
     "tests/concurrency/trouble/test_merged_messages.py": "compares merged messages with single ones",
     "tests/concurrency/trouble/test_cut_answers.py": "cuts the answers to merged messages",
-    "test_an_error_before_commit_is_sent_is_no_answer_of_the_server": "there, each error of COMMIT may be its answer",
+    "test_an_error_before_commit_is_sent_is_not_a_server_response": "there, each error of COMMIT may be its answer",
     "test_our_timeouts_do_not_apply_to_the_handler_or_its_commit": "the wait for COMMIT is bounded there",
     "test_a_sweep_that_frees_what_may_not_run_again_is_found": "plants a fault in the model's sweep",
     "-account]": "changes a record's account, by which it is distributed",

@@ -1,4 +1,4 @@
-"""Threads that start together or are held, and whose errors surface."""
+"""Threads that start together or are held at a gate. Their errors surface in the test."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

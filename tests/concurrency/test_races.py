@@ -37,7 +37,7 @@ def test_simultaneous_requests_with_one_key_have_one_effect(post, count):
     "all_inside",
     [False, pytest.param(True, marks=pytest.mark.postgres)],  # SQLite has one writer at a time
 )
-def test_forty_keys_at_once_all_take_effect_and_block_nobody(post, all_inside):
+def test_forty_concurrent_keys_take_effect_without_blocking_each_other(post, all_inside):
     everybody = threading.Barrier(40)
     if all_inside:
         handler.after = lambda request: everybody.wait(PATIENCE) and None

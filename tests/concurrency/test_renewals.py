@@ -1,4 +1,4 @@
-"""Renewals while the server of one database is silent, and where no connection of a pool is free."""
+"""Renewals while one database server is silent, and while a pool has no free connection."""
 
 import os
 import time

@@ -105,7 +105,7 @@ class Sized(Protocol):
 
 
 def declaring(returns, result=None):
-    """A function that says that it returns this."""
+    """A function annotated with this return type."""
 
     def call():
         assert result != "refused", "it must not be run"
@@ -192,11 +192,11 @@ def test_a_new_request_with_an_expired_key_does_not_reuse_its_steps(post, attemp
     post("/again/", label="two")
     assert results == [0, 1, 2]
     assert effects() == ["another", "one", "two"]
-    assert sorted(IdempotencyStep.objects.values_list("result", flat=True)) == ["1", "2"]  # that of the other key stays
+    assert sorted(IdempotencyStep.objects.values_list("result", flat=True)) == ["1", "2"]  # the other key's step stays
 
 
 def test_a_step_is_read_and_stored_in_the_transaction_checking_its_lease(attempt):
-    """Between the two, another attempt could take the record over."""
+    """In separate transactions, another attempt could take over the record in between."""
     seen = []
     with before_statement("idempotency_step", lambda: seen.append(connection.in_atomic_block)):
         assert attempt(lambda: step("x", lambda: 1)) == 201

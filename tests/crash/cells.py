@@ -1,6 +1,6 @@
-"""One cell: break a process at a place, let fresh processes find out, and judge what all of them left.
+"""One cell: break a process at a place, let new processes recover, and judge the effects of all of them.
 
-What they left is read from the ledger and the database.
+The effects are read from the ledger and the database.
 """
 
 import itertools

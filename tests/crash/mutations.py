@@ -1,7 +1,7 @@
-"""Deliberately broken variants of the package, each put in force by a ``MonkeyPatch``, in one worker's process only.
+"""Deliberately broken variants of the package, each applied by a ``MonkeyPatch`` in one worker's process only.
 
-The harness must see every one of them. They name the package's own internals, and a rename there has to be followed
-here: a mutation that changes nothing raises.
+The harness must detect every one. They name the package's internals, so a rename there must be repeated here. A
+mutation that changes nothing raises an error.
 """
 
 import time

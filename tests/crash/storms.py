@@ -1,7 +1,7 @@
 """Clients that never stop, while some of them freeze and the PostgreSQL under them is stopped.
 
-In the end every operation is delivered once more. Then a record has to explain what the clients were answered, and the
-effects are counted in the database and in the ledger of the provider, which deduplicates for none of them.
+At the end every operation is delivered once more. Then a record must explain the clients' responses, and the effects
+are counted in the database and in the ledger of the provider, which does not deduplicate.
 """
 
 import random

@@ -1,6 +1,6 @@
-"""Deliberately broken variants of the package: a harness that does not see them sees nothing.
+"""Deliberately broken variants of the package: the harness must detect each one.
 
-Each one is put in force in the workers of a few cells. The same cells pass without it, or the test proves nothing.
+Each one is applied in the workers of a few cells. The same cells must pass without it, or the test proves nothing.
 """
 
 from concurrent.futures import ThreadPoolExecutor

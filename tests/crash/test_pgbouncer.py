@@ -1,4 +1,4 @@
-"""What a killed process leaves behind in PgBouncer's pool, and leases behind one whose sessions the handlers hold.
+"""What a killed process leaves in PgBouncer's pool, and leases while handlers hold all of the pool's sessions.
 
 ``python -m tools.crashes --pgbouncer`` runs the matrix there.
 """

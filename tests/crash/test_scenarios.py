@@ -1,4 +1,4 @@
-"""What is no cell of the matrix, with real processes. Effects are counted in the ledger and the database."""
+"""Crash scenarios outside the matrix, with real processes. Effects are counted in the ledger and the database."""
 
 import pytest
 
@@ -63,7 +63,7 @@ def states(run, keys):
     indirect=["run"],
 )
 def test_a_killed_or_concurrent_recovery_settles_each_claim_once(run, fault, passes):
-    """The claims are of processes that were killed, every second one after its payout was made."""
+    """The claims belong to killed processes. Every second process was killed after its payout was made."""
     keys = [f"{run.key}-{number}" for number in range(CLAIMS)]
     for number, key in enumerate(keys):
         run.kill_at("downstream.answered" if number % 2 else "handler.before", key=key)
@@ -74,7 +74,7 @@ def test_a_killed_or_concurrent_recovery_settles_each_claim_once(run, fault, pas
     first.expect("reached")
     if fault == "kill":
         run.bury(first)
-        run.observer.end_lease()  # of what it was at
+        run.observer.end_lease()  # of the claim that it was settling
         run.answered(run.fork("sweep"))
     else:
         second = run.fork("sweep").expect("done")

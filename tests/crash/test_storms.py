@@ -1,6 +1,6 @@
-"""A server that is stopped in mid-load, and a primary that is killed in favour of its standby: the reduced runs.
+"""A server stopped under load, and a primary killed so that its standby takes over: the reduced runs.
 
-Each has a control: without it, its zeros could come from a test that sees nothing.
+Each has a control: without one, zero failures could mean that the test detects nothing.
 """
 
 import pytest

@@ -1,7 +1,7 @@
-"""What happens inside a process that a cell breaks: one job, with one place armed, told and ended through a channel.
+"""The process that a cell breaks: one job, with one place armed, controlled through a channel.
 
-The process is a fork of the zygote, so it has Django loaded and no connection open. It dies without ceremony: what a
-cell learns of it is what it told before, what it left in the database, and what the provider's ledger says.
+The process is a fork of the zygote, so it has Django loaded and no connection open. It dies without cleanup: a cell
+has only its earlier messages, the rows it left in the database, and the provider's ledger.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Operations that publish, and what the tests of ``publish`` do with them."""
+"""Operations that publish, and helpers for the tests of ``publish``."""
 
 from django.db import transaction
 

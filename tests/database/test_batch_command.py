@@ -109,7 +109,7 @@ def test_a_verbose_run_and_a_long_one_report_their_batches(eat, monkeypatch):
     assert run(eat, 3, verbosity=0) == (0, [], [])
 
 
-def test_a_run_stops_after_its_last_batch_and_tells_that_work_may_be_left(eat):
+def test_a_run_stops_after_its_last_batch_and_reports_remaining_work(eat):
     assert run(eat, 5, max_batches=2) == (3, ["Eaten 4.", "Stopped by --max-batches 2. More is due."], [])
     assert run(eat, 4, max_batches=1, verbosity=0) == (3, [], [])
     assert run(eat, max_batches=2) == (0, ["Eaten 3."], []), "it ended with its last batch"
@@ -284,7 +284,7 @@ def test_a_pause_is_slept_in_slices_so_that_a_signal_ends_it(eat, monkeypatch):
     assert clock == pytest.approx(15, abs=2 * running.SLICE)
 
 
-def test_a_verbose_watch_tells_of_each_run(eat, monkeypatch):
+def test_a_verbose_watch_reports_each_run(eat, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
     assert run(eat, watch=1.0, verbosity=2)[1][-1] == "Eaten 0."
     assert run(eat, watch=1.0)[1] == []

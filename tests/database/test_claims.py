@@ -1,4 +1,4 @@
-"""Claims and their records: what a statement on one reads and leaves, for how long it is kept, and why it failed."""
+"""Claims and their records: what each statement reads and writes, how long a record is kept, and why it failed."""
 
 import re
 from contextlib import nullcontext
@@ -105,8 +105,8 @@ def test_a_record_is_read_first_where_an_insert_would_wait_or_be_in_vain(
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_a_store_is_told_what_it_may_lose_and_when_it_may_commit(operation, undone_by_crash, commits):
-    """A lost claim does no harm if the effects are in a later transaction of the same database, and run again."""
+def test_a_store_receives_what_it_may_lose_and_when_it_may_commit(operation, undone_by_crash, commits):
+    """Losing a claim does no harm if the effects are in a later transaction in the same database and run again."""
     told = {}
     store = store_for("default")
     with (
@@ -121,7 +121,7 @@ def test_a_store_is_told_what_it_may_lose_and_when_it_may_commit(operation, undo
 
 
 def test_every_statement_about_a_record_names_its_account():
-    """Of a table that is split by account, it reads one part."""
+    """On a table partitioned by account, it then reads one partition."""
     with CaptureQueriesContext(connection) as captured:
         abandoned = acquire(asks)
         with claim(again, account_id="1", key="k") as run:
@@ -222,7 +222,7 @@ def bounds():
 @pytest.mark.failure_59
 @pytest.mark.django_db
 def test_nothing_is_left_in_force_in_the_transaction_of_a_test():
-    """It goes on for as long as the test does, and a pause of some seconds would end its connection."""
+    """That transaction lasts as long as the test, and a pause of a few seconds would end its connection."""
     before = bounds()
     for replayed in (False, True):
         with claim(plain, account_id="1", key="k") as run:
@@ -312,7 +312,7 @@ def park_and_record(owned):
         pytest.param(parks, HOUR, park_and_record, id="an outcome that an operator records"),
     ],
 )
-def test_retention_begins_anew_with(operation, lease, change):
+def test_retention_restarts_with(operation, lease, change):
     owned = acquire(operation)
     IdempotencyRecord.objects.update(expires_at=from_now(MINUTE), lease_expires_at=from_now(lease))
     change(owned)
@@ -396,5 +396,5 @@ class UnreadableError(Exception):
         (KeyError(), "KeyError: "),
     ],
 )
-def test_a_reason_can_be_stored_whatever_the_error_is(error, reason):
+def test_a_reason_can_be_stored_for_any_error(error, reason):
     assert reason_of(error) == reason

@@ -1,4 +1,4 @@
-"""What holds on databases that stand in here by their name or by the codes of their errors alone."""
+"""Behaviour on other databases, simulated by their vendor name or error codes."""
 
 import re
 from contextlib import nullcontext
@@ -132,7 +132,7 @@ def test_an_unwatchable_transaction_is_not_reported_as_ended():
     ],
 )
 def test_a_transactions_identity_is_queried_only_around_possible_ends(statement, may_end, replaced):
-    """Two round trips for each other statement would be too many."""
+    """Two extra round trips for every other statement would cost too much."""
     identity = Mock(side_effect=count() if replaced else None)
     watch = PostgreSQLWatch(connection, lambda cursor: False)
     watch.identity, watch.look, watch._begun = identity, lambda: None, True

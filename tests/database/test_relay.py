@@ -1,4 +1,4 @@
-"""The relay: due messages are sent, for a bounded number of statements; a relay may be killed or frozen."""
+"""The relay sends due messages with a bounded number of statements, even if a relay is killed or frozen."""
 
 from datetime import timedelta
 from types import SimpleNamespace

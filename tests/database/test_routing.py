@@ -1,4 +1,4 @@
-"""A router of the project may keep records in different databases, by their operation or their account."""
+"""A project's router may place records in different databases, by operation or by account."""
 
 from uuid import uuid4
 
@@ -41,7 +41,7 @@ ELSEWHERE = "elsewhere"
 
 class Router:
     def db_for_read(self, model, **hints):
-        # There is no such database, so whatever is read by the router's choice fails.
+        # There is no such database, so any read that follows the router fails.
         return "replica" if model._meta.app_label.startswith("idempotency") else None
 
     def db_for_write(self, model, **hints):
@@ -161,7 +161,7 @@ def test_an_attempt_without_an_outcome_is_rolled_back_in_its_database():
     [(refunds, "near", 500), (Operation("tests.routing.part", account=Fixed("far")), "far", 201)],
 )
 def test_a_call_does_not_join_a_transaction_in_another_database(operation, account, status):
-    """The transaction would not have its effects, and in an open transaction it can't claim for itself."""
+    """The transaction would not include its effects, and a separate claim is impossible in an open transaction."""
     inner = idempotent(operation)(lambda request: HttpResponse(status=201))
     answers = []
 

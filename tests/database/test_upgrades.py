@@ -1,4 +1,4 @@
-"""This release beside a newer one: its code on tables that a later migration has extended, and beside newer records."""
+"""This release alongside a newer one: its code on tables extended by a later migration, and with newer records."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One stage for all delivery tests of a session: a broker, a database, providers and a zygote of its own."""
+"""One stage for all delivery tests of a session, with its own broker, database, providers and zygote."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""One script for each way in which delivery goes wrong. Each says how often it struck.
+"""One script for each delivery failure. Each returns how often it struck.
 
 Unless a script says otherwise, every operation publishes two messages through the outbox, one to the protected task and
 one to its control, and the same workers consume both under the same fault.

@@ -1,4 +1,4 @@
-"""Names that the harness and its processes share. The harness itself loads no Django."""
+"""Names shared by the harness and its processes. The harness does not load Django."""
 
 #: The tasks: one that is protected, and its control.
 KEPT = "delivery.kept"

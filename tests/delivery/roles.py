@@ -1,4 +1,4 @@
-"""What a forked process does: work, relay, or produce. Each is told what to do by a specification in JSON."""
+"""The roles of a forked process: work, relay or produce. A JSON specification defines each process's job."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the workers consume: one task that is protected, and its control, which does the same work as Celery has it.
+"""The workers' tasks: one protected task, and its control, a plain Celery task that does the same work.
 
 An effect is a row in the database and a payout at the provider. Both tasks make both.
 """

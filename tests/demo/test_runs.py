@@ -30,7 +30,7 @@ def database():
 
 @contextmanager
 def demo(database, *options, **environment):
-    """A run of the command, in a process of its own, whose coverage is not measured: the demo is no part of it."""
+    """A run of the command in a separate process, without coverage, because the demo isn't in the package."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     process = subprocess.Popen(
         [sys.executable, "manage.py", "demo", "--database", database, *options],

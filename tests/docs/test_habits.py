@@ -1,4 +1,4 @@
-"""The files around the code agree: workflows with ``.ci/run``, classifiers with tox, lists of tests with the tests."""
+"""Files around the code are consistent: workflows, ``.ci/run``, classifiers, tox, and the names and lists of tests."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ def workflow(name):
 
 
 def parts_of(script):
-    """The parts that ``.ci/run`` describes in its head: those of a whole run, then the long ones."""
+    """The parts listed in the header of ``.ci/run``: the parts of a full run, then the long ones."""
     return re.findall(r"^#   (\w+) {2,}", script.read_text(), re.MULTILINE)
 
 
@@ -59,7 +59,7 @@ def test_the_version_has_one_source():
 
 
 def test_only_the_limits_speak_of_the_future():
-    """What is to come is in no place that a user reads as a fact."""
+    """Plans appear nowhere that a user would read as fact."""
     texts = [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
@@ -92,7 +92,7 @@ REFUSED = {
     r"\b(nobody|somebody|no one|whatever)\b": "the client, the operator, the process",
     r"\bgo(es|ing)? on \w+ing\b": "continue, keep",
 }
-#: Those that the package's docstrings, comments and messages don't have either.
+#: Phrases also refused in the package's docstrings, comments and messages.
 REFUSED_IN_CODE = {
     r"\bsuch as by\b",
     r"\bwhat (it|they|he|this|that) (is|was|are|were)\b",
@@ -102,7 +102,7 @@ REFUSED_IN_CODE = {
 
 
 def refused_phrases(text, patterns=tuple(REFUSED)):
-    """The phrases that are refused, with their lines. A phrase may be broken across two lines. Code is not read."""
+    """Refused phrases and their lines. A phrase may be broken across two lines. Code is ignored."""
     text = re.sub(r"`[^`\n]+`", lambda code: "x" * len(code[0]), text)
     for pattern in patterns:
         instead = REFUSED[pattern]
@@ -164,7 +164,7 @@ def test_the_reading_order_names_files_and_functions_that_exist():
 
 
 def test_each_failure_has_a_test_or_a_reason_and_no_test_names_another():
-    """The marks are those in the sources of all tests, whichever of them are collected here."""
+    """The marks are read from the sources of all tests, because a run may collect only some of them."""
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
     used = {name for text in texts for name in re.findall(r"mark\.((?:scenario|failure)_\w+)", text)}
     assert {name for name, text in marks().items() if "*No test: " not in text} == used

@@ -1,4 +1,4 @@
-"""What clients sent and what they were answered, and whether one record for each key explains it.
+"""Clients' requests and responses, and whether one record for each key explains them.
 
 A history is linearizable if each call can be given a moment between its start and its end, so that the calls, one after
 the other at these moments, are answered as a record would answer them. The search is Wing and Gong's ("Testing and

@@ -1,4 +1,4 @@
-"""Servers: where their programs are, which tests go on without one, and those that run in a thread of the test."""
+"""Servers: where their programs are, which tests run without one, and the servers that run in a test's thread."""
 
 import os
 import shutil

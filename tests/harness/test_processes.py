@@ -1,4 +1,4 @@
-"""Processes of the demo and the tests are killed with their forks, started again, and never outlive their owner."""
+"""Processes of the demo and the tests are killed with their forks, restarted, and never outlive their owner."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What all cells or scripts of a run share: a database of their own, two providers, and a zygote."""
+"""The world that all cells or scripts of a run share: a private database, two providers and a zygote."""
 
 import os
 import sqlite3

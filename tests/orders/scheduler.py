@@ -1,12 +1,12 @@
-"""One scheduler for threads that share a database: it decides which of them sends its next message.
+"""One scheduler for threads that share a database: it decides which thread sends its next message.
 
-Each actor is a call in a thread with a connection of its own. It stops between two messages to the database, of which
-each COMMIT and ROLLBACK is one, and before each effect outside. In between it does nothing that another actor could
-see, so the orders of these steps are all orders.
+Each actor is a call in a thread with its own connection. It stops between two messages to the database, including
+COMMIT and ROLLBACK, and before each outside effect. In between it does nothing that another actor could observe, so the
+orders of these steps cover all orders.
 
-An actor that waits for a lock is recognised, and the others go on. PostgreSQL says who blocks whom. SQLite refuses at
-once, because its timeout is zero here, and the statement is sent again after each step of another actor: so does its
-own busy handler, by the clock.
+When an actor waits for a lock, the others continue. PostgreSQL reports which session blocks which. SQLite refuses at
+once, because its timeout is zero here, and the statement is sent again after each step of another actor. SQLite's busy
+handler does the same by the clock.
 """
 
 import copy

@@ -1,7 +1,7 @@
-"""The promises after each order of two actors' steps, and after random orders of three.
+"""The promises hold after each order of two actors' steps, and after random orders of three.
 
-By default an actor is made to wait once at most, or twice. ``--count 0`` plays every order of a pair, and
-``--count 100000`` so many walks. A pair whose orders all ended alike was not played.
+By default an actor is made to wait at most once or twice. ``--count 0`` plays every order of a pair, and
+``--count 100000`` plays that many random walks. A pair whose orders all end alike fails, because nothing was exercised.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""The clients: threads with kept connections, which begin operations, retry them and send duplicates of recent ones."""
+"""The clients: threads with persistent connections that start operations, retry them and duplicate recent ones."""
 
 import json
 import random

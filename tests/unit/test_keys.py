@@ -1,4 +1,4 @@
-"""What is a key, and what is derived of one. What a client may send stands in ``tests/http/test_protocol.py``."""
+"""Valid keys, and values derived from a key. ``tests/http/test_protocol.py`` covers what a client may send."""
 
 import re
 from uuid import UUID
@@ -28,7 +28,7 @@ def test_the_meta_name_is_what_django_makes_of_the_header():
 @pytest.mark.parametrize(
     "value", [None, 1, b"abc", ["abc"], "", "x" * 256, "a b", "a\n", "\x00", "\ud800", "é", "\u0660", '"é"'], ids=ascii
 )
-def test_what_is_not_visible_ascii_is_no_key_at_either_entry(value):
+def test_a_key_with_anything_but_visible_ascii_is_refused_at_both_entries(value):
     for entry in (parse_header, validate_key):
         with pytest.raises(KeyInvalidError):
             entry(value)
@@ -111,7 +111,7 @@ def test_no_two_operations_or_calls_share_a_key(one, other):
     assert same == (one == other)
 
 
-def test_a_chain_of_hops_has_one_trace_and_each_hop_a_key_of_its_own():
+def test_a_chain_of_hops_has_one_trace_and_a_separate_key_for_each_hop():
     first = Scope("1", "orders.create", "client-key")
     second = Scope("1", "orders.ship", first.key_for(first.derive_key("ship")))
     third = Scope("1", "orders.mail", second.key_for(second.derive_key("mail")))
@@ -122,7 +122,7 @@ def test_a_chain_of_hops_has_one_trace_and_each_hop_a_key_of_its_own():
 
 
 @pytest.mark.parametrize("key", ["k", "a.b", f"{'A' * 32}.{'0' * 36}", f"{'a' * 32}.{'0' * 35}"])
-def test_another_key_begins_a_trace_of_its_own(key):
+def test_any_other_key_begins_a_new_trace(key):
     scope = Scope("1", "orders.create", key)
     assert scope.trace == scope.derive_text("trace")
     assert scope.trace != Scope("2", "orders.create", key).trace

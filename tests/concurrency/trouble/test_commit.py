@@ -1,4 +1,4 @@
-"""A COMMIT whose answer is lost, that never arrives or is refused; handlers that end their transaction themselves."""
+"""A COMMIT that is refused, never arrives, or whose response is lost; handlers that end their own transaction."""
 
 from contextlib import contextmanager
 from functools import partial
@@ -93,7 +93,7 @@ def test_a_commit_that_the_server_refused_is_released_at_once(post, monkeypatch)
 
 
 @pytest.mark.postgres
-def test_an_error_before_commit_is_sent_is_no_answer_of_the_server(post):
+def test_an_error_before_commit_is_sent_is_not_a_server_response(post):
     with business_commit(fail):
         assert post().status_code == 500
     assert state() == ("recoverable", [])
@@ -122,7 +122,7 @@ def test_a_deferred_constraint_failing_at_commit_is_the_handlers_failure(post, a
     ids=lambda error: type(error).__name__,
 )
 def test_a_failing_on_commit_callback_keeps_the_recorded_outcome(post, error):
-    """It is an error of the project's, whatever its type, because the COMMIT has succeeded before it."""
+    """An error of any type is the project's, because COMMIT has already succeeded."""
     seen = []
     handler.after = lambda request: transaction.on_commit(Mock(side_effect=error))
     with receiving(completed, then=lambda: seen.append(record().status)) as announced:
@@ -216,7 +216,7 @@ def in_turn(*acts):
     return run
 
 
-#: What puts another transaction in place of the handler's, on PostgreSQL, and what may be left of its effects.
+#: PostgreSQL statements that replace the handler's transaction, and the effects that may be left.
 REPLACING = [
     *((sql, ["one"]) for sql in ("COMMIT AND CHAIN", "COMMIT; BEGIN", "SELECT 1; END; BEGIN")),
     *((sql, []) for sql in ("ROLLBACK AND CHAIN", "ROLLBACK; BEGIN", "abort and chain")),
@@ -298,7 +298,7 @@ def test_a_statement_that_only_mentions_an_end_is_none(post, statement):
     assert state() == ("completed", ["one"])
 
 
-def test_a_worker_that_is_told_to_exit_releases_nothing(post):
+def test_a_worker_that_exits_in_a_handler_releases_nothing(post):
     handler.before = Mock(side_effect=SystemExit)
     with pytest.raises(SystemExit):
         post()
@@ -327,7 +327,7 @@ def test_a_claim_with_autocommit_off_is_refused_before_anything_runs(post, path,
 
 @pytest.mark.failure_63
 def test_a_database_whose_setting_is_autocommit_off_is_refused(transactional_db, monkeypatch):
-    # On a connection of its own: in a test, that of this thread must go on as it is.
+    # On a separate connection, because this thread's connection must stay as it is in a test.
     other = connections["default"].copy()
     other.settings_dict["AUTOCOMMIT"] = False
     mine, connections["default"] = connections["default"], other
@@ -342,7 +342,7 @@ def test_a_database_whose_setting_is_autocommit_off_is_refused(transactional_db,
 
 @pytest.mark.failure_63
 def test_an_outcome_left_uncommitted_is_not_acknowledged(post):
-    """The handler left autocommit off, so what it answered would be lost with its connection."""
+    """The handler left autocommit off, so its outcome would be lost with its connection."""
     handler.after = lambda request: connection.set_autocommit(False)
     assert problem(post("/park/")) == BROKEN
     assert connection.get_autocommit()

@@ -1,4 +1,4 @@
-"""The store breaks off, can't be reached, read or written, or has changed since it was read."""
+"""The store's connection breaks, or the store can't be reached, read or written, or has changed since it was read."""
 
 import logging
 from contextlib import closing, contextmanager
@@ -147,11 +147,11 @@ def test_a_mismatched_schema_is_a_503_without_a_retry_and_logged_once(post, chan
         for _ in range(2):
             answer = post()
             assert problem(answer) == UNAVAILABLE
-            assert "Retry-After" not in answer.headers  # it would meet the same again
+            assert "Retry-After" not in answer.headers  # a retry would fail the same way
     finally:
         execute(undo)
     assert handler.attempts == []
-    assert ["don't fit this release" in line for line in caplog.messages] == [True]  # said once, not for each request
+    assert ["don't fit this release" in line for line in caplog.messages] == [True]  # logged once, not for each request
     assert post().status_code == 201
 
 
@@ -175,7 +175,7 @@ def test_a_handler_that_hides_its_record_from_itself_is_named(post, path, sql, l
     assert ["changed the role or the search_path" in line for line in caplog.messages] == [True]
 
 
-def test_each_kind_of_error_that_no_retry_mends_is_said_once(monkeypatch, caplog):
+def test_each_kind_of_permanent_error_is_logged_once(monkeypatch, caplog):
     caplog.set_level(logging.CRITICAL, "idempotency")
     monkeypatch.setattr(type(store_for("default")), "is_permanent", lambda store, error: True)
     for text in ("no table", "no type", "no index", "no column\nLINE 1\n^", "no column\nLINE 2\n^"):
@@ -185,7 +185,7 @@ def test_each_kind_of_error_that_no_retry_mends_is_said_once(monkeypatch, caplog
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_said_already():
+def _nothing_is_reported_yet():
     ownership._reported.clear()
 
 

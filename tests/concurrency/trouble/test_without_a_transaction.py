@@ -1,4 +1,4 @@
-"""A failure outside of a transaction is recovered as declared."""
+"""A failure outside a transaction is recovered as declared."""
 
 import time
 from contextlib import ExitStack
@@ -173,7 +173,7 @@ def test_an_outcome_is_recorded_once_a_peer_releases_the_record_lock(post, monke
         def be_locked(request):
             if connection.vendor == "sqlite":
                 with connection.cursor() as cursor:
-                    cursor.execute("PRAGMA busy_timeout = 50")  # in place of the 20 s of the settings
+                    cursor.execute("PRAGMA busy_timeout = 50")  # instead of the settings' 20 s
                 stack.callback(connection.close)
             stack.enter_context(held(hold, gate))
 
@@ -236,6 +236,6 @@ def test_only_what_a_new_connection_may_cure_is_tried_again(
     assert pauses == [0.1, 0.2, 0.4, 0.8][: tries - 1]
 
 
-def test_a_run_is_no_part_of_a_transaction_of_its_caller(post):
+def test_a_run_can_not_join_its_callers_transaction(post):
     with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), running(Attempt(Claim(owned(True)))):
         pass

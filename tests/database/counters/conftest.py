@@ -1,4 +1,4 @@
-"""Each test begins with nothing counted, in memory or in the table."""
+"""Each test starts with empty counters, in memory and in the table."""
 
 import time
 from types import SimpleNamespace

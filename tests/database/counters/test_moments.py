@@ -1,4 +1,4 @@
-"""When counts are written: now and then after a response or a task, which none waits for, and when a worker ends."""
+"""When counts are written: periodically after a response or a task, without delaying it, and when a worker ends."""
 
 import asyncio
 import threading
