@@ -165,7 +165,7 @@ def test_a_worker_runs_an_export_once_and_recovers_known_operations(tmp_path, mo
                 app.send_task("idempotency.contrib.celery.tasks.recover_expired_leases", connection=connection)
             swept = IdempotencyRecord.objects.filter(operation__in=SWEPT).values_list("operation", "status")
             assert eventually(lambda: sorted(swept.all()) == sorted([*SWEPT.items()] * 2)), worker.log_tail(100)
-            told = "2 abandoned claim(s) of operation 'charges.create' are left alone"
+            told = "2 abandoned claim(s) of operation 'charges.create' were skipped"
             assert eventually(lambda: told in worker.log.read_text())
     assert len(locations) == 1
     for key in ("early", "late"):
