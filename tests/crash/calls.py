@@ -18,7 +18,7 @@ from tests.harness.zygote import ImpossibleError
 
 JOBS = ("request", "sweep", "relay")
 KILLED = "+++ killed by SIGKILL +++"
-#: How often a kill is tried. If an answer is there before poll asks for it, a run has fewer calls than the traced one.
+#: How often a kill is tried. If a response arrives before poll waits for it, a run has fewer calls than the traced run.
 TRIES = 3
 
 

@@ -19,7 +19,7 @@ from idempotency.outbox.management.commands import relay_outbox
 from tests.commands import run_command
 from tests.concurrency.racing import elsewhere
 
-# What the commands do to the database is tested on each one in the files of their own.
+# Each command's effects on the database are tested in a separate file.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 COMMANDS = {
@@ -229,7 +229,7 @@ def _handlers_stay():
 
 @pytest.mark.usefixtures("_handlers_stay")
 def test_a_second_signal_has_its_usual_effect(eat):
-    # A test that runs in a process of its own may have been told to ignore a Ctrl-C.
+    # A test in a separate process may have been set to ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     eat.disturb = lambda number: [signal.raise_signal(signal.SIGINT) for _ in range(2)]
     with pytest.raises(KeyboardInterrupt):
@@ -259,7 +259,7 @@ def test_a_watch_runs_until_a_signal(eat, monkeypatch):
         7: lambda: signal.raise_signal(signal.SIGTERM),
     }
     pauses = itertools.count(1)
-    # One slice of sleep a pause, so that each is a run of its own.
+    # One slice of sleep per pause, so that each is a separate run.
     time = SimpleNamespace(
         monotonic=itertools.count().__next__, sleep=lambda seconds: happens.get(next(pauses), lambda: None)()
     )

@@ -97,7 +97,7 @@ def test_rows_in_a_state_of_a_newer_release_are_left_and_counted():
 def test_each_row_is_in_exactly_one_state_of_the_count():
     make_unfinished()
     for status in (*Status, "sealed"):
-        make_records(1, status, account_id="alice")  # no lease, not even that of a claim
+        make_records(1, status, account_id="alice")  # no lease, not even a claim's
     for status in (*MessageStatus, "sealed"):
         make_messages(1, status, account_id="alice")
     counts = find_rows("alice").count()

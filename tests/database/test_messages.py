@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 @pytest.fixture(autouse=True)
 def _account(transactional_db):
     get_user_model().objects.create(pk=1, username="alice")
-    store_for("default")  # a process asks a database once which store is its own
+    store_for("default")  # a process queries a database once to choose its store
 
 
 def write():

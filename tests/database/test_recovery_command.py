@@ -36,7 +36,7 @@ def test_it_settles_abandoned_claims_and_reports_them(monkeypatch):
     abandon(3, again)
     abandon(2, parks)
     abandon(1, asks)
-    abandon(1, asks, idempotency_key="unknown", attempt=6)  # asked again in two minutes
+    abandon(1, asks, idempotency_key="unknown", attempt=6)  # reconciled again in two minutes
     make_records(1, Status.IN_PROGRESS, lease=HOUR)
     settled = "Settled 7 claims: 3 recoverable, 1 completed, 2 parked, 1 postponed."
     assert recover() == (0, [settled], [])

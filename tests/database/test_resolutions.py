@@ -127,7 +127,7 @@ def assert_powerless(owner):
 
 @pytest.mark.parametrize("operation", [plain, again])
 def test_the_owner_of_a_released_claim_has_lost_its_lease(operation):
-    """P1, P6: whatever it tries."""
+    """P1, P6: it can change nothing."""
     owner = acquire(operation)
     IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
     seen = IdempotencyRecord.objects.get()

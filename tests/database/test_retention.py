@@ -185,7 +185,7 @@ def test_a_signal_ends_a_purge_before_its_messages():
     assert (remaining(), OutboxMessage.objects.count()) == (set(), 1)
 
 
-# Responses past a retention of their own are deleted, and their records stay
+# Responses past their separate retention are deleted, and their records stay
 
 
 def purge_bodies():

@@ -136,7 +136,7 @@ def published_twice(scene, verdict):
 
 
 def confirm_lost(scene, verdict):
-    """The broker has the message and says so, and the connection breaks before the relay hears it."""
+    """The broker confirms the message, but the connection breaks before the relay receives the confirm."""
     scene.start_workers()
     scene.publish()
     with Proxy(scene.broker.url, lambda number: number % 4 == 0) as proxy:

@@ -11,7 +11,7 @@ MAX_ATTEMPTS = 3
 #: The queue for nudges, which no worker consumes: the harness starts the relays itself, and kills them.
 NUDGES = "delivery.nudges"
 
-#: Senders of the outbox: the shipped one, and those of ``tasks``.
+#: Senders of the outbox: the shipped one, and the ones in ``tasks``.
 ONCE = "idempotency.contrib.celery.send"
 TWICE = "tests.delivery.tasks.send_twice"
 WITHOUT_IDENTITY = "tests.delivery.tasks.send_without_identity"

@@ -50,7 +50,7 @@ def _take_effect(label, amount, key, recipient):
 
 
 def count_deliveries():
-    """Note each delivery that reaches a task, in whatever process."""
+    """Record each delivery that reaches a task, in any process."""
 
     @task_prerun.connect(weak=False)
     def note(kwargs=None, **others):

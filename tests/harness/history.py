@@ -122,7 +122,7 @@ class Record:
         if other.answer == REUSED or other.start > call.end:
             return False
         if call.answer == REPLAYED:
-            # A reconciler may find the effect of an attempt that has lost its lease, whatever that one is answered.
+            # A reconciler may find the effect of an attempt that has lost its lease, regardless of its response.
             return call.author is None and other.answer in {REPLAYED, IN_PROGRESS} and other.payload == call.payload
         if call.answer == IN_PROGRESS:
             # An attempt that could not release its claim leaves it in the way until its lease is over.

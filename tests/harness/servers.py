@@ -15,7 +15,7 @@ PLACES = os.pathsep.join(["/usr/lib/rabbitmq/bin", os.environ.get("PATH", ""), "
 
 
 class ProgramMissingError(RuntimeError):
-    """A program is not installed. The message says how to install it."""
+    """A program is not installed. The message explains how to install it."""
 
 
 def find_program(name, package):

@@ -79,7 +79,7 @@ class World:
     providers: dict[bool, Provider]
     #: What the forks have written.
     log: Path
-    #: What the forks connect to in place of the database, if they do.
+    #: The server that the forks connect to instead of the database, if any.
     pooler: Pooler | None = None
 
     @property

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from testproject.harness import processes
 
-#: A bound for whatever waits, in seconds. Nothing that works comes near it.
+#: A bound for every wait, in seconds. Correct code comes nowhere near it.
 PATIENCE = 120
 ROOT = Path(__file__).resolve().parents[2]
 MAX_MESSAGE = 65_536
@@ -34,7 +34,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class ImpossibleError(Exception):
-    """The harness could not do what it was asked for. A failure of the test, never a pass."""
+    """The harness could not carry out a step. A failure of the test, never a pass."""
 
 
 #: As in ``processes``, for as long as the harness waits for anything.
@@ -109,7 +109,7 @@ class Fork:
         return event
 
     def go(self):
-        """Let it go on, if it waits at a place or for its end."""
+        """Let it continue, if it waits at a place or for its end."""
         try:
             self.channel.tell(event="go")
         except BrokenPipeError as error:

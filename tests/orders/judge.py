@@ -28,7 +28,7 @@ REFUSALS = {409, 422, 503}
 
 @dataclass
 class Judge:
-    """What was seen, and what the judge has against it."""
+    """The observations, and the violations that the judge found."""
 
     declaration: str
     #: How many moves a step may make.

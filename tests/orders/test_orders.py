@@ -24,7 +24,7 @@ LEVELS = ["READ_COMMITTED", "REPEATABLE_READ"] if connection.vendor == "postgres
 #: How often at most an actor is made to wait for another one that doesn't hold its lock: in the reduced run, and where
 #: a planted bug is looked for.
 REDUCED, THOROUGH = 1, 2
-#: An attempt that was overtaken goes on before the other one has ended, which takes two.
+#: An overtaken attempt continues before the other one has ended, which takes two.
 CRITICAL = {"a take-over", "a sweep", "an operator's release"}
 WALKS = 60
 

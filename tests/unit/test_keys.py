@@ -73,7 +73,7 @@ TEXT = st.text(max_size=8)
 
 
 def test_a_derived_key_is_a_stable_version_8_uuid_without_the_clients_key():
-    """A provider has seen it: another one would be another payment."""
+    """A provider has received it, so a different key would be another payment."""
     derived = SCOPE.derive_key("provider.charge")
     assert derived == UUID("2fb6d6f9-1cde-8c30-b4b9-0ca0f3da0acd")
     assert (derived.version, derived.variant) == (8, "specified in RFC 4122")
@@ -140,7 +140,7 @@ def test_any_other_key_begins_a_new_trace(key):
         ("01arz3ndektsv4rrffq69g5fav", 1469922850.259),
         ("7ZZZZZZZZZZZZZZZZZZZZZZZZZ", (2**48 - 1) / 1000),
         ("8ZZZZZZZZZZZZZZZZZZZZZZZZZ", None),  # more than 48 bits of time
-        ("01ARZ3NDEKTSV4RRFFQ69G5FAU", None),  # U is no digit
+        ("01ARZ3NDEKTSV4RRFFQ69G5FAU", None),  # U is not a digit
         ("017f22e279b07cc398c4dc0c0c07398f", None),
         ("017f22e2-79b0-7cc3-c8c4-dc0c0c07398f", None),  # another variant
         ("017f22e2-79b0-7cc3-98c4-dc0c0c07398f-1", None),

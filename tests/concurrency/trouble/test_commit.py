@@ -199,7 +199,7 @@ def close_in_the_driver(request):
 
 
 def be_refused(request):
-    """And go on."""
+    """Fail a statement, then continue."""
     with pytest.raises(DatabaseError):
         execute("SELECT no_such_column")(request)
 

@@ -13,7 +13,7 @@ from idempotency.operate import statistics
 
 @pytest.fixture(autouse=True)
 def _nothing_counted(db, monkeypatch):
-    # No hour ends during a test, and no flush is due before the test says so.
+    # No hour ends during a test, and no flush is due until the test makes it due.
     now = time.time()
     clock = SimpleNamespace(time=lambda: now, monotonic=time.monotonic)
     for module in (counting, statistics):
