@@ -151,7 +151,7 @@ def test_a_mismatched_schema_is_a_503_without_a_retry_and_logged_once(post, chan
     finally:
         execute(undo)
     assert handler.attempts == []
-    assert ["don't fit this release" in line for line in caplog.messages] == [True]  # logged once, not for each request
+    assert ["don't fit this release" in line for line in caplog.messages] == [True]  # said once, not for each request
     assert post().status_code == 201
 
 
