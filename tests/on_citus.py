@@ -119,7 +119,7 @@ def test_each_statement_of_a_request_a_relay_and_an_inbox_is_one_task(call, tabl
     assert [plan for plan in plans if plan.tasks != 1] == []
 
 
-def test_a_sweep_locks_one_shard_at_a_time_and_changes_those_of_its_rows_only():
+def test_a_sweep_locks_one_shard_at_a_time_and_updates_only_its_rows():
     fill(40, status=Status.IN_PROGRESS, lease=-HOUR, operation=swept.name)
     plans = planned(recover_once)
     locks = [plan.tasks for plan in plans if "FOR UPDATE" in plan.statement]
@@ -128,7 +128,7 @@ def test_a_sweep_locks_one_shard_at_a_time_and_changes_those_of_its_rows_only():
     assert {plan.tasks for plan in plans if plan.statement.startswith("SELECT")} == {1, SHARDS}
 
 
-def test_a_bounded_purge_takes_the_oldest_records_of_all_shards_and_locks_one_shard_at_a_time():
+def test_a_bounded_purge_takes_the_oldest_records_one_shard_at_a_time():
     newest = fill(20)
     fill(20, expires=-2 * HOUR)
     plans = planned(lambda: purge_once(batch_size=20))
@@ -194,7 +194,7 @@ ORDER BY nodename = %s
 """
 
 
-def test_without_a_worker_the_accounts_of_the_others_work_and_their_events_are_counted_later(cluster):
+def test_without_a_worker_other_accounts_work_and_events_are_counted_later(cluster):
     with connection.cursor() as cursor:
         cursor.execute(ACCOUNTS_BY_WORKER, [list("abcdefgh"), host_of(cluster.workers[0])])
         (served,), (refused,) = cursor.fetchall()

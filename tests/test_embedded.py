@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: it is private, and ends when its owner ends, in whatever way, and at no other time."""
+"""The embedded PostgreSQL: it is private, and stops when its owner ends for any reason, and only then."""
 
 import subprocess
 import sys
@@ -13,10 +13,10 @@ from testproject import embedded
 from testproject.embedded import EmbeddedPostgresError, embedded_postgres
 from tests.providers import eventually
 
-# The server is the same whatever database the other tests run on.
+# The server does not depend on the database of the other tests.
 pytestmark = pytest.mark.postgres
 
-#: Prints the URL of a server of its own, then does what the test asks for.
+#: Starts a server, prints its URL, then runs the test's code.
 OWNER = """
 import os, sys
 from testproject.embedded import embedded_postgres
@@ -50,7 +50,7 @@ def start(action):
     return process, process.stdout.readline().strip()
 
 
-def test_a_server_listens_on_its_own_socket_only_and_is_deleted_with_its_data():
+def test_a_server_listens_only_on_its_socket_and_is_deleted_with_its_data():
     with embedded_postgres({"max_connections": "17", "application_name": "it's"}) as url:
         directory = directory_of(url)
         assert environ.Env.db_url_config(url)["OPTIONS"] == {"host": str(directory)}
@@ -79,7 +79,7 @@ def test_a_killed_owner_takes_its_server_along():
     assert eventually(lambda: not directory_of(url).exists())
 
 
-def test_a_server_that_does_not_start_says_why_and_leaves_nothing(monkeypatch):
+def test_a_failed_start_reports_the_cause_and_leaves_nothing(monkeypatch):
     made = embedded._make_directory()
     monkeypatch.setattr(embedded, "_make_directory", lambda: made)
     with pytest.raises(EmbeddedPostgresError, match="no_such_parameter"), embedded_postgres({"no_such_parameter": "1"}):

@@ -69,8 +69,8 @@ def test_only_failing_tests_kill(tree, monkeypatch, code, killed):
     assert (tree / "code.py").read_text() == before
 
 
-def test_the_exit_code_tells_of_survivors_and_of_mutants_that_could_not_be_tried(tree, monkeypatch, capsys):
-    """One that can't be tried does not keep the others from being tried."""
+def test_the_exit_code_reports_survivors_and_mutants_that_could_not_run(tree, monkeypatch, capsys):
+    """A mutant that can't be run does not stop the others."""
     codes = {"killed": mutants.FAILED, "survives": mutants.PASSED, "unknown": 5}
     entries = [replace(SOUND, name=name, tests=(name,)) for name in codes]
     monkeypatch.setattr(mutants, "ROOT", tree)

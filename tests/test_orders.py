@@ -93,7 +93,7 @@ def run_job():
     return ran.get()
 
 
-def test_an_export_is_accepted_with_the_address_of_its_job_to_which_duplicates_attach_until_its_outcome_is_there():
+def test_duplicates_of_an_export_return_its_job_until_it_has_an_outcome():
     alice, bob = Customer(700, 42), Customer(5)
     for _ in range(3):
         answer = alice.export()
@@ -137,10 +137,10 @@ SWEPT = {"receipts.send": "recoverable", "payouts.park": "parked", "charges.crea
 
 
 @pytest.mark.scenario_29
-def test_a_worker_runs_exports_for_all_duplicates_and_recovers_what_it_knows_without_a_view(tmp_path, monkeypatch):
+def test_a_worker_runs_an_export_once_and_recovers_known_operations(tmp_path, monkeypatch):
     skip_without_redis()
     alice, _ = Customer(700, 42), Customer(5)
-    # Asked for while there is no broker: its message waits in the outbox.
+    # Requested while there is no broker: its message waits in the outbox.
     alice.export(key="early")
     with running_redis() as redis:
         monkeypatch.setenv("CELERY_BROKER_URL", redis.url)
@@ -165,7 +165,7 @@ def test_a_worker_runs_exports_for_all_duplicates_and_recovers_what_it_knows_wit
                 app.send_task("idempotency.contrib.celery.tasks.recover_expired_leases", connection=connection)
             swept = IdempotencyRecord.objects.filter(operation__in=SWEPT).values_list("operation", "status")
             assert eventually(lambda: sorted(swept.all()) == sorted([*SWEPT.items()] * 2)), worker.log_tail(100)
-            told = "2 abandoned claim(s) of operation 'charges.create' are left alone"
+            told = "2 abandoned claim(s) of operation 'charges.create' were skipped"
             assert eventually(lambda: told in worker.log.read_text())
     assert len(locations) == 1
     for key in ("early", "late"):

@@ -1,4 +1,4 @@
-"""The payouts of the sample project: one at the provider and one row here, whatever is cut off in between."""
+"""Payouts in the sample project: one at the provider and one row here, wherever the process is interrupted."""
 
 import json
 import time
@@ -31,7 +31,7 @@ RECONCILED, REEXECUTED, PARKED = "/payouts/", "/payouts/reexecute/", "/payouts/p
 
 
 class Payouts(Caller):
-    """Alice, who asks for one payout under one key, and what came of it."""
+    """Alice, who requests one payout under one key, and its effects."""
 
     def __init__(self, providers, settings):
         super().__init__(UserFactory())
@@ -51,7 +51,7 @@ class Payouts(Caller):
         return [effect for effect in made if effect.label == self.label]
 
     def counts(self):
-        """Payouts made, and rows of our own that say so."""
+        """The number of payouts made, and of rows that record them."""
         return len(self.effects()), Payout.objects.filter(label=self.label).count()
 
     def end_lease(self):
@@ -111,7 +111,7 @@ def killed_after_paying(request, asked, monkeypatch):
 @pytest.mark.parametrize(("path", "swept"), [(RECONCILED, 0), (RECONCILED, 1), (REEXECUTED, 0)])
 def test_a_process_that_was_killed_after_it_paid_has_paid_once(asked, killed_after_paying, path, swept):
     killed_after_paying(path)
-    if swept:  # before a retry, or in place of one
+    if swept:  # before a retry
         assert recover_once().completed == 1
         assert asked.counts() == (1, 1)
     answers = [asked.pay(path) for _ in range(3)]
@@ -217,7 +217,7 @@ def paid(provider, key):
     return [effect.key for effect in provider.effects()].count(key)
 
 
-def test_an_effect_is_in_the_file_when_it_is_told_and_a_line_that_a_crash_cut_off_is_none(tmp_path):
+def test_an_effect_is_in_the_file_once_reported_and_a_torn_line_is_ignored(tmp_path):
     path = tmp_path / "ledger"
     assert read_ledger(path) == []
     with closing(Ledger(path)) as ledger:
@@ -250,7 +250,7 @@ def test_simultaneous_requests_of_one_key_are_deduplicated(providers):
     assert paid(providers[True], key) == 1
 
 
-def test_it_can_be_asked_for_a_payout(provider):
+def test_a_payout_can_be_found_by_its_key(provider):
     key = f"a b/{uuid4()}"
     assert find(provider.url, key, timeout=PATIENCE) is None
     made = pay(provider.url, key, label="l", amount=5, timeout=PATIENCE)
@@ -259,7 +259,7 @@ def test_it_can_be_asked_for_a_payout(provider):
 
 @pytest.mark.parametrize(("fault", "named"), [*((fault, True) for fault in (*PAID, *UNPAID)), ("error_before", False)])
 def test_a_fault_strikes_the_first_call_of_a_payout_only(provider, fault, named):
-    """Of a label, or of a key if there is no label."""
+    """A payout is identified by its label, or by its key if it has no label."""
     key, label, effects = uuid4().hex, uuid4().hex if named else "", int(fault in PAID)
     with pytest.raises(ProviderFailedError):
         pay(provider.url, key, label=label, amount=5, timeout=IMPATIENCE, fault=fault)

@@ -55,7 +55,7 @@ def alice():
 
 
 @each(ENDPOINTS)
-def test_a_retry_replays_the_one_effect_of_a_request_unless_it_is_unprotected(alice, endpoint):
+def test_a_retry_replays_the_first_response_unless_unprotected(alice, endpoint):
     first, retry = (alice.post(endpoint.path, endpoint.payload, key="k") for _ in range(2))
     assert (first.status_code, retry.status_code) == (201, 201), first.content
     assert "Idempotency-Replayed" not in first.headers
@@ -71,7 +71,7 @@ def test_a_retry_replays_the_one_effect_of_a_request_unless_it_is_unprotected(al
 
 
 @each(CHARGES)
-def test_a_charge_is_found_where_its_location_says_and_by_its_owner_only(alice, endpoint):
+def test_a_charge_is_found_at_its_location_and_only_by_its_owner(alice, endpoint):
     created = alice.post(endpoint.path, endpoint.payload, key="k")
     location = created.headers["Location"]
     assert location.startswith(endpoint.path)
@@ -89,7 +89,7 @@ def test_a_declined_card_is_a_402_without_a_charge(alice, endpoint):
 
 
 @each([*ENDPOINTS, *ORDERS])
-def test_what_is_no_payload_of_the_endpoint_is_a_400_without_an_effect(alice, endpoint):
+def test_an_invalid_payload_is_a_400_without_an_effect(alice, endpoint):
     wrong, broken = {"amount": 0, "recipient": ""}, {"label": "\ud800"}
     for number, body in enumerate((b"{", b"[]", {}, endpoint.payload | wrong, endpoint.payload | broken)):
         assert alice.post(endpoint.path, body, key=f"k{number}").status_code == 400, body

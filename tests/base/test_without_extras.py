@@ -53,7 +53,7 @@ for name in idempotency.__all__:
 
 
 def test_the_core_imports_where_no_extra_is_installed():
-    """And an integration that is imported without its extra says how to install it."""
+    """An integration imported without its extra explains how to install it."""
     script = IMPORT_THE_CORE.format(extras=EXTRAS.split())
     completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
@@ -61,7 +61,7 @@ def test_the_core_imports_where_no_extra_is_installed():
 
 @pytest.mark.urls("tests.base.urls")
 @pytest.mark.django_db(transaction=True)
-def test_a_plain_view_has_one_effect_and_replays_where_no_extra_is_installed():
+def test_a_plain_view_runs_once_and_replays_without_any_extra():
     client = Client()
     client.force_login(User.objects.create(username="alice"))
 

@@ -1,4 +1,4 @@
-"""The retry lab in a browser: whatever a visitor does to the page, a cart is paid once."""
+"""The retry lab in a browser: a cart is paid once, however the visitor uses the page."""
 
 import pytest
 
@@ -88,7 +88,7 @@ def test_the_first_press_shows_the_difference(lab):
     assert "lost on the way back" in lab.text("protected-attempts")
 
 
-def test_a_cart_is_paid_once_whatever_its_visitor_does(lab):
+def test_a_cart_is_paid_once_despite_clicks_reloads_tabs_and_outages(lab):
     lab.lose_nothing()
     lab.press(times=2)  # a double click
     lab.must_be_paid()
@@ -162,10 +162,10 @@ import("/lab/static/pay-once.js").then(async ({ payOnce }) => {
 """
 
 
-def test_whatever_a_proxy_says_of_the_wait_it_is_bounded_and_a_removed_key_ends_it(lab):
+def test_a_client_bounds_any_retry_after_and_stops_once_the_key_is_removed(lab):
     status, waits, gone = lab.driver.execute_async_script(WAITS)
     assert gone is None, status
-    waits = [wait for wait in waits if wait != 400]  # the page looks at the state so often
+    waits = [wait for wait in waits if wait != 400]  # the interval at which the page polls the state
     assert (status, len(waits)) == (200, 2)
     assert all(isinstance(wait, (int, float)) and 0 < wait <= 60_000 for wait in waits)
 

@@ -1,4 +1,4 @@
-"""The protected views of ``urls``, an account, and a client that several threads may use at once."""
+"""The protected views in ``urls``, an account, and a client that several threads can use at once."""
 
 import threading
 

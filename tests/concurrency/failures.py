@@ -1,4 +1,4 @@
-"""What handlers and stores do in trouble, and how an answer names it."""
+"""Failures of handlers and stores, and the problem codes that report them."""
 
 from contextlib import contextmanager
 
@@ -10,7 +10,7 @@ from tests.concurrency.racing import elsewhere
 
 
 class Killed(BaseException):
-    """Stands for the end of the process: nothing handles it."""
+    """Simulates the end of the process: nothing handles it."""
 
 
 def fail(request=None):
@@ -22,7 +22,7 @@ def unreachable(*args, **kwargs):
 
 
 def server_error(sqlstate):
-    """What PostgreSQL says with this SQLSTATE. It says none if the connection was lost."""
+    """PostgreSQL's error with this SQLSTATE, or an error without one if the connection was lost."""
     from psycopg import Error
 
     cause = Error("said by the server")
@@ -33,7 +33,7 @@ def server_error(sqlstate):
 
 
 def error_of(monkeypatch, sqlstate, *meanings):
-    """What PostgreSQL says with this SQLSTATE. Elsewhere, an error that these methods of the store are true of."""
+    """PostgreSQL's error with this SQLSTATE. Elsewhere, an error for which these methods of the store return true."""
     if connection.vendor == "postgresql":
         return server_error(sqlstate)
     error = OperationalError("said by the server")
@@ -56,7 +56,7 @@ def cut_connection(request=None):
 
 @contextmanager
 def failing_database(owner, *names):
-    """In the block these functions find the database out of reach."""
+    """Inside the block, the database is unreachable for these functions."""
     with pytest.MonkeyPatch.context() as patched:
         for name in names:
             patched.setattr(owner, name, unreachable)

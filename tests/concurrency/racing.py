@@ -1,4 +1,4 @@
-"""Threads that start together or are held, and whose errors surface."""
+"""Threads that start together or are held at a gate. Their errors surface in the test."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,12 +8,12 @@ from django.db import connection, connections, transaction
 
 from tests.providers import eventually
 
-#: A bound for whatever waits in a test: long enough for a busy machine, short enough that a deadlock is reported.
+#: A bound for every wait in a test: long enough for a busy machine, short enough that a deadlock is reported.
 PATIENCE = 60
 
 
 def race(calls):
-    """Call all at once, each in a thread of its own with its own connections; the results in the calls' order."""
+    """Make all calls at once, each in its own thread with its own connections. Return the results in order."""
     start = threading.Barrier(len(calls))
 
     def run(call):
@@ -76,7 +76,7 @@ def _call(call):
 
 
 class Gate:
-    """Where a handler stops until the test lets it go on."""
+    """A gate at which a handler stops until the test releases it."""
 
     def __init__(self):
         self._reached = threading.Event()

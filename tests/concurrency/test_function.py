@@ -46,7 +46,7 @@ def test_a_block_runs_once_and_keeps_its_result(account):
     ],
     ids=["an error", "object", "nan", "set"],
 )
-def test_a_block_that_raises_or_has_a_result_that_is_not_json_is_undone_and_released(account, result, error, said):
+def test_a_block_that_raises_or_sets_non_json_is_undone_and_released(account, result, error, said):
     def block():
         with claim("tests.function.send", account_id=account, key="k", payload={"to": "bob"}) as run:
             Transfer.objects.create(account_id=int(account), amount=1, label="undone")
@@ -75,7 +75,7 @@ def test_a_block_may_discard_its_result(account, policy, label, record):
         assert send(account).result["attempt"] == 2
 
 
-def test_everything_else_has_an_exception_of_its_own(account):
+def test_every_other_failure_has_its_own_exception(account):
     with pytest.raises(AccountRequiredError):
         send(account, account_id=None)
     with pytest.raises(KeyInvalidError):
@@ -123,7 +123,7 @@ def test_a_block_without_a_result_replays_none(account):
             IdempotencyRecord.objects.update(response_body=None)  # as after a reconciler's response without a body
 
 
-def test_an_inner_block_has_a_claim_of_its_own(account):
+def test_an_inner_block_has_its_own_claim(account):
     outer_operation = Operation("tests.function.park", transaction=False, recovery=PARK)
     with claim(outer_operation, account_id=account, key="outer") as outer:
         assert current_claim() is outer.claim

@@ -1,4 +1,4 @@
-"""The life of a lease: renewed by hand, by the heartbeat, lost, and what a handler may still do then."""
+"""Leases: renewal by hand and by heartbeat, loss, and what a handler may still do after it."""
 
 import threading
 from unittest.mock import Mock
@@ -21,7 +21,7 @@ def lease_left():
 
 
 @pytest.mark.parametrize("path", ["/inside/", "/again/"])
-def test_a_renewed_lease_runs_anew_and_others_see_it_at_once(post, path):
+def test_a_renewal_restarts_the_lease_and_is_visible_at_once(post, path):
     left = []
 
     def renew(request):
@@ -105,7 +105,9 @@ def heartbeats():
 
 @pytest.mark.failure_4
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("error", [UnavailableError, MemoryError])  # it goes on after the one, and dies of the other
+@pytest.mark.parametrize(
+    "error", [UnavailableError, MemoryError]
+)  # the thread survives the first and dies of the second
 def test_a_heartbeat_that_fails_stops_the_work_before_its_next_effect(error, post, monkeypatch):
     monkeypatch.setattr(type(store_for("default")), "set_lease", Mock(side_effect=error))
 
@@ -136,8 +138,8 @@ def test_a_heartbeat_that_finds_the_lease_lost_marks_the_claim(post):
     assert late.content == winner[0].content
 
 
-def test_a_heartbeat_inside_a_transaction_renews_where_others_could_take_over(post):
-    """On SQLite no attempt could take over, and a heartbeat would wait for the handler's own lock."""
+def test_a_heartbeat_inside_a_transaction_renews_if_takeover_is_possible(post):
+    """On SQLite no attempt could take over, and a heartbeat would wait for the handler's lock."""
     seen = []
 
     def expiry():

@@ -1,6 +1,6 @@
-"""Relays at once; publishers that commit out of order. On real connections.
+"""Concurrent relays, and publishers that commit out of order, on real connections.
 
-Relays that are killed and frozen are in ``tests/delivery``, and without a process in ``tests/database/test_relay.py``.
+``tests/delivery`` kills and freezes relay processes; ``tests/database/test_relay.py`` simulates that in one process.
 """
 
 from functools import partial

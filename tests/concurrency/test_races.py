@@ -37,7 +37,7 @@ def test_simultaneous_requests_with_one_key_have_one_effect(post, count):
     "all_inside",
     [False, pytest.param(True, marks=pytest.mark.postgres)],  # SQLite has one writer at a time
 )
-def test_forty_keys_at_once_all_take_effect_and_block_nobody(post, all_inside):
+def test_forty_concurrent_keys_take_effect_without_blocking_each_other(post, all_inside):
     everybody = threading.Barrier(40)
     if all_inside:
         handler.after = lambda request: everybody.wait(PATIENCE) and None
@@ -55,7 +55,7 @@ def test_forty_keys_at_once_all_take_effect_and_block_nobody(post, all_inside):
         pytest.param("before its transaction", [2, 1], marks=pytest.mark.failure_1),
     ],
 )
-def test_a_worker_that_outlived_its_lease_leaves_nothing_and_answers_as_the_winner(post, stalls, attempts):
+def test_a_worker_past_its_lease_leaves_nothing_and_replays_the_winner(post, stalls, attempts):
     gate = Gate()
 
     def stall_before(run, *rest):

@@ -1,4 +1,4 @@
-"""What becomes of a claim whose process disappeared, by declaration: inline at a retry, and by the sweep."""
+"""Recovery of a claim whose process disappeared, as declared: inline at a retry, and by the sweep."""
 
 from datetime import timedelta
 
@@ -40,14 +40,14 @@ def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post, abando
     assert (handler.attempts, effects(), record().status) == ([], [], "completed")
 
 
-def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post, abandoned_one, settings):
+def test_an_unknown_outcome_is_reconciled_with_backoff_and_then_parked(post, abandoned_one, settings):
     asked = []
     handler.find_out = lambda row: asked.append(row.attempt) or Unknown()
     for attempt, longest, told in ((2, 0.5, "1"), (3, 30, "8")):
         settings.IDEMPOTENCY = {"MAX_RETRY_AFTER": timedelta(seconds=longest)}
         answer = post("/reconciled/")
         assert (problem(answer), answer["Retry-After"]) == (IN_PROGRESS, told)
-        assert post("/reconciled/").status_code == 409  # and the reconciler is not asked before that
+        assert post("/reconciled/").status_code == 409  # and the reconciler is not called again before then
         assert asked == list(range(2, attempt + 1))
         end_lease()
     assert problem(post("/reconciled/")) == UNKNOWN  # attempt 4 is the last that the operation allows
@@ -64,7 +64,7 @@ def test_an_unknown_outcome_is_asked_for_again_with_backoff_and_then_parked(post
         lambda row: Completed(object()),
     ],
 )
-def test_a_reconciler_that_fails_has_said_nothing(post, abandoned_one, broken, caplog):
+def test_a_failing_reconciler_leaves_the_claim_in_progress(post, abandoned_one, broken, caplog):
     handler.find_out = broken
     assert post("/reconciled/").status_code == 409
     assert (record().status, effects()) == ("in_progress", [])
@@ -77,10 +77,10 @@ def test_a_reconciler_that_fails_has_said_nothing(post, abandoned_one, broken, c
     # Attempt 4 is the last that the operation allows.
     [(Completed(HttpResponse("stale")), 2, "1"), (NotExecuted(), 2, "1"), (Unknown(), 2, "4"), (Unknown(), 4, "1")],
 )
-def test_what_a_reconciler_found_while_another_took_over_is_not_recorded_and_lets_nothing_run(
+def test_a_reconciler_that_lost_its_lease_records_nothing_and_runs_nothing(
     post, abandoned_one, finding, attempt, told, by
 ):
-    """It slept past its lease. The other one asked as well, and found that nothing had been executed."""
+    """It slept past its lease. The other attempt's reconciler found that nothing had been executed."""
     IdempotencyRecord.objects.update(attempt=attempt - 1)
     winner = []
 
@@ -109,7 +109,7 @@ def test_a_sweep_that_lost_its_claim_before_the_release_counts_nothing(post, aba
 
 
 @pytest.mark.parametrize(("finding", "statement"), [(Completed({}), "complete"), (Unknown(), "postpone")])
-def test_a_finding_that_can_not_be_recorded_is_asked_for_again(post, abandoned_one, finding, statement):
+def test_a_finding_that_can_not_be_recorded_is_reconciled_again(post, abandoned_one, finding, statement):
     handler.find_out = lambda row: finding
     with failing_database(ownership, statement):
         assert post("/reconciled/").status_code == 503

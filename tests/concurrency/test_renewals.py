@@ -1,4 +1,4 @@
-"""Renewals while the server of one database is silent, and where no connection of a pool is free."""
+"""Renewals while one database server is silent, and while a pool has no free connection."""
 
 import os
 import time
@@ -81,7 +81,7 @@ def test_leases_are_renewed_again_once_a_silent_server_answers(silent, since, mo
         run.result = 1
 
 
-def test_a_statement_is_given_up_when_the_server_has_not_answered_for_the_limit(monkeypatch):
+def test_a_statement_times_out_once_the_server_is_silent_for_the_limit(monkeypatch):
     clock = Mock(return_value=7)
     monkeypatch.setattr(own_connection, "time", SimpleNamespace(monotonic=clock))
 

@@ -71,7 +71,7 @@ def test_a_step_that_was_cut_off_gets_the_same_derived_key_again(attempt):
     assert derived[0][1:] == derived[1][1:]
 
 
-def test_a_lost_lease_stops_a_step_before_it_runs_and_keeps_nothing_of_one_that_ran(attempt):
+def test_a_lost_lease_stops_a_step_or_discards_the_result_of_one_that_ran(attempt):
     ran = []
 
     def overtaken_inside():
@@ -92,7 +92,7 @@ def test_a_lost_lease_stops_a_step_before_it_runs_and_keeps_nothing_of_one_that_
     assert IdempotencyStep.objects.count() == 0
 
 
-def test_a_step_in_the_transaction_of_its_operation_is_refused_with_the_remedy(attempt):
+def test_a_step_in_its_operations_transaction_is_refused_with_the_remedy(attempt):
     def refused():
         with pytest.raises(ImproperlyConfigured, match="transaction=False"):
             step("x", lambda: None)
@@ -105,7 +105,7 @@ class Sized(Protocol):
 
 
 def declaring(returns, result=None):
-    """A function that says that it returns this."""
+    """A function annotated with this return type."""
 
     def call():
         assert result != "refused", "it must not be run"
@@ -126,7 +126,7 @@ def declaring(returns, result=None):
         ("declared", declaring(set[int], "refused"), TypeError, "'declared'.*set.*not run"),
     ],
 )
-def test_a_step_with_a_wrong_name_or_result_is_refused_and_the_handler_goes_on(attempt, name, call, error, said):
+def test_a_handler_survives_a_step_refused_for_its_name_or_result(attempt, name, call, error, said):
     def refused():
         with pytest.raises(error, match=said):
             step(name, call)
@@ -154,7 +154,7 @@ def test_a_step_that_may_return_json_is_run(attempt, call):
     assert IdempotencyStep.objects.count() == 1
 
 
-def test_calls_are_named_alike_by_each_attempt_and_those_of_a_step_by_themselves(attempt):
+def test_call_names_are_stable_across_attempts_and_scoped_to_steps(attempt):
     names = []
 
     def mail():
@@ -184,7 +184,7 @@ def test_a_step_whose_store_is_out_of_reach_stops_the_work(attempt, reached, mon
     assert record().error.startswith("UnavailableError: ")
 
 
-def test_the_steps_of_an_old_request_are_not_those_of_a_new_one_with_its_key(post, attempt):
+def test_a_new_request_with_an_expired_key_does_not_reuse_its_steps(post, attempt):
     results = []
     attempt(lambda: results.append(step("x", lambda: len(results))))
     post("/again/", key="another", label="another")
@@ -192,11 +192,11 @@ def test_the_steps_of_an_old_request_are_not_those_of_a_new_one_with_its_key(pos
     post("/again/", label="two")
     assert results == [0, 1, 2]
     assert effects() == ["another", "one", "two"]
-    assert sorted(IdempotencyStep.objects.values_list("result", flat=True)) == ["1", "2"]  # that of the other key stays
+    assert sorted(IdempotencyStep.objects.values_list("result", flat=True)) == ["1", "2"]  # the other key's step stays
 
 
-def test_a_step_is_looked_for_and_stored_in_the_transaction_that_proves_its_attempt(attempt):
-    """Between the two, another attempt could take the record over."""
+def test_a_step_is_read_and_stored_in_the_transaction_checking_its_lease(attempt):
+    """In separate transactions, another attempt could take over the record in between."""
     seen = []
     with before_statement("idempotency_step", lambda: seen.append(connection.in_atomic_block)):
         assert attempt(lambda: step("x", lambda: 1)) == 201
@@ -243,7 +243,7 @@ def test_a_step_that_failed_may_be_tried_again_in_the_same_attempt(attempt):
     assert attempt(try_again) == 201
 
 
-def test_a_step_inside_an_open_transaction_is_refused_because_its_result_would_not_be_kept(post, attempt):
+def test_a_step_inside_an_open_transaction_is_refused(post, attempt):
     ran = []
 
     def inside():

@@ -1,4 +1,4 @@
-"""What a test reads and moves at the database: the record, the effects, and the clock by back-dating the record."""
+"""Reads the record and the effects, and moves the clock by back-dating the record."""
 
 from django.db import connection
 

@@ -1,4 +1,4 @@
-"""Protected views whose handlers do what the test at hand wants; an effect is a row of ``Transfer``."""
+"""Protected views with handlers that each test configures. An effect is a row of ``Transfer``."""
 
 import json
 from datetime import timedelta

@@ -196,7 +196,7 @@ def consume(monkeypatch, count):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_no_header_of_a_message_gives_an_error_that_a_plain_task_does_not_have(monkeypatch, count, seed):
+def test_no_message_header_causes_an_error_that_a_plain_task_does_not(monkeypatch, count, seed):
     with recording("fuzz: messages", seed=seed) as figures:
         became = consume(monkeypatch, count)
         figures |= {"inputs": became.total(), "answers": dict(became)}

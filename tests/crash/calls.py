@@ -1,7 +1,7 @@
-"""Kill a process at each of its system calls: strace traces one run, and then ends one run at each call of the trace.
+"""Kill a process at each of its system calls: strace traces one run, then kills a run at each call in the trace.
 
-A signal is injected when a call begins, so the process dies after all calls before it. strace counts the calls of one
-name, so the place of a call is its name and how many of that name came before it.
+A signal is injected when a call begins, so the process dies after all earlier calls. strace counts calls by name, so a
+call is identified by its name and the number of earlier calls with that name.
 """
 
 import re
@@ -18,7 +18,7 @@ from tests.harness.zygote import ImpossibleError
 
 JOBS = ("request", "sweep", "relay")
 KILLED = "+++ killed by SIGKILL +++"
-#: How often a kill is tried. If an answer is there before poll asks for it, a run has fewer calls than the traced one.
+#: How often a kill is tried. If a response arrives before poll waits for it, a run has fewer calls than the traced run.
 TRIES = 3
 
 

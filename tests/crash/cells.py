@@ -1,6 +1,6 @@
-"""One cell: break a process at a place, let fresh processes find out, and judge what all of them left.
+"""One cell: break a process at a place, let new processes recover, and judge the effects of all of them.
 
-What they left is read from the ledger and the database.
+The effects are read from the ledger and the database.
 """
 
 import itertools
@@ -79,7 +79,7 @@ def run_cell(world, cell, **spec):
 
 
 class Run:
-    """The processes of one cell, and what they were told."""
+    """The processes of one cell, and the responses to their callers."""
 
     def __init__(self, world, cell, observer, spec):
         self.world = world
@@ -90,7 +90,7 @@ class Run:
         self.spec = spec
         self.verdict = Verdict(cell)
         self.provider = world.providers[cell.declaration in {"inside", "again"}]
-        #: What callers were answered, in the order in which they asked.
+        #: The responses to callers, in the order of their requests.
         self.answers = []
         #: Every process that may have run the operation, as a call without an answer, and the ids of the broken ones.
         self.calls, self.broken = [], set()
@@ -266,7 +266,7 @@ class Run:
             self.bystanders[label] = bystander
 
     def end_bystanders(self):
-        """They go on, and have their own outcome at their first attempt."""
+        """They continue, and reach their own outcome at their first attempt."""
         for label, bystander in self.bystanders.items():
             bystander.go()
             event = bystander.expect("done")
@@ -278,7 +278,7 @@ class Run:
                 self.problem(f"P1, P2: of another key or operation: {examples}")
 
     def freeze(self, victim):
-        """The victim sleeps beyond its lease while another one wins, and goes on."""
+        """The victim sleeps past its lease while another attempt wins, then continues."""
         cell = self.cell
         victim.wait_until_stopped()
         self.end_lease()
@@ -373,7 +373,7 @@ class Run:
             victim.wait_until_stopped()
             self.answered(self.fork("purge"))
             if self.spec.get("wanted"):
-                # Past its retention the key is a new request, whatever a frozen purge holds.
+                # Past its retention the key is a new request, even while a frozen purge holds locks.
                 self.converge()  # which may sweep first, and so settle the abandoned claims that the purge has to keep
                 before = [self.observer.record(key) for key in kept]
                 payouts += self.provider is self.world.providers[False]
@@ -400,7 +400,7 @@ class Run:
         self.verdict.problems.append(what)
 
     def payouts(self, label=None):
-        """What the provider has paid for the operation, under whatever key, by its ledger."""
+        """The provider's payments for the operation, under any key, from its ledger."""
         return [effect for effect in self.provider.effects() if effect.label == (label or self.key)]
 
     def effects(self, label, facts):

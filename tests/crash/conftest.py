@@ -1,4 +1,4 @@
-"""One world for all crash tests of a session, and one behind PgBouncer: a database, providers and a zygote each."""
+"""One world for a session's crash tests, and one behind PgBouncer, each with a database, providers and a zygote."""
 
 import os
 

@@ -1,8 +1,8 @@
-"""Clients that never stop, a primary that is killed, and the standby that is promoted in its place.
+"""Clients that never stop, a primary that is killed, and the standby that replaces it.
 
-While they run, the network between the two servers stands still: the primary goes on, and the standby gets nothing.
-Then the primary is killed, the standby is promoted, and the clients go on there. What they were told is compared with
-what the new primary holds.
+While they run, the network between the two servers is frozen: the primary continues, and the standby receives nothing.
+Then the primary is killed, the standby is promoted, and the clients continue there. The responses they received are
+compared with the new primary's data.
 """
 
 import subprocess

@@ -1,7 +1,7 @@
-"""Deliberately broken variants of the package, each put in force by a ``MonkeyPatch``, in one worker's process only.
+"""Deliberately broken variants of the package, each applied by a ``MonkeyPatch`` in one worker's process only.
 
-The harness must see every one of them. They name the package's own internals, and a rename there has to be followed
-here: a mutation that changes nothing raises.
+The harness must detect every one. They name the package's internals, so a rename there must be repeated here. A
+mutation that changes nothing raises an error.
 """
 
 import time
@@ -56,14 +56,14 @@ def completion_on_its_own(patch):
 
 @mutation
 def release_unfenced(patch):
-    """An error path gives up whatever it finds."""
+    """An error path releases any claim it finds."""
     rewrite(patch, "AND attempt = %s", "AND attempt > -%s", "RELEASE")
     rewrite(patch, "AND status || '' = 'in_progress'", "", "RELEASE")
 
 
 @mutation
 def clock_of_the_application(patch):
-    """Leases are judged by the clock of the process that asks."""
+    """Leases are judged by the querying process's clock."""
     changed = [name for name in vars(statements) if "statement_timestamp()" in str(getattr(statements, name))]
     rewrite(patch, "statement_timestamp()", f"to_timestamp({time.time()})", *changed)
 
@@ -97,7 +97,7 @@ def not_executed_is_assumed(patch):
 
 @mutation
 def key_of_the_attempt(patch):
-    """Each attempt calls the provider under a key of its own."""
+    """Each attempt calls the provider under a different key."""
     derive = Claim.derive_key
     patch.setattr(Claim, "derive_key", lambda claim, name: derive(claim, f"{name} {claim.attempt}"))
 

@@ -1,6 +1,6 @@
-"""One cell's view of the database: of its operation, whose name its workers' sessions have too.
+"""One cell's view of the database, limited to its operation. The sessions of its workers have the operation's name.
 
-Nothing here goes through Django: what a cell asserts is read by a connection that knows nothing of the package.
+Nothing here uses Django: assertions read from a connection that is independent of the package.
 """
 
 import json

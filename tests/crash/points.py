@@ -1,4 +1,4 @@
-"""The cells of the matrix: places × faults × declarations, and those that make no sense with the reason why."""
+"""The cells of the matrix: places × faults × declarations, and why some combinations make no sense."""
 
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,7 @@
 """Clients that never stop, while some of them freeze and the PostgreSQL under them is stopped.
 
-In the end every operation is delivered once more. Then a record has to explain what the clients were answered, and the
-effects are counted in the database and in the ledger of the provider, which deduplicates for none of them.
+At the end every operation is delivered once more. Then a record must explain the clients' responses, and the effects
+are counted in the database and in the ledger of the provider, which does not deduplicate.
 """
 
 import random
@@ -30,7 +30,7 @@ ENOUGH = 20
 
 
 class Storm:
-    """Clients of one declaration under way, each in a process of its own, and what they were answered."""
+    """Running clients of one declaration, each in its own process, and their responses."""
 
     def __init__(self, zygote, declaration, provider, marks):
         self.calls = []
@@ -110,7 +110,7 @@ class Storms:
     inside: Storm
     ask: Storm
     park: Storm
-    #: Rows without their outcome or with that of another attempt, and outcomes without their row.
+    #: Rows without their outcome or with another attempt's outcome, and outcomes without their row.
     torn: int = 0
 
     @property
@@ -181,7 +181,7 @@ def storms_on(url):
 
 @contextmanager
 def server_to_stop():
-    """A server of one's own, with the tables."""
+    """A private server, with the tables."""
     with embedded_postgres() as url:
         migrate(url)
         yield Server(url)
@@ -191,7 +191,7 @@ def run_restarts(server, rounds, *, seed=0):
     """Freeze clients and stop the server with ``-m immediate`` under load, ``rounds`` times, and judge."""
     lots = random.Random(seed)
     with closing(Database(server.url)) as database:
-        database.query("CHECKPOINT")  # a control is to lose what clients were told, and not the tables
+        database.query("CHECKPOINT")  # a control must lose acknowledged outcomes, not the tables
     with storms_on(server.url) as (storms, provider):
         for _ in range(rounds):
             for storm in storms.all:

@@ -1,4 +1,4 @@
-"""A process that is killed at a system call doubles nothing and loses nothing. ``--count 1`` kills at every call."""
+"""A process killed at a system call duplicates nothing and loses nothing. ``--count 1`` kills at every call."""
 
 import shutil
 

@@ -1,6 +1,6 @@
-"""Deliberately broken variants of the package: a harness that does not see them sees nothing.
+"""Deliberately broken variants of the package: the harness must detect each one.
 
-Each one is put in force in the workers of a few cells. The same cells pass without it, or the test proves nothing.
+Each one is applied in the workers of a few cells. The same cells must pass without it, or the test proves nothing.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ from tests.crash.points import Cell
 # They break the statements of the PostgreSQL module.
 pytestmark = pytest.mark.postgres
 
-#: For each mutation the cells that have to fail, and what has to be seen in at least one of them.
+#: For each mutation, the cells that must fail, and the problem that at least one must report.
 CAUGHT_BY = {
     "without_attempt": ([("handler.wrote", "stop-live", "inside"), ("release.before", "stop-live", "inside")], "P6"),
     "completion_on_its_own": ([("on_commit", "kill", "inside")], "P1: doubled"),

@@ -1,4 +1,4 @@
-"""What a killed process leaves behind in PgBouncer's pool, and leases behind one whose sessions the handlers hold.
+"""What a killed process leaves in PgBouncer's pool, and leases while handlers hold all of the pool's sessions.
 
 ``python -m tools.crashes --pgbouncer`` runs the matrix there.
 """
@@ -31,7 +31,7 @@ SELECT name, setting FROM pg_settings WHERE source = 'session' AND name NOT IN (
 """
 
 
-def test_a_process_that_ends_leaves_neither_its_transaction_nor_its_settings_to_the_next_client(pooled):
+def test_a_process_leaves_no_transaction_or_settings_to_the_next_client(pooled):
     for place, fault in (("complete.before", "kill"), ("handler.wrote", "raise"), ("release.sent", "raise")):
         verdict = run_cell(pooled, Cell(place, fault, "inside"))
         assert verdict.passed, verdict

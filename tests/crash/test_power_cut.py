@@ -1,4 +1,4 @@
-"""A power cut loses what was not synced. It loses nothing that clients were told."""
+"""A power cut loses unsynced data, but nothing that was acknowledged to a client."""
 
 import pytest
 

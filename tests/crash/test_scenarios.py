@@ -1,4 +1,4 @@
-"""What is no cell of the matrix, with real processes. Effects are counted in the ledger and the database."""
+"""Crash scenarios outside the matrix, with real processes. Effects are counted in the ledger and the database."""
 
 import pytest
 
@@ -62,8 +62,8 @@ def states(run, keys):
     ],
     indirect=["run"],
 )
-def test_a_recovery_that_is_killed_half_way_or_meets_another_one_settles_each_claim_once(run, fault, passes):
-    """The claims are of processes that were killed, every second one after its payout was made."""
+def test_a_killed_or_concurrent_recovery_settles_each_claim_once(run, fault, passes):
+    """The claims belong to killed processes. Every second process was killed after its payout was made."""
     keys = [f"{run.key}-{number}" for number in range(CLAIMS)]
     for number, key in enumerate(keys):
         run.kill_at("downstream.answered" if number % 2 else "handler.before", key=key)
@@ -74,7 +74,7 @@ def test_a_recovery_that_is_killed_half_way_or_meets_another_one_settles_each_cl
     first.expect("reached")
     if fault == "kill":
         run.bury(first)
-        run.observer.end_lease()  # of what it was at
+        run.observer.end_lease()  # of the claim that it was settling
         run.answered(run.fork("sweep"))
     else:
         second = run.fork("sweep").expect("done")
@@ -118,7 +118,7 @@ def test_a_killed_worker_frees_its_key_although_its_lease_is_running(run, point,
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("run", ["inside"], indirect=True)
-def test_a_sweep_settles_the_claim_of_a_killed_worker_although_its_lease_is_running(run):
+def test_a_sweep_settles_a_killed_workers_claim_before_its_lease_ends(run):
     run.kill_at("handler.wrote", lease=HOUR)
     run.answered(run.fork("sweep"))
     assert run.observer.record(run.key)["status"] == "recoverable"

@@ -1,6 +1,6 @@
-"""A server that is stopped in mid-load, and a primary that is killed in favour of its standby: the reduced runs.
+"""A server stopped under load, and a primary killed so that its standby takes over: the reduced runs.
 
-Each has a control: without it, its zeros could come from a test that sees nothing.
+Each has a control: without one, zero failures could mean that the test detects nothing.
 """
 
 import pytest
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.postgres
 
 
 @pytest.mark.scenario_25
-def test_a_database_stopped_in_mid_flight_loses_nothing_acknowledged_and_doubles_nothing():
+def test_a_database_stop_loses_nothing_acknowledged_and_doubles_nothing():
     with server_to_stop() as server:
         storms = run_restarts(server, 3)
         assert storms.is_safe, storms
@@ -30,7 +30,7 @@ def test_a_synchronous_standby_loses_and_doubles_nothing():
     assert min(len(storm.known) for storm in result.storms.all) >= 40, result
 
 
-def test_an_asynchronous_standby_loses_effects_with_their_records_and_doubles_those_outside():
+def test_an_asynchronous_standby_loses_records_and_repeats_outside_effects():
     result = run_failover("asynchronous")
     storms = result.storms
 

@@ -1,7 +1,7 @@
-"""What happens inside a process that a cell breaks: one job, with one place armed, told and ended through a channel.
+"""The process that a cell breaks: one job, with one place armed, controlled through a channel.
 
-The process is a fork of the zygote, so it has Django loaded and no connection open. It dies without ceremony: what a
-cell learns of it is what it told before, what it left in the database, and what the provider's ledger says.
+The process is a fork of the zygote, so it has Django loaded and no connection open. It dies without cleanup: a cell
+has only its earlier messages, the rows it left in the database, and the provider's ledger.
 """
 
 import json
@@ -62,7 +62,7 @@ class Worker:
     def __init__(self, channel, spec):
         self.channel = channel
         self.spec = spec
-        threading.excepthook = lambda arguments: None  # a heartbeat that was broken on purpose is no news
+        threading.excepthook = lambda arguments: None  # a heartbeat broken on purpose needs no report
         self.declaration = spec["declaration"]
         #: What the view is: plain, drf or async.
         self.kind = spec.get("kind", "plain")
@@ -75,7 +75,7 @@ class Worker:
 
     def run(self):
         database = connections["default"].settings_dict
-        if self.spec.get("database"):  # a file of its own for each cell, on SQLite
+        if self.spec.get("database"):  # a separate file for each cell, on SQLite
             database["NAME"] = self.spec["database"]
         elif connections["default"].vendor == "postgresql":
             database["OPTIONS"]["application_name"] = self.spec.get("session", self.spec["operation"])[:63]
@@ -95,7 +95,7 @@ class Worker:
             self.channel.wait()
         try:
             done = job()
-        except Exception as error:  # noqa: BLE001 - it is told to the cell, which judges it
+        except Exception as error:  # noqa: BLE001 - it is reported to the cell, which judges it
             done = {"crashed": repr(error)}
         self.channel.tell(event="done", **done)
         connections.close_all()
@@ -323,7 +323,7 @@ class Worker:
         }
 
     def storm(self):
-        """One operation after the other, each retried until its outcome is known. When told to stop, each once more."""
+        """One operation after the other, each retried until its outcome is known. On a stop request, each once more."""
         marks, asked = Marks(self.spec["marks"]), 0
         faults.fault_point["handler.wrote"] = partial(self._freeze_if_marked, marks)
         while not self.channel.has_something():

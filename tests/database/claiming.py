@@ -1,4 +1,4 @@
-"""Claims as the functions of the protocol take them, with no handler around them."""
+"""Claims made by calling the protocol's functions directly, without a handler."""
 
 from datetime import timedelta
 

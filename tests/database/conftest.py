@@ -1,4 +1,4 @@
-"""What each test of the database begins with."""
+"""Fixtures for every database test."""
 
 import pytest
 

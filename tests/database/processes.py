@@ -1,4 +1,4 @@
-"""Processes of their own on the test's database, which know nothing but Django's settings and no URLconf."""
+"""Separate processes on the test's database. They load Django's settings, but no URLconf."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Operations that publish, and what the tests of ``publish`` do with them."""
+"""Operations that publish, and helpers for the tests of ``publish``."""
 
 from django.db import transaction
 
@@ -28,7 +28,7 @@ def run(operation, block, *, key="k", cut_off=False):
 
 
 def send(topic="orders.placed", payload=None, **options):
-    """Publish in a transaction of its own, as an operation outside of one has to."""
+    """Publish in a separate transaction, as an operation outside one must."""
     with transaction.atomic():
         return publish(topic, payload, **{"sender": SENDER, **options})
 

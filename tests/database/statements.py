@@ -1,4 +1,4 @@
-"""What happens just before a statement, its plan, and how much of a table it reads, as PostgreSQL itself says."""
+"""Act just before a statement, and get its plan and the number of rows read from PostgreSQL."""
 
 import json
 from contextlib import contextmanager

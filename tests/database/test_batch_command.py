@@ -19,7 +19,7 @@ from idempotency.outbox.management.commands import relay_outbox
 from tests.commands import run_command
 from tests.concurrency.racing import elsewhere
 
-# What the commands do to the database is tested on each one in the files of their own.
+# Each command's effects on the database are tested in a separate file.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 COMMANDS = {
@@ -109,7 +109,7 @@ def test_a_verbose_run_and_a_long_one_report_their_batches(eat, monkeypatch):
     assert run(eat, 3, verbosity=0) == (0, [], [])
 
 
-def test_a_run_stops_after_its_last_batch_and_tells_that_work_may_be_left(eat):
+def test_a_run_stops_after_its_last_batch_and_reports_remaining_work(eat):
     assert run(eat, 5, max_batches=2) == (3, ["Eaten 4.", "Stopped by --max-batches 2. More is due."], [])
     assert run(eat, 4, max_batches=1, verbosity=0) == (3, [], [])
     assert run(eat, max_batches=2) == (0, ["Eaten 3."], []), "it ended with its last batch"
@@ -229,7 +229,7 @@ def _handlers_stay():
 
 @pytest.mark.usefixtures("_handlers_stay")
 def test_a_second_signal_has_its_usual_effect(eat):
-    # A test that runs in a process of its own may have been told to ignore a Ctrl-C.
+    # A test in a separate process may have been set to ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     eat.disturb = lambda number: [signal.raise_signal(signal.SIGINT) for _ in range(2)]
     with pytest.raises(KeyboardInterrupt):
@@ -259,7 +259,7 @@ def test_a_watch_runs_until_a_signal(eat, monkeypatch):
         7: lambda: signal.raise_signal(signal.SIGTERM),
     }
     pauses = itertools.count(1)
-    # One slice of sleep a pause, so that each is a run of its own.
+    # One slice of sleep per pause, so that each is a separate run.
     time = SimpleNamespace(
         monotonic=itertools.count().__next__, sleep=lambda seconds: happens.get(next(pauses), lambda: None)()
     )
@@ -284,7 +284,7 @@ def test_a_pause_is_slept_in_slices_so_that_a_signal_ends_it(eat, monkeypatch):
     assert clock == pytest.approx(15, abs=2 * running.SLICE)
 
 
-def test_a_verbose_watch_tells_of_each_run(eat, monkeypatch):
+def test_a_verbose_watch_reports_each_run(eat, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
     assert run(eat, watch=1.0, verbosity=2)[1][-1] == "Eaten 0."
     assert run(eat, watch=1.0)[1] == []

@@ -1,4 +1,4 @@
-"""What all work in batches has in common: results, bounds, batch after batch, and a transaction for each batch."""
+"""Behaviour common to all batch work: results, bounds, successive batches, and a transaction for each batch."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -125,7 +125,7 @@ def test_a_batch_is_refused_inside_a_transaction(work):
 
 
 @every_kind
-def test_each_batch_is_a_transaction_of_its_own(work):
+def test_each_batch_is_a_separate_transaction(work):
     work.make_due(5)
     batches = work.batches(batch_size=2)
     next(batches)
@@ -177,13 +177,13 @@ def test_batches_of_several_at_once_share_the_work(work):
 
 @pytest.mark.failure_30
 @every_purge
-def test_a_record_that_is_claimed_anew_between_finding_and_changing_stays(work):
+def test_a_record_reclaimed_between_selection_and_change_stays(work):
     revived, *_ = work.make_due(3)
 
-    def claim_anew():
+    def reclaim():
         IdempotencyRecord.objects.filter(pk=revived).update(status=Status.IN_PROGRESS)
 
-    with before_statement(work.changes, claim_anew):
+    with before_statement(work.changes, reclaim):
         batch = work.take(10)
     assert (batch.touched, batch.exhausted) == (2, True)
     assert work.left() == {revived}
@@ -295,7 +295,7 @@ EARLY, LATE = (datetime(2000, 1, day, tzinfo=UTC) for day in (1, 2))
     ],
     ids=lambda result: type(result).__name__,
 )
-def test_results_add_up_and_the_later_one_says_whether_more_is_due(first, second, total):
+def test_results_add_up_and_the_later_one_decides_whether_more_is_due(first, second, total):
     before = repr(first)
     assert first + second == total
     assert repr(first) == before

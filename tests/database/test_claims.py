@@ -1,4 +1,4 @@
-"""Claims and their records: what a statement on one reads and leaves, for how long it is kept, and why it failed."""
+"""Claims and their records: what each statement reads and writes, how long a record is kept, and why it failed."""
 
 import re
 from contextlib import nullcontext
@@ -50,7 +50,7 @@ rolls_back = Operation("tests.claims.rolls_back", recovery=PARK)
     ],
     ids=["none", "in vain", "until the second pause"],
 )
-def test_a_duplicate_looks_again_for_the_outcome_as_long_as_its_operation_declares(monkeypatch, policy, ends, pauses):
+def test_a_duplicate_polls_for_the_outcome_for_as_long_as_declared(monkeypatch, policy, ends, pauses):
     operation = Operation("tests.claims.waits", **policy)
     owned = acquire(operation)
     slept, expecting = [], []
@@ -105,8 +105,8 @@ def test_a_record_is_read_first_where_an_insert_would_wait_or_be_in_vain(
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_a_store_is_told_what_it_may_lose_and_when_it_may_commit(operation, undone_by_crash, commits):
-    """A lost claim does no harm if the effects are in a later transaction of the same database, and run again."""
+def test_a_store_receives_what_it_may_lose_and_when_it_may_commit(operation, undone_by_crash, commits):
+    """Losing a claim does no harm if the effects are in a later transaction in the same database and run again."""
     told = {}
     store = store_for("default")
     with (
@@ -121,7 +121,7 @@ def test_a_store_is_told_what_it_may_lose_and_when_it_may_commit(operation, undo
 
 
 def test_every_statement_about_a_record_names_its_account():
-    """Of a table that is split by account, it reads one part."""
+    """On a table partitioned by account, it then reads one partition."""
     with CaptureQueriesContext(connection) as captured:
         abandoned = acquire(asks)
         with claim(again, account_id="1", key="k") as run:
@@ -139,7 +139,7 @@ def test_every_statement_about_a_record_names_its_account():
 
 
 @pytest.mark.parametrize(("change", "expires"), [("take_over", HOUR), ("start_over", -HOUR)])
-def test_a_record_that_another_attempt_has_got_since_it_was_read_is_in_progress_and_keeps_its_steps(change, expires):
+def test_a_record_taken_over_since_it_was_read_keeps_its_steps(change, expires):
     owned = acquire(plain)
     IdempotencyStep.objects.create(account_id="1", record_id=owned.fence.id, name="of the other attempt", result="1")
     IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR), expires_at=from_now(expires))
@@ -222,7 +222,7 @@ def bounds():
 @pytest.mark.failure_59
 @pytest.mark.django_db
 def test_nothing_is_left_in_force_in_the_transaction_of_a_test():
-    """It goes on for as long as the test does, and a pause of some seconds would end its connection."""
+    """That transaction lasts as long as the test, and a pause of a few seconds would end its connection."""
     before = bounds()
     for replayed in (False, True):
         with claim(plain, account_id="1", key="k") as run:
@@ -281,7 +281,7 @@ def is_kept_for_the_whole_retention():
     return timedelta(0) <= RETENTION - (IdempotencyRecord.objects.get().expires_at - database_now()) < MINUTE
 
 
-def test_an_outcome_is_dated_when_it_is_written_and_not_when_its_transaction_began():
+def test_an_outcome_is_dated_when_it_is_written_not_at_transaction_start():
     """On PostgreSQL ``now()`` stands still during a transaction."""
     with claim(plain, account_id="1", key="k") as run:
         run.result = 1
@@ -312,7 +312,7 @@ def park_and_record(owned):
         pytest.param(parks, HOUR, park_and_record, id="an outcome that an operator records"),
     ],
 )
-def test_retention_begins_anew_with(operation, lease, change):
+def test_retention_restarts_with(operation, lease, change):
     owned = acquire(operation)
     IdempotencyRecord.objects.update(expires_at=from_now(MINUTE), lease_expires_at=from_now(lease))
     change(owned)
@@ -320,7 +320,7 @@ def test_retention_begins_anew_with(operation, lease, change):
 
 
 @pytest.mark.failure_69
-def test_a_late_outcome_is_kept_for_the_whole_retention_and_no_longer_because_somebody_looked():
+def test_a_late_outcome_is_kept_for_full_retention_and_not_extended_by_use():
     owned = acquire(plain)
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
     ownership.record(owned, OUTCOME)
@@ -396,5 +396,5 @@ class UnreadableError(Exception):
         (KeyError(), "KeyError: "),
     ],
 )
-def test_a_reason_can_be_stored_whatever_the_error_is(error, reason):
+def test_a_reason_can_be_stored_for_any_error(error, reason):
     assert reason_of(error) == reason

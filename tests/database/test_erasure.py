@@ -1,4 +1,4 @@
-"""What an account has left is erased wherever it is, and what is under way is not."""
+"""Erasure removes all of an account's data except unfinished work."""
 
 import logging
 import signal
@@ -97,7 +97,7 @@ def test_rows_in_a_state_of_a_newer_release_are_left_and_counted():
 def test_each_row_is_in_exactly_one_state_of_the_count():
     make_unfinished()
     for status in (*Status, "sealed"):
-        make_records(1, status, account_id="alice")  # no lease, not even that of a claim
+        make_records(1, status, account_id="alice")  # no lease, not even a claim's
     for status in (*MessageStatus, "sealed"):
         make_messages(1, status, account_id="alice")
     counts = find_rows("alice").count()
@@ -137,7 +137,7 @@ def test_an_account_is_a_text_that_a_record_can_have(account_id):
         find_rows(account_id)
 
 
-def test_the_audit_tells_of_the_erasure_and_does_not_name_the_account(caplog, admin_user):
+def test_the_audit_records_the_erasure_without_naming_the_account(caplog, admin_user):
     make_unfinished()
     parked = IdempotencyRecord.objects.filter(status=Status.PARKED).latest("pk")
     resolutions.mark_not_executed(parked, by=admin_user, reason="ticket 1")
@@ -154,7 +154,7 @@ def command(account_id="alice", **options):
     return run_command("erase_idempotency", account_id, **options)[:2]
 
 
-def test_the_command_erases_and_says_what_is_left_and_why():
+def test_the_command_erases_and_reports_what_is_left_and_why():
     operate("alice")
     assert command() == (0, ["Erased 1 record and 1 message."])
     make_unfinished()

@@ -1,4 +1,4 @@
-"""The log of events: a line for each, whose attributes can be written as JSON, and only if ``LOGGING`` asks for it."""
+"""The event log: one line for each event, with JSON-serialisable attributes, only if ``LOGGING`` enables it."""
 
 import json
 import logging

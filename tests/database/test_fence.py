@@ -1,7 +1,7 @@
-"""What a change of an owned record must match: the scope, the row, the attempt and the fingerprint, each of them.
+"""A change to an owned record must match the scope, the row, the attempt and the fingerprint.
 
-A database that crashes can lose a claim that waited for no disk, and give its id and its attempt to another claim. A
-claimant that survived the crash then has everything of that claim but the scope or the payload.
+A database crash can lose a claim that was not synced to disk, and another claim can then get its id and attempt. A
+claimant that survived the crash then differs from that claim only in the scope or the payload.
 """
 
 from functools import partial
@@ -131,7 +131,7 @@ def test_an_owner_changes_nothing_after_the_end_of_its_attempt(change):
 
 
 def update(**fields):
-    """Change the record as people do by statements of their own."""
+    """Change the record as an operator's SQL statement would."""
     return lambda owned: IdempotencyRecord.objects.update(**fields)
 
 
@@ -162,8 +162,8 @@ def test_one_of_two_that_have_read_the_same_claim_gets_it(read):
     assert only_claims_in_progress_have_a_lease()
 
 
-def test_an_owner_that_was_overtaken_before_its_transaction_renews_nothing_in_it():
-    """Where one transaction at a time can write, the lease is read there and not prolonged."""
+def test_an_owner_overtaken_before_its_transaction_can_not_renew_in_it():
+    """Where only one transaction can write at a time, the lease is read and not renewed."""
     late = acquire(plain)
     IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
     assert acquire(plain).attempt == 2

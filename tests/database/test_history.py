@@ -1,4 +1,4 @@
-"""The history of a record: an entry for each attempt that did not simply complete, and none for one that did."""
+"""A record's history: an entry for each attempt except one that simply completed."""
 
 import re
 from unittest.mock import Mock

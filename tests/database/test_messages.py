@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 @pytest.fixture(autouse=True)
 def _account(transactional_db):
     get_user_model().objects.create(pk=1, username="alice")
-    store_for("default")  # a process asks a database once which store is its own
+    store_for("default")  # a process queries a database once to choose its store
 
 
 def write():
@@ -109,7 +109,7 @@ def test_autocommit_is_off_in_the_handler():
     assert seen == [False]
 
 
-def test_a_wrapper_that_the_handler_installs_is_told_what_django_tells():
+def test_a_wrapper_that_the_handler_installs_gets_djangos_arguments():
     seen = []
 
     def look(execute, sql, params, many, context):
@@ -148,7 +148,7 @@ def insert():
 
 
 @pytest.mark.usefixtures("preparing")
-def test_one_message_claims_or_reads_whatever_happens_meanwhile():
+def test_one_message_claims_or_reads_despite_concurrent_changes():
     with changing_elsewhere(insert):
         assert insert() is None  # the record is too new to be read
     found = insert()

@@ -1,4 +1,4 @@
-"""Migrations after the first one only add, so that the earlier release works on the tables of the later one."""
+"""Migrations after the first only add, so that the earlier release works on the later release's tables."""
 
 import pytest
 from django.apps import apps
@@ -102,6 +102,6 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("operation", [*ALLOWED, *REFUSED], ids=lambda operation: operation.describe())
-def test_what_the_earlier_release_would_stumble_over_is_no_addition(operation):
+def test_a_change_that_breaks_the_earlier_release_is_not_additive(operation):
     state = MigrationLoader(None).project_state((APP, FIRST))
     assert (not_additive(operation, state) is None) == (operation in ALLOWED)

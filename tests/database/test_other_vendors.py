@@ -1,4 +1,4 @@
-"""What holds on databases that stand in here by their name or by the codes of their errors alone."""
+"""Behaviour on other databases, simulated by their vendor name or error codes."""
 
 import re
 from contextlib import nullcontext
@@ -79,9 +79,7 @@ def test_the_errors_of_a_database_have_their_meanings(store, error, expected):
 @pytest.mark.parametrize(
     ("lost", "lost_a_race", "tried"), [(2, True, 3), (3, True, 3), (1, False, 1)], ids=["won", "lost again", "no race"]
 )
-def test_a_transaction_is_tried_again_a_bounded_number_of_times_if_it_lost_a_race(
-    lost, lost_a_race, tried, monkeypatch
-):
+def test_a_transaction_that_lost_a_race_is_retried_up_to_a_limit(lost, lost_a_race, tried, monkeypatch):
     monkeypatch.setattr(store_for("default"), "lost_a_race", lambda error: lost_a_race and error is refused)
     refused, tries = OperationalError(), count(1)
 
@@ -96,7 +94,7 @@ def test_a_transaction_is_tried_again_a_bounded_number_of_times_if_it_lost_a_rac
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_claim_has_a_transaction_of_its_own_where_the_driver_does_not_tell_of_open_ones():
+def test_a_claim_opens_a_transaction_if_the_driver_can_not_report_one():
     with portable.own_statement("A claim"):
         assert connection.in_atomic_block
     with sqlite.own_statement("A claim") if connection.vendor == "sqlite" else nullcontext():
@@ -114,7 +112,7 @@ def test_a_counter_that_another_process_has_created_meanwhile_is_added_to():
 
 
 @pytest.mark.django_db
-def test_a_transaction_that_can_not_be_watched_is_not_taken_for_one_that_has_ended():
+def test_an_unwatchable_transaction_is_not_reported_as_ended():
     with portable.watch_transaction() as watch:
         watch.look()
     assert watch.ended is False
@@ -133,8 +131,8 @@ def test_a_transaction_that_can_not_be_watched_is_not_taken_for_one_that_has_end
         *((text, False) for text in ("SELECT CASE WHEN 1 = 1 THEN 2 END", "SELECT 1 AS committed")),
     ],
 )
-def test_a_transaction_is_asked_for_its_identity_only_around_what_may_end_it(statement, may_end, replaced):
-    """Two round trips for each other statement would be too many."""
+def test_a_transactions_identity_is_queried_only_around_possible_ends(statement, may_end, replaced):
+    """Two extra round trips for every other statement would cost too much."""
     identity = Mock(side_effect=count() if replaced else None)
     watch = PostgreSQLWatch(connection, lambda cursor: False)
     watch.identity, watch.look, watch._begun = identity, lambda: None, True
@@ -160,7 +158,7 @@ OTHERS = (
     ("statement", "ends"),
     [(text, True) for text in ENDINGS] + [(text, False) for text in OTHERS],
 )
-def test_mysql_s_statements_that_end_a_transaction_are_known_by_their_first_words(statement, ends):
+def test_mysql_statements_that_end_a_transaction_are_recognised(statement, ends):
     watch = mysql.watch_transaction()
     watch(lambda *arguments: None, statement, None, False, {})
     assert watch.ended is ends
@@ -214,7 +212,7 @@ def test_mysql_s_claim_is_committed_with_its_statement_but_in_a_test_case(monkey
 
 
 @pytest.mark.django_db
-def test_a_connection_that_mysql_closes_before_a_claim_is_an_error_of_djangos(monkeypatch):
+def test_a_connection_closed_by_mysql_before_a_claim_is_a_django_error(monkeypatch):
     monkeypatch.setattr(mysql, "own_transaction", lambda what: nullcontext())
     monkeypatch.setattr(connection, "savepoint_ids", [])
     monkeypatch.setattr(connection, "connection", Mock())
@@ -225,7 +223,7 @@ def test_a_connection_that_mysql_closes_before_a_claim_is_an_error_of_djangos(mo
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(("level", "by_id"), [("read committed", True), ("repeatable read", False), (None, False)])
-def test_mysql_locks_rows_by_their_ids_unless_a_snapshot_is_older_than_the_locks(level, by_id, monkeypatch):
+def test_mysql_locks_rows_by_id_unless_a_snapshot_predates_the_locks(level, by_id, monkeypatch):
     monkeypatch.setattr(connection, "isolation_level", level, raising=False)
     for name in "abc":
         IdempotencyCounter.objects.create(operation=name, event="claimed")
@@ -240,9 +238,7 @@ def test_mysql_locks_rows_by_their_ids_unless_a_snapshot_is_older_than_the_locks
 @pytest.mark.parametrize(
     ("partial", "columns"), [(True, ["status", "lease_expires_at"]), (False, ["lease_expires_at"])]
 )
-def test_an_index_of_unfinished_records_holds_no_other_column_where_it_would_hold_every_record(
-    partial, columns, monkeypatch
-):
+def test_the_unfinished_index_has_one_column_without_partial_indexes(partial, columns, monkeypatch):
     monkeypatch.setattr(connection.features, "supports_partial_indexes", partial)
     (index,) = (one for one in IdempotencyRecord._meta.indexes if one.name == "idempotency_record_unfinished")
     statement = str(index.create_sql(IdempotencyRecord, connection.schema_editor(collect_sql=True)))
@@ -283,9 +279,7 @@ def test_a_database_of_mysql_is_known_by_its_server_and_its_name():
 
 
 @pytest.mark.parametrize(("vendor", "limited"), [("mysql", True), ("oracle", False)])
-def test_the_driver_of_mysql_limits_the_waits_of_a_connection_that_a_thread_has_for_itself(
-    vendor, limited, monkeypatch
-):
+def test_a_dedicated_mysql_connection_has_a_timeout_for_every_wait(vendor, limited, monkeypatch):
     limits = {"connect_timeout": LIMIT, "read_timeout": LIMIT, "write_timeout": LIMIT}
     monkeypatch.setattr(type(connection), "vendor", vendor)
     monkeypatch.setitem(

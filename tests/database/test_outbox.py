@@ -1,4 +1,4 @@
-"""``publish``: a message exists if and only if its transaction committed, and once however often its operation runs."""
+"""``publish``: a message exists if and only if its transaction committed, and only once per operation."""
 
 import functools
 import itertools
@@ -166,7 +166,7 @@ def test_under_a_claim_its_identity_is_derived_from_it():
     assert message.idempotency_key == scope.key_for(message.message_id) == f"{scope.trace}.{message.message_id}"
 
 
-def test_what_was_published_before_is_returned_whatever_has_become_of_it():
+def test_a_message_published_before_is_returned_in_any_state():
     returned = []
     run(outside, lambda: returned.append(send(payload={"a": 1, "b": [2, None]})), cut_off=True)
     relay_once()
@@ -198,7 +198,7 @@ def test_no_topic_and_no_name_are_taken_for_others():
     assert len({*ids()}) == 7
 
 
-def test_another_operation_or_account_publishes_messages_of_its_own():
+def test_each_operation_and_account_publishes_separate_messages():
     run(outside, send)
     run(outside, send, key="other")
     run(inside, send)

@@ -1,4 +1,4 @@
-"""A key that is used again after its retention makes a new request, whose messages are new ones for their consumers."""
+"""A key reused after its retention makes a new request, whose messages are new to their consumers."""
 
 from datetime import timedelta
 from types import SimpleNamespace
@@ -121,7 +121,7 @@ def test_a_record_in_another_database_decides_nothing_about_messages(attempts):
     assert OutboxMessage.objects.count() == 1
 
 
-def test_a_message_that_is_purged_between_two_looks_is_no_obstacle(monkeypatch):
+def test_a_message_purged_between_insert_and_read_is_published_again(monkeypatch):
     run(inside, lambda: send(payload="first"))
     relay_once()
     end_retention()

@@ -1,4 +1,4 @@
-"""What is kept of messages: how many wait, how a dead one is requeued, when a sent one is forgotten."""
+"""Stored messages: how many wait, how a dead one is requeued, and when a sent one is purged."""
 
 import logging
 from datetime import timedelta
@@ -96,7 +96,7 @@ def test_a_user_who_requeues_leaves_an_entry_in_the_log_of_the_admin():
     ],
     ids=["pending", "sent", "attempts", "next_try_at"],
 )
-def test_only_a_dead_message_is_requeued_and_as_it_was_seen(status, change, said):
+def test_only_a_dead_message_that_has_not_changed_is_requeued(status, change, said):
     make_messages(1, status, attempts=3)
     seen = OutboxMessage.objects.get()
     OutboxMessage.objects.update(**{"attempts": 3} | change)

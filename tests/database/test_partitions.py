@@ -1,4 +1,4 @@
-"""Tables that the documentation's SQL has split by account: nothing is lost, and a request reads one partition."""
+"""Tables partitioned by account with the documented SQL: nothing is lost, and a request reads one partition."""
 
 import pytest
 from django.db import connection

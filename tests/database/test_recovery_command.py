@@ -1,4 +1,4 @@
-"""``manage.py recover_idempotency``: its arguments, its report, its exit codes. A sweep's cost. Scenario 26."""
+"""``manage.py recover_idempotency``: arguments, report, exit codes, and the cost of a sweep. Scenario 26."""
 
 from collections import Counter
 from functools import partial
@@ -31,12 +31,12 @@ def states():
 recover = partial(run_command, "recover_idempotency")
 
 
-def test_it_settles_what_is_abandoned_and_says_so(monkeypatch):
+def test_it_settles_abandoned_claims_and_reports_them(monkeypatch):
     monkeypatch.setitem(FINDINGS, "unknown", Unknown())
     abandon(3, again)
     abandon(2, parks)
     abandon(1, asks)
-    abandon(1, asks, idempotency_key="unknown", attempt=6)  # asked again in two minutes
+    abandon(1, asks, idempotency_key="unknown", attempt=6)  # reconciled again in two minutes
     make_records(1, Status.IN_PROGRESS, lease=HOUR)
     settled = "Settled 7 claims: 3 recoverable, 1 completed, 2 parked, 1 postponed."
     assert recover() == (0, [settled], [])
@@ -63,7 +63,7 @@ def test_what_was_taken_over_since_the_batch_was_selected_is_left_alone(monkeypa
     assert recovered == parked == []
 
 
-def test_the_pause_before_a_reconciler_is_asked_again_has_a_bound():
+def test_the_pause_before_a_reconciler_is_called_again_has_a_bound():
     abandon(1, patient, attempt=30)
     assert recover_once().postponed == 1
     assert MINUTE < IdempotencyRecord.objects.get().lease_expires_at - database_now() < 5 * MINUTE

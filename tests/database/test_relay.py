@@ -1,4 +1,4 @@
-"""The relay: due messages are sent, for a bounded number of statements; a relay may be killed or frozen."""
+"""The relay sends due messages with a bounded number of statements, even if a relay is killed or frozen."""
 
 from datetime import timedelta
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ def test_a_batch_costs_the_same_statements_however_many_it_sends():
     # BEGIN, the bounds of the transaction on PostgreSQL, two on MariaDB to find, take, lease, COMMIT; and the mark.
     expected = {"sqlite": 5, "postgresql": 6, "mysql": 7}[connection.vendor]
     assert statements_of(1) == statements_of(20) == expected
-    # A batch that fails for one reason is put off by one statement, in place of the mark.
+    # A batch that fails for one reason is postponed by one statement, instead of the mark.
     broker.refuse(*range(20), error=BROKEN)
     assert statements_of(1) == statements_of(20) == expected
     assert statements_of(0) == (4 if connection.vendor == "postgresql" else 3)

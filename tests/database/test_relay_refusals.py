@@ -1,4 +1,4 @@
-"""What becomes of a message that could not be sent; what a relay tells of its work; and ``manage.py relay_outbox``."""
+"""Messages that could not be sent; what a relay reports about its work; and ``manage.py relay_outbox``."""
 
 from datetime import timedelta
 from functools import partial
@@ -79,7 +79,7 @@ def test_an_unreachable_broker_is_tried_once_a_run_and_blocks_no_other():
     assert total.unavailable.keys() == {SENDER}
 
 
-def test_a_signal_tells_how_many_were_sent():
+def test_a_signal_reports_how_many_were_sent():
     make_messages(3)
     broker.refuse(1, error=ConnectionError())
     with receiving(signals.relayed) as received:
@@ -89,7 +89,7 @@ def test_a_signal_tells_how_many_were_sent():
 
 
 @pytest.mark.parametrize("lease", [None, -MINUTE])
-def test_a_signal_tells_of_a_dead_message(lease, caplog):
+def test_a_signal_reports_a_dead_message(lease, caplog):
     attempts = MAX_ATTEMPTS - 1 if lease is None else MAX_ATTEMPTS
     (pk,) = make_messages(attempts=attempts, lease=lease, account_id="alice", payload='"secret"')
     broker.refuse("secret", error=ConnectionError("secret"))
@@ -105,7 +105,7 @@ def test_a_signal_tells_of_a_dead_message(lease, caplog):
 
 @pytest.mark.failure_83
 @pytest.mark.parametrize("kind", [ValueError, BrokerUnavailableError])
-def test_the_log_says_where_a_sender_failed_and_not_what_it_quotes(kind, caplog):
+def test_the_log_names_where_a_sender_failed_without_quoting_its_error(kind, caplog):
     (pk,) = make_messages(payload='"4242"')
 
     def refuse(message):
@@ -142,7 +142,7 @@ def test_relay_outbox_reports_unsent_messages():
     assert run() == (0, ["Sent 3 messages, 1 postponed, 1 dead."], [])
 
 
-def test_a_broker_that_can_not_be_reached_has_an_exit_code_of_its_own():
+def test_an_unreachable_broker_has_a_separate_exit_code():
     make_messages(2)
     make_messages(1, sender=OTHER_SENDER)
     broker.refuse(0, 1, error=UNREACHABLE)

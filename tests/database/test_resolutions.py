@@ -1,4 +1,4 @@
-"""What people decide: a compare-and-set on the state that they saw, audited, and told by a signal. Scenario 28."""
+"""Operators' decisions: a compare-and-set on the state displayed, audited and announced by a signal. Scenario 28."""
 
 import itertools
 import logging
@@ -91,7 +91,7 @@ def test_a_template_response_is_rendered(found):
     ],
     ids=["503", "429", "stream", "too large", "no JSON", "NaN"],
 )
-def test_what_is_no_outcome_is_refused(found, error):
+def test_an_unrecordable_outcome_is_refused(found, error):
     seen = record()
     with pytest.raises(error):
         record_outcome(seen, found, by="ops")
@@ -127,7 +127,7 @@ def assert_powerless(owner):
 
 @pytest.mark.parametrize("operation", [plain, again])
 def test_the_owner_of_a_released_claim_has_lost_its_lease(operation):
-    """P1, P6: whatever it tries."""
+    """P1, P6: it can change nothing."""
     owner = acquire(operation)
     IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
     seen = IdempotencyRecord.objects.get()

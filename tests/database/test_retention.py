@@ -1,4 +1,4 @@
-"""The purge deletes what is past retention and never a claim, also under load; and ``purge_idempotency``."""
+"""The purge deletes records past retention and never a claim, even under load; and ``purge_idempotency``."""
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -156,7 +156,7 @@ def test_a_dry_run_counts_and_deletes_nothing():
         *("bodies are due", "the last batch of bodies was full"),
     ],
 )
-def test_a_run_tells_whether_its_last_batches_have_left_anything(records, messages, bodies, more):
+def test_a_run_reports_whether_its_last_batches_have_left_anything(records, messages, bodies, more):
     make_records(records)
     make_sent(messages)
     make_bodies(bodies)
@@ -185,7 +185,7 @@ def test_a_signal_ends_a_purge_before_its_messages():
     assert (remaining(), OutboxMessage.objects.count()) == (set(), 1)
 
 
-# Responses past a retention of their own are deleted, and their records stay
+# Responses past their separate retention are deleted, and their records stay
 
 
 def purge_bodies():

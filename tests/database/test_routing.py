@@ -1,4 +1,4 @@
-"""A router of the project may keep records in different databases, by their operation or their account."""
+"""A project's router may place records in different databases, by operation or by account."""
 
 from uuid import uuid4
 
@@ -41,7 +41,7 @@ ELSEWHERE = "elsewhere"
 
 class Router:
     def db_for_read(self, model, **hints):
-        # There is no such database, so whatever is read by the router's choice fails.
+        # There is no such database, so any read that follows the router fails.
         return "replica" if model._meta.app_label.startswith("idempotency") else None
 
     def db_for_write(self, model, **hints):
@@ -63,7 +63,7 @@ def kept(using):
     return list(IdempotencyRecord.objects.using(using).order_by("id").values_list("account_id", "status"))
 
 
-def test_a_record_stays_in_the_database_that_its_operation_or_its_account_leads_to():
+def test_a_record_stays_in_the_database_of_its_operation_or_account():
     for _ in range(2):
         for operation, account_id in ((invoices, "near"), ("tests.routing.charges", "far"), ("charges", "near")):
             with claim(operation, account_id=account_id, key="k") as run:
@@ -81,7 +81,7 @@ def test_a_record_stays_in_the_database_that_its_operation_or_its_account_leads_
     assert completed == [dict.fromkeys(near[:2], "completed"), {far[0]: "completed"}]
 
 
-def test_a_claim_elsewhere_is_settled_by_the_sweep_of_its_database_and_resolved_there():
+def test_a_claim_is_swept_and_resolved_in_its_database():
     with claim(invoices, account_id="near", key="k") as run:
         run.result = None
     elsewhere = IdempotencyRecord.objects.using(ELSEWHERE)
@@ -149,7 +149,7 @@ def test_messages_and_counters_are_written_to_the_database_of_their_store():
         assert {*IdempotencyCounter.objects.using(using).values_list("hour", "total")} == {(0, count), (7, count)}
 
 
-def test_an_attempt_without_an_outcome_is_undone_in_the_database_of_its_record():
+def test_an_attempt_without_an_outcome_is_rolled_back_in_its_database():
     view = idempotent(refunds)(lambda request: HttpResponse(status=503))
     assert view(RequestFactory().post("/", headers={"Idempotency-Key": "k"})).status_code == 503
     assert kept(ELSEWHERE) == [("near", Status.RECOVERABLE)]
@@ -160,8 +160,8 @@ def test_an_attempt_without_an_outcome_is_undone_in_the_database_of_its_record()
     ("operation", "account", "status"),
     [(refunds, "near", 500), (Operation("tests.routing.part", account=Fixed("far")), "far", 201)],
 )
-def test_a_call_is_no_part_of_a_transaction_in_another_database_than_its_record(operation, account, status):
-    """The transaction would not have its effects, and in an open transaction it can't claim for itself."""
+def test_a_call_does_not_join_a_transaction_in_another_database(operation, account, status):
+    """The transaction would not include its effects, and a separate claim is impossible in an open transaction."""
     inner = idempotent(operation)(lambda request: HttpResponse(status=201))
     answers = []
 

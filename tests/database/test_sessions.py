@@ -1,4 +1,4 @@
-"""The end of the session in which a claim's handler runs, and what a retry and a sweep do then."""
+"""The session of a claim's handler ends, and a retry or a sweep acts on it."""
 
 import threading
 from contextlib import contextmanager
@@ -80,7 +80,7 @@ def test_no_other_database_names_sessions():
 
 @of_postgres
 def test_a_claim_behind_a_pooler_names_no_session(monkeypatch):
-    """A pooler tells the driver an id of its own."""
+    """A pooler reports its own session id to the driver."""
     monkeypatch.setattr(store_for("default"), "_session", lambda undone_by_crash: own_session() + 1)
     acquire(plain)
     assert record().session is None
@@ -117,7 +117,7 @@ def test_each_later_attempt_names_its_session_too():
 
 
 @of_postgres
-def test_an_operation_that_was_declared_anew_as_one_to_park_is_parked():
+def test_an_operation_redeclared_as_one_to_park_is_parked():
     claim_and_die()
     observed = Fence.of(record())
     assert store_for("default").end_lease_of_gone_session(observed)
@@ -234,8 +234,8 @@ def test_a_sweep_ends_no_more_leases_than_its_batch_takes():
 
 
 @of_postgres
-def test_a_sweep_leaves_a_claim_alone_that_is_younger_than_its_list_of_sessions(monkeypatch):
-    """The sweep is held between the list and its lock. Meanwhile a session that is not in the list takes over."""
+def test_a_sweep_skips_a_claim_newer_than_its_list_of_sessions(monkeypatch):
+    """The sweep is held between its list and its lock. Meanwhile a session missing from the list takes over."""
     claim_and_die()
     wait = "(SELECT gone.* FROM gone, LATERAL (SELECT pg_advisory_xact_lock(32, gone.attempt)) AS held) AS gone"
     assert store._END_LEASES.count("FROM gone ") == 1

@@ -1,6 +1,6 @@
-"""The settings of PostgreSQL that travel with a statement, as the server has them, and which store a database gets.
+"""The PostgreSQL settings sent with a statement, as the server applies them, and the store chosen for a database.
 
-``CitusStore`` sends them in another way. A server without the extension accepts that, too, so both are tested here.
+``CitusStore`` sends them differently. A server without the extension accepts both ways, so both are tested here.
 """
 
 from contextlib import closing, contextmanager
@@ -82,7 +82,7 @@ CHANGES = {
 
 
 def in_force():
-    """The settings that differ from those of the session."""
+    """The settings that differ from the session's."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT name, current_setting(name) FROM pg_settings "
@@ -126,7 +126,7 @@ def test_a_flush_of_counters_is_bounded_and_does_not_wait_for_the_disk(binding, 
     assert IdempotencyCounter.objects.filter(operation="tests.settings").count() == 2
 
 
-def test_a_statement_is_committed_when_it_returns_if_one_message_brings_its_settings(store, binding):
+def test_a_statement_sent_with_its_settings_is_committed_on_return(store, binding):
     with store.own_statement("A claim"):
         insert(store)
         two_messages = isinstance(store, CitusStore) and binding
@@ -169,7 +169,7 @@ def test_a_change_sets_its_bound_before_it_waits_for_the_record(store, monkeypat
 
 
 @pytest.mark.whole_table
-def test_the_size_of_the_table_is_known_and_its_records_once_it_was_analysed():
+def test_the_table_size_is_known_and_its_row_count_only_after_analyze():
     store = store_for("default")
     execute("TRUNCATE idempotency_record CASCADE")
     assert store.measure().records is None
@@ -179,7 +179,7 @@ def test_the_size_of_the_table_is_known_and_its_records_once_it_was_analysed():
     assert size.in_bytes > 1000 * 100
 
 
-def test_a_server_says_what_its_commit_waits_for(store):
+def test_a_server_reports_what_its_commit_waits_for(store):
     execute("SET synchronous_commit = 'local'")
     try:
         assert store.replication() == Replication("local", is_synchronous=False, asynchronous_standbys=0)
@@ -195,7 +195,7 @@ def test_a_pooler_is_noticed_by_the_process_of_the_server(store, monkeypatch):
 
 @pytest.fixture
 def unknown(monkeypatch):
-    """A connection to the same database under a name that this process has not asked yet."""
+    """A connection to the same database under a host name that this process has not queried yet."""
     other = connection.copy()
     host = other.settings_dict["HOST"]
     monkeypatch.setitem(other.settings_dict, "HOST", ",".join([host] * next(TIMES)))
@@ -229,14 +229,14 @@ def test_a_database_that_has_the_extension_gets_its_store(unknown):
     assert kind(choose(unknown)) == (CitusStore, False)
 
 
-def test_a_database_is_asked_once(unknown):
+def test_a_database_is_queried_for_the_extension_once(unknown):
     choose(unknown)
     unknown.close()
     assert kind(choose(unknown)) == (PostgreSQLStore, False)
     assert unknown.connection is None
 
 
-def test_a_database_that_can_not_be_asked_is_asked_again(unknown):
+def test_a_database_that_can_not_be_queried_is_queried_again(unknown):
     unknown.set_autocommit(False)
     with unknown.cursor() as cursor, pytest.raises(ProgrammingError):
         cursor.execute("SELECT no_such_column")
@@ -250,7 +250,7 @@ def test_only_a_store_that_was_chosen_for_sure_is_kept(unknown):
     host = unknown.settings_dict["HOST"]
 
     def take():
-        own = connections["default"]  # a thread has connections of its own
+        own = connections["default"]  # each thread has its own connections
         own.settings_dict["HOST"] = "/nowhere"
         assert store_for("default") is not store_for("default")
         own.settings_dict["HOST"] = host

@@ -1,4 +1,4 @@
-"""Each signal is sent after the fact, with the arguments that are documented, and outside of transactions."""
+"""Each signal is sent after the change, outside transactions, with the documented arguments."""
 
 import logging
 
@@ -141,7 +141,7 @@ def test_a_record_past_retention_is_claimed_as_a_new_one(received):
     assert received == [sent("claimed", attempt=2)]
 
 
-def test_what_nobody_may_run_again_is_parked_by_the_retry(received):
+def test_a_claim_that_may_not_run_again_is_parked_by_the_retry(received):
     acquire(parks)
     end_lease()
     with pytest.raises(OutcomeUnknownError):
@@ -161,7 +161,7 @@ def test_what_nobody_may_run_again_is_parked_by_the_retry(received):
     ],
     ids=["reexecute", "park", "completed", "not executed", "unknown"],
 )
-def test_the_sweep_tells_what_became_of_each_claim(received, operation, finding, expected):
+def test_the_sweep_announces_the_result_of_each_claim(received, operation, finding, expected):
     FINDING[:] = [finding]
     acquire(operation)
     end_lease()
@@ -170,7 +170,7 @@ def test_the_sweep_tells_what_became_of_each_claim(received, operation, finding,
     assert status() == expected[-1][2]["status"]
 
 
-def test_a_retry_that_finds_the_outcome_tells_the_same(received):
+def test_a_retry_that_finds_the_outcome_announces_the_same(received):
     FINDING[:] = [Completed({})]
     acquire(asks)
     end_lease()
@@ -201,7 +201,7 @@ def test_a_purged_batch_is_counted(received):
     assert not IdempotencyRecord.objects.exists()
 
 
-# The logging filter: each line says which operation it belongs to
+# The logging filter: each line names its operation
 
 
 def named():
@@ -211,7 +211,7 @@ def named():
     return fields["idempotency_operation"], fields["idempotency_trace"], fields["idempotency_attempt"]
 
 
-def test_a_line_bears_the_operation_trace_and_attempt_that_it_was_logged_under():
+def test_a_log_line_names_the_operation_trace_and_attempt_it_belongs_to():
     with claim("tests.log", account_id="7", key=f"{'0' * 32}.{'1' * 36}") as run:
         run.result = named()
     assert run.result == ("tests.log", "0" * 32, 1)

@@ -1,6 +1,6 @@
-"""Any sequence of the public functions does what a model in memory does: every short one, and longer ones at random.
+"""Sequences of public functions match an in-memory model: all short sequences, and random longer ones.
 
-``--count`` is how many of these are tried.
+``--count`` sets the number of random sequences.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This release beside a newer one: its code on tables that a later migration has extended, and beside newer records."""
+"""This release alongside a newer one: its code on tables extended by a later migration, and with newer records."""
 
 import pytest
 
@@ -70,7 +70,7 @@ def test_messages_and_counts_are_written_to_newer_tables(newer_tables):
     assert broker.payloads == [{"id": 1}]
 
 
-def test_upkeep_leaves_a_record_alone_whose_status_only_a_newer_release_knows():
+def test_upkeep_skips_a_record_with_a_status_from_a_newer_release():
     _, newer = make_records(2, operation=parks.name)
     IdempotencyRecord.objects.filter(pk=newer).update(status="sealed", lease_expires_at=from_now(-HOUR))
     assert recover_once().settled == 0

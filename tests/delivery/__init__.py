@@ -1,7 +1,7 @@
-"""Delivery, broken on purpose: real brokers and real worker processes, each message counted where it takes effect.
+"""Delivery, broken on purpose: real brokers and real worker processes, with each message counted where it takes effect.
 
-``roles`` is what the processes do, which the zygote of ``tests.crash`` forks; ``tasks`` are what is consumed, protected
-and as the control. A ``stage`` is what all of it runs on. ``faults`` are the
-scripts, one for each way in which delivery goes wrong, and ``tally`` judges what each left.
+``roles`` are the jobs of the forked processes; ``tasks`` are the protected task and its control. A ``stage`` is the
+broker, database and providers that they share. ``faults`` are the scripts, one for each delivery failure, and ``tally``
+judges the effects of each.
 ``python -m tools.deliveries`` runs them in full.
 """

@@ -1,4 +1,4 @@
-"""One stage for all delivery tests of a session: a broker, a database, providers and a zygote of its own."""
+"""One stage for all delivery tests of a session, with its own broker, database, providers and zygote."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 from tests.delivery.stage import BROKERS, stage
 from tests.harness.servers import skip_without_redis
 
-#: Redis comes with the test environment. RabbitMQ is asked for by an environment that knows it to be installed.
+#: Redis comes with the test environment. An environment with RabbitMQ installed requests it.
 BROKER = os.environ.get("DELIVERY_BROKER", "redis")
 
 

@@ -1,4 +1,4 @@
-"""One script for each way in which delivery goes wrong. Each says how often it struck.
+"""One script for each delivery failure. Each returns how often it struck.
 
 Unless a script says otherwise, every operation publishes two messages through the outbox, one to the protected task and
 one to its control, and the same workers consume both under the same fault.
@@ -136,7 +136,7 @@ def published_twice(scene, verdict):
 
 
 def confirm_lost(scene, verdict):
-    """The broker has the message and says so, and the connection breaks before the relay hears it."""
+    """The broker confirms the message, but the connection breaks before the relay receives the confirm."""
     scene.start_workers()
     scene.publish()
     with Proxy(scene.broker.url, lambda number: number % 4 == 0) as proxy:

@@ -1,4 +1,4 @@
-"""Names that the harness and its processes share. The harness itself loads no Django."""
+"""Names shared by the harness and its processes. The harness does not load Django."""
 
 #: The tasks: one that is protected, and its control.
 KEPT = "delivery.kept"
@@ -11,7 +11,7 @@ MAX_ATTEMPTS = 3
 #: The queue for nudges, which no worker consumes: the harness starts the relays itself, and kills them.
 NUDGES = "delivery.nudges"
 
-#: Senders of the outbox: the shipped one, and those of ``tasks``.
+#: Senders of the outbox: the shipped one, and the ones in ``tasks``.
 ONCE = "idempotency.contrib.celery.send"
 TWICE = "tests.delivery.tasks.send_twice"
 WITHOUT_IDENTITY = "tests.delivery.tasks.send_without_identity"

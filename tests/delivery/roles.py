@@ -1,4 +1,4 @@
-"""What a forked process does: work, relay, or produce. Each is told what to do by a specification in JSON."""
+"""The roles of a forked process: work, relay or produce. A JSON specification defines each process's job."""
 
 import json
 import os
@@ -37,7 +37,7 @@ for module in LOADED_ONCE:
 
 
 def run(spec, channel):
-    """In its fork: point it at its broker, break it where it is told to, and let it do its work."""
+    """In its fork: point it at its broker, break it where specified, and run its job."""
     app.conf.update(
         broker_url=spec["broker"],
         task_default_queue=spec["queue"],
@@ -87,7 +87,7 @@ def relay(spec, channel):
 
 
 def produce(spec, channel):
-    """Publish a message to each task for every number, each pair from an operation of its own.
+    """Publish a message to each task for every number, each pair from a separate operation.
 
     Of ``rolled_back`` operations, every fourth is rolled back for good, and the one after it is rolled back and tried
     again.
@@ -111,7 +111,7 @@ def _order(spec, number, rolls_back):
     with claim(ORDER, account_id=ACCOUNT, key=label.format("order"), payload=number) as run:
         publish(names.KEPT, {"label": label.format("kept")}, sender=spec["sender"])
         if spec.get("rolled_back"):
-            # As it is done without an outbox: the message leaves at once, whatever becomes of the transaction.
+            # As without an outbox: the message leaves at once, regardless of the transaction.
             app.send_task(names.PLAIN, kwargs={"label": label.format("plain")})
         else:
             publish(names.PLAIN, {"label": label.format("plain")}, sender=spec["sender"])
@@ -121,7 +121,7 @@ def _order(spec, number, rolls_back):
 
 
 def produce_late(spec, channel):
-    """Publish, and hold the transaction open until it is told to commit: the message has a low id and appears late."""
+    """Publish, and hold the transaction open until released: the message has a low id and appears late."""
     with transaction.atomic():
         message = publish(names.KEPT, {"label": spec["label"]}, sender=names.ONCE)
         channel.tell(event="written", id=message.pk)

@@ -1,6 +1,6 @@
-"""What every fault's script runs on: a broker beside the harness's world, and how both are looked into.
+"""The stage for every fault's script: a broker alongside the harness's world, and access to both.
 
-What is counted is read through connections that know nothing of the package.
+Counts are read through connections that are independent of the package.
 """
 
 import tempfile

@@ -1,4 +1,4 @@
-"""What one fault left behind, counted where effects happen, and whether that is right."""
+"""The effects of one fault, counted where they happen, and whether they are right."""
 
 from collections import Counter
 from dataclasses import dataclass, field

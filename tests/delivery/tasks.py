@@ -1,4 +1,4 @@
-"""What the workers consume: one task that is protected, and its control, which does the same work as Celery has it.
+"""The workers' tasks: one protected task, and its control, a plain Celery task that does the same work.
 
 An effect is a row in the database and a payout at the provider. Both tasks make both.
 """
@@ -50,7 +50,7 @@ def _take_effect(label, amount, key, recipient):
 
 
 def count_deliveries():
-    """Note each delivery that reaches a task, in whatever process."""
+    """Record each delivery that reaches a task, in any process."""
 
     @task_prerun.connect(weak=False)
     def note(kwargs=None, **others):

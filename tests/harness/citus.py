@@ -1,6 +1,6 @@
-"""A Citus cluster of a run's own: a coordinator and two workers on this machine, over Unix sockets.
+"""A private Citus cluster for a run: a coordinator and two workers on this machine, over Unix sockets.
 
-It needs a PostgreSQL that has the extension Citus, given by its ``bin`` directory.
+It needs a PostgreSQL with the Citus extension, identified by its ``bin`` directory.
 """
 
 from contextlib import ExitStack, contextmanager

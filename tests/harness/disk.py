@@ -1,7 +1,7 @@
-"""A PostgreSQL whose disk loses, when the power is cut, all that was not synced.
+"""A PostgreSQL whose disk loses all unsynced data when the power is cut.
 
-Its files are on an ext4 of their own, in a file that a loop device serves. ``EXT4_IOC_SHUTDOWN`` ends a file system at
-once: what is in the page cache is never written, as in xfstests. That needs root and a loop device.
+Its files are on a separate ext4 file system, in a file behind a loop device. ``EXT4_IOC_SHUTDOWN`` ends a file system
+at once: the page cache is never written, as in xfstests. That needs root and a loop device.
 """
 
 import fcntl

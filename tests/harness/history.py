@@ -1,4 +1,4 @@
-"""What clients sent and what they were answered, and whether one record for each key explains it.
+"""Clients' requests and responses, and whether one record for each key explains them.
 
 A history is linearizable if each call can be given a moment between its start and its end, so that the calls, one after
 the other at these moments, are answered as a record would answer them. The search is Wing and Gong's ("Testing and
@@ -122,7 +122,7 @@ class Record:
         if other.answer == REUSED or other.start > call.end:
             return False
         if call.answer == REPLAYED:
-            # A reconciler may find the effect of an attempt that has lost its lease, whatever that one is answered.
+            # A reconciler may find the effect of an attempt that has lost its lease, regardless of its response.
             return call.author is None and other.answer in {REPLAYED, IN_PROGRESS} and other.payload == call.payload
         if call.answer == IN_PROGRESS:
             # An attempt that could not release its claim leaves it in the way until its lease is over.

@@ -1,4 +1,4 @@
-"""A process manager: it restarts what has died."""
+"""A process manager: it restarts processes that have died."""
 
 
 class Keeper:

@@ -1,4 +1,4 @@
-"""A MariaDB server of one's own, beside any that the machine runs. A package of the system brings the programs."""
+"""A private MariaDB server, alongside any that the machine runs. A system package provides the programs."""
 
 import os
 import subprocess

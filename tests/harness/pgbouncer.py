@@ -1,4 +1,4 @@
-"""A PgBouncer of one's own in transaction mode. A package of the system brings the program."""
+"""A private PgBouncer in transaction mode. A system package provides the program."""
 
 import os
 from contextlib import closing, contextmanager

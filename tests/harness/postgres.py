@@ -1,4 +1,4 @@
-"""PostgreSQL servers that are stopped, killed and promoted, the standby of one, and one whose clock is moved."""
+"""PostgreSQL servers that are stopped, killed and promoted, a standby, and a server whose clock is moved."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
-"""A proxy in front of a server, that cuts connections, holds up what is said, and swallows the confirm of a broker.
+"""A proxy in front of a server that cuts connections, delays traffic, and drops a broker's confirm.
 
-A broker's dialect says when a client has published a message, and when the broker confirms it.
+A broker's dialect recognises when a client has published a message, and when the broker confirms it.
 """
 
 import contextlib

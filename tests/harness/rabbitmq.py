@@ -1,4 +1,4 @@
-"""A RabbitMQ of one's own, beside any that the machine runs: it has its own name, ports, directory and port mapper."""
+"""A private RabbitMQ, alongside any that the machine runs, with its own name, ports, directory and port mapper."""
 
 import os
 import signal

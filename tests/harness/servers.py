@@ -1,4 +1,4 @@
-"""Servers: where their programs are, which tests go on without one, and those that run in a thread of the test."""
+"""Servers: where their programs are, which tests run without one, and the servers that run in a test's thread."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ PLACES = os.pathsep.join(["/usr/lib/rabbitmq/bin", os.environ.get("PATH", ""), "
 
 
 class ProgramMissingError(RuntimeError):
-    """A program is not installed. The message says how to install it."""
+    """A program is not installed. The message explains how to install it."""
 
 
 def find_program(name, package):

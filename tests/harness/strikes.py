@@ -24,7 +24,7 @@ class Strike:
     act: str
     #: The strike hits messages whose number, at the end of their label, is a multiple of this.
     every: int = 1
-    #: The numbers that are hit are higher by this: 3, 13, 23 and so on in place of 0, 10, 20.
+    #: The numbers that are hit are higher by this: 3, 13, 23 and so on instead of 0, 10, 20.
     offset: int = 0
     #: Only messages whose label contains this are hit.
     among: str = ""

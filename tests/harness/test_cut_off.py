@@ -1,4 +1,4 @@
-"""A test that is cut off by its time limit fails, and no other test."""
+"""A test that exceeds its time limit fails, and no other test does."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Each rule of the model refuses a history, and allows one beside it that differs in one point."""
+"""Each rule of the model refuses a history, and allows another that differs in one point."""
 
 import re
 from math import inf

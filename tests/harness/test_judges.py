@@ -1,4 +1,4 @@
-"""What judges a run shares nothing with what is judged but the tables."""
+"""The judges of a run share nothing with the judged code except the tables."""
 
 import ast
 

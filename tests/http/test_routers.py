@@ -123,7 +123,7 @@ def test_an_action_is_protected_under_the_name_of_its_class(alice, route, method
 
 
 @pytest.mark.usefixtures("atomic_requests")
-def test_the_audit_lists_an_action_once_although_its_route_has_a_format_suffix(route):
+def test_the_audit_lists_an_action_once_despite_its_format_suffix_route(route):
     route(Stock, DefaultRouter())
     found = {each.route for each in audit().routes if each.operation is not None}
     assert "/stock/<pk>/" in found

@@ -1,4 +1,4 @@
-"""The moves of a record. Spin checks that the model makes these and no others; so do histories of real runs."""
+"""The moves of a record. Spin checks that the model makes exactly these; histories of real runs are checked too."""
 
 from typing import NamedTuple
 

@@ -1,7 +1,7 @@
 """The claim protocol, checked exhaustively by Spin: two clients, two keys, a sweep, a purge, one death, one crash.
 
 Each guard of the protocol is also removed alone. Then Spin must find a history that breaks a promise, or
-``REDUNDANT`` says why there is none.
+``REDUNDANT`` explains why there is none.
 """
 
 import itertools
@@ -127,7 +127,7 @@ def test_without_the_guard_some_history_breaks_a_promise(guard, tmp_path):
     assert promise in broken
 
 
-def test_a_move_that_is_not_listed_is_seen(tmp_path):
+def test_a_move_that_is_not_listed_is_detected(tmp_path):
     *_, made = check(tmp_path, *TRANSACTION, "-DMOVES", without="STATUS")
     assert ("completed", "completed", 0) in made - MOVES.keys()
 

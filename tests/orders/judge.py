@@ -1,6 +1,6 @@
-"""The one judge of what a schedule leaves. It sees the record after each step, so it knows the whole history.
+"""The judge of a schedule's results. It reads the record after each step, so it has the whole history.
 
-It knows the promises and the moves of the model, and nothing of the package but its tables.
+It relies on the promises, the model's moves and the package's tables, and on nothing else in the package.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ REFUSALS = {409, 422, 503}
 
 @dataclass
 class Judge:
-    """What was seen, and what the judge has against it."""
+    """The observations, and the violations that the judge found."""
 
     declaration: str
     #: How many moves a step may make.

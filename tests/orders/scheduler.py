@@ -1,12 +1,12 @@
-"""One scheduler for threads that share a database: it decides which of them sends its next message.
+"""One scheduler for threads that share a database: it decides which thread sends its next message.
 
-Each actor is a call in a thread with a connection of its own. It stops between two messages to the database, of which
-each COMMIT and ROLLBACK is one, and before each effect outside. In between it does nothing that another actor could
-see, so the orders of these steps are all orders.
+Each actor is a call in a thread with its own connection. It stops between two messages to the database, including
+COMMIT and ROLLBACK, and before each outside effect. In between it does nothing that another actor could observe, so the
+orders of these steps cover all orders.
 
-An actor that waits for a lock is recognised, and the others go on. PostgreSQL says who blocks whom. SQLite refuses at
-once, because its timeout is zero here, and the statement is sent again after each step of another actor: so does its
-own busy handler, by the clock.
+When an actor waits for a lock, the others continue. PostgreSQL reports which session blocks which. SQLite refuses at
+once, because its timeout is zero here, and the statement is sent again after each step of another actor. SQLite's busy
+handler does the same by the clock.
 """
 
 import copy
@@ -18,17 +18,17 @@ from functools import partial
 
 from django.db import OperationalError, close_old_connections, connection, connections
 
-#: A bound for whatever waits, in seconds. Nothing that works comes near it.
+#: A bound for every wait, in seconds. Correct code comes nowhere near it.
 PATIENCE = 60
-#: How long a step may take before the server is asked whether it waits for a lock.
+#: How long a step may take before the server is queried for a lock wait.
 PAUSE = 0.003
 SQLITE_BUSY = 5
-#: How likely a walk is to let another actor go on.
+#: The probability that a walk switches to another actor.
 SWITCHING = 0.4
 
 
 class StuckError(Exception):
-    """No actor can go on. The schedule is void, which is a failure."""
+    """No actor can continue. The schedule is void, which is a failure."""
 
 
 class State(Enum):
@@ -152,7 +152,7 @@ class Scheduler:
         self.blocked = 0
 
     def run(self, calls, choose, after_step):
-        """Make the calls, each in a thread. ``choose`` gets the numbers of those that can go on.
+        """Make the calls, each in a thread. ``choose`` gets the numbers of the actors that can continue.
 
         :returns: the actors, and the order of their steps.
         """
@@ -258,7 +258,7 @@ class Path:
 
 
 def walk(seed):
-    """An order by its seed. An actor mostly goes on, as processes do."""
+    """An order determined by its seed. An actor mostly continues, as processes do."""
     chance = random.Random(seed)
     current = [-1]
 

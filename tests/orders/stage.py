@@ -1,4 +1,4 @@
-"""What the actors of a schedule do. ``judge`` has what must hold after it."""
+"""The actors of a schedule. ``judge`` checks what must hold afterwards."""
 
 import json
 from functools import partial

@@ -1,7 +1,7 @@
-"""The promises after each order of two actors' steps, and after random orders of three.
+"""The promises hold after each order of two actors' steps, and after random orders of three.
 
-By default an actor is made to wait once at most, or twice. ``--count 0`` plays every order of a pair, and
-``--count 100000`` so many walks. A pair whose orders all ended alike was not played.
+By default an actor is made to wait at most once or twice. ``--count 0`` plays every order of a pair, and
+``--count 100000`` plays that many random walks. A pair whose orders all end alike fails, because nothing was exercised.
 """
 
 import logging
@@ -24,7 +24,7 @@ LEVELS = ["READ_COMMITTED", "REPEATABLE_READ"] if connection.vendor == "postgres
 #: How often at most an actor is made to wait for another one that doesn't hold its lock: in the reduced run, and where
 #: a planted bug is looked for.
 REDUCED, THOROUGH = 1, 2
-#: An attempt that was overtaken goes on before the other one has ended, which takes two.
+#: An overtaken attempt continues before the other one has ended, which takes two.
 CRITICAL = {"a take-over", "a sweep", "an operator's release"}
 WALKS = 60
 

@@ -1,4 +1,4 @@
-"""The clients: threads with kept connections, which begin operations, retry them and send duplicates of recent ones."""
+"""The clients: threads with persistent connections that start operations, retry them and duplicate recent ones."""
 
 import json
 import random
@@ -27,7 +27,7 @@ NEW, RETRY, RECENT = 0.1, 0.2, 200
 #: Of the duplicates of an operation with an outcome, how many have another amount.
 CHANGED = 0.02
 AMOUNT = 100
-#: After how many requests a client connects anew, in the mean: the next worker may be another one.
+#: The mean number of requests before a client reconnects, possibly to another worker.
 KEPT = 20
 
 CONTROL, DRAWN = "control", "drawn"

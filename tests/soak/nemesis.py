@@ -1,4 +1,4 @@
-"""What goes wrong, and when: a schedule that its seed decides, and acts of which each is seen to strike."""
+"""The faults and their schedule: the seed determines the schedule, and each fault is verified to strike."""
 
 import os
 import random

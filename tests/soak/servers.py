@@ -1,4 +1,4 @@
-"""What the clients ask: gunicorn on PostgreSQL through PgBouncer, a provider, Redis, a relay, a sweep and Celery."""
+"""The servers under load: gunicorn on PostgreSQL through PgBouncer, a provider, Redis, a relay, a sweep and Celery."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The sample project's settings, with a lease that is shorter than what the nemesis freezes."""
+"""The sample project's settings, with a lease shorter than the nemesis's freezes."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""The sample API, and the control: it looks whether the effect is there, and then has it, without a claim."""
+"""The sample API, and the control, which checks for the effect and then applies it, without a claim."""
 
 from zlib import crc32
 

@@ -1,7 +1,7 @@
-"""No header, JSON text or form confuses the parsers: other parsers say what the same bytes mean.
+"""No header, JSON text or form confuses the parsers. Other parsers of the same bytes are the reference.
 
-``python -m tests.unit.test_guided`` lets coverage guide the bytes, by ``pip install atheris``. Its arguments are those
-of libFuzzer: ``-runs=1000000 -seed=1``.
+``python -m tests.unit.test_guided`` generates bytes guided by coverage. It needs ``pip install atheris`` and takes
+libFuzzer's arguments: ``-runs=1000000 -seed=1``.
 """
 
 import json

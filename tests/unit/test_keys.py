@@ -1,4 +1,4 @@
-"""What is a key, and what is derived of one. What a client may send stands in ``tests/http/test_protocol.py``."""
+"""Valid keys, and values derived from a key. ``tests/http/test_protocol.py`` covers what a client may send."""
 
 import re
 from uuid import UUID
@@ -28,7 +28,7 @@ def test_the_meta_name_is_what_django_makes_of_the_header():
 @pytest.mark.parametrize(
     "value", [None, 1, b"abc", ["abc"], "", "x" * 256, "a b", "a\n", "\x00", "\ud800", "é", "\u0660", '"é"'], ids=ascii
 )
-def test_what_is_not_visible_ascii_is_no_key_at_either_entry(value):
+def test_a_key_with_anything_but_visible_ascii_is_refused_at_both_entries(value):
     for entry in (parse_header, validate_key):
         with pytest.raises(KeyInvalidError):
             entry(value)
@@ -73,7 +73,7 @@ TEXT = st.text(max_size=8)
 
 
 def test_a_derived_key_is_a_stable_version_8_uuid_without_the_clients_key():
-    """A provider has seen it: another one would be another payment."""
+    """A provider has received it, so a different key would be another payment."""
     derived = SCOPE.derive_key("provider.charge")
     assert derived == UUID("2fb6d6f9-1cde-8c30-b4b9-0ca0f3da0acd")
     assert (derived.version, derived.variant) == (8, "specified in RFC 4122")
@@ -111,7 +111,7 @@ def test_no_two_operations_or_calls_share_a_key(one, other):
     assert same == (one == other)
 
 
-def test_a_chain_of_hops_has_one_trace_and_each_hop_a_key_of_its_own():
+def test_a_chain_of_hops_has_one_trace_and_a_separate_key_for_each_hop():
     first = Scope("1", "orders.create", "client-key")
     second = Scope("1", "orders.ship", first.key_for(first.derive_key("ship")))
     third = Scope("1", "orders.mail", second.key_for(second.derive_key("mail")))
@@ -122,7 +122,7 @@ def test_a_chain_of_hops_has_one_trace_and_each_hop_a_key_of_its_own():
 
 
 @pytest.mark.parametrize("key", ["k", "a.b", f"{'A' * 32}.{'0' * 36}", f"{'a' * 32}.{'0' * 35}"])
-def test_another_key_begins_a_trace_of_its_own(key):
+def test_any_other_key_begins_a_new_trace(key):
     scope = Scope("1", "orders.create", key)
     assert scope.trace == scope.derive_text("trace")
     assert scope.trace != Scope("2", "orders.create", key).trace
@@ -140,7 +140,7 @@ def test_another_key_begins_a_trace_of_its_own(key):
         ("01arz3ndektsv4rrffq69g5fav", 1469922850.259),
         ("7ZZZZZZZZZZZZZZZZZZZZZZZZZ", (2**48 - 1) / 1000),
         ("8ZZZZZZZZZZZZZZZZZZZZZZZZZ", None),  # more than 48 bits of time
-        ("01ARZ3NDEKTSV4RRFFQ69G5FAU", None),  # U is no digit
+        ("01ARZ3NDEKTSV4RRFFQ69G5FAU", None),  # U is not a digit
         ("017f22e279b07cc398c4dc0c0c07398f", None),
         ("017f22e2-79b0-7cc3-c8c4-dc0c0c07398f", None),  # another variant
         ("017f22e2-79b0-7cc3-98c4-dc0c0c07398f-1", None),

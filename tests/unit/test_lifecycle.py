@@ -1,4 +1,4 @@
-"""The decision table of the design, cell by cell. It is pure, so all of it can be looked at."""
+"""The decision table of the design, cell by cell. It is pure, so every cell is checked."""
 
 import itertools
 

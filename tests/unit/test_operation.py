@@ -1,4 +1,4 @@
-"""Declaring an operation: what is refused, and how settings and policy come together."""
+"""Declaring an operation: what is refused, and how settings and policy combine."""
 
 import inspect
 from datetime import timedelta
@@ -22,7 +22,7 @@ from idempotency.options.table import (
 )
 
 
-def test_an_operation_follows_the_settings_at_the_time_it_is_asked():
+def test_an_operation_reads_the_settings_when_its_policy_is_used():
     operation = Operation("tests.settings")
     defaults = (timedelta(days=3), timedelta(seconds=60), CONFLICT)
     assert (operation.policy.retention, operation.policy.lease, operation.policy.in_progress) == defaults

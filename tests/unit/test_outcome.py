@@ -1,4 +1,4 @@
-"""Bodies to records and back, without a database. What a response keeps of itself is seen in ``tests/http``."""
+"""Bodies to records and back, without a database. ``tests/http`` checks which parts of a response are kept."""
 
 import json
 

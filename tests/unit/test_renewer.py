@@ -1,4 +1,4 @@
-"""The thread that renews leases: what its callers get when it is slow, fails, or can't be had."""
+"""The thread that renews leases: what callers get when it is slow, fails or can't be started."""
 
 import threading
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A COMMIT whose answer is lost, that never arrives or is refused; handlers that end their transaction themselves."""
+"""A COMMIT that is refused, never arrives, or whose response is lost; handlers that end their own transaction."""
 
 from contextlib import contextmanager
 from functools import partial
@@ -64,7 +64,7 @@ def test_a_commit_whose_answer_is_lost_is_not_taken_for_a_failure(post):
 
 
 @pytest.mark.failure_12
-def test_a_commit_that_never_arrived_releases_nothing_and_runs_after_the_lease(post):
+def test_a_commit_that_never_arrived_is_retried_only_after_the_lease(post):
     with business_commit(lose):
         assert post().status_code == 503
 
@@ -93,7 +93,7 @@ def test_a_commit_that_the_server_refused_is_released_at_once(post, monkeypatch)
 
 
 @pytest.mark.postgres
-def test_an_error_before_commit_is_sent_is_no_answer_of_the_server(post):
+def test_an_error_before_commit_is_sent_is_not_a_server_response(post):
     with business_commit(fail):
         assert post().status_code == 500
     assert state() == ("recoverable", [])
@@ -102,7 +102,7 @@ def test_an_error_before_commit_is_sent_is_no_answer_of_the_server(post):
 
 
 @pytest.mark.failure_60
-def test_a_deferred_constraint_that_fails_in_commit_is_the_handlers_failure(post, account):
+def test_a_deferred_constraint_failing_at_commit_is_the_handlers_failure(post, account):
     """Foreign keys are only checked by COMMIT, on both databases."""
     unknown = str(int(account) + 1000)
     answer = post(account=unknown)
@@ -121,8 +121,8 @@ def test_a_deferred_constraint_that_fails_in_commit_is_the_handlers_failure(post
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_failing_on_commit_callback_leaves_the_outcome_recorded_and_announced(post, error):
-    """It is an error of the project's, whatever its type, because the COMMIT has succeeded before it."""
+def test_a_failing_on_commit_callback_keeps_the_recorded_outcome(post, error):
+    """An error of any type is the project's, because COMMIT has already succeeded."""
     seen = []
     handler.after = lambda request: transaction.on_commit(Mock(side_effect=error))
     with receiving(completed, then=lambda: seen.append(record().status)) as announced:
@@ -141,7 +141,7 @@ BOUNDS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_time
 @pytest.mark.failure_59
 @pytest.mark.postgres
 @pytest.mark.parametrize("path", ["/inside/", "/again/"])
-def test_no_timeout_of_ours_is_in_force_while_the_handler_or_its_commit_runs(post, path):
+def test_our_timeouts_do_not_apply_to_the_handler_or_its_commit(post, path):
     """COMMIT checks deferred foreign keys, and may wait there for a row that another transaction has locked.
 
     It waits for the disk.
@@ -199,7 +199,7 @@ def close_in_the_driver(request):
 
 
 def be_refused(request):
-    """And go on."""
+    """Fail a statement, then continue."""
     with pytest.raises(DatabaseError):
         execute("SELECT no_such_column")(request)
 
@@ -216,7 +216,7 @@ def in_turn(*acts):
     return run
 
 
-#: What puts another transaction in place of the handler's, on PostgreSQL, and what may be left of its effects.
+#: PostgreSQL statements that replace the handler's transaction, and the effects that may be left.
 REPLACING = [
     *((sql, ["one"]) for sql in ("COMMIT AND CHAIN", "COMMIT; BEGIN", "SELECT 1; END; BEGIN")),
     *((sql, []) for sql in ("ROLLBACK AND CHAIN", "ROLLBACK; BEGIN", "abort and chain")),
@@ -254,7 +254,7 @@ LEFT_OF_REFUSED = [] if connection.vendor == "postgresql" else ["one"]
         pytest.param(in_turn(be_refused, execute("ROLLBACK AND CHAIN")), [], marks=pytest.mark.postgres, id="chain"),
     ],
 )
-def test_a_handler_that_ends_or_replaces_its_transaction_is_noticed_and_never_run_again(post, ends, left, caplog):
+def test_a_handler_that_ends_its_transaction_is_detected_and_not_rerun(post, ends, left, caplog):
     handler.after = ends
     answer = post()
     assert problem(answer) == BROKEN
@@ -298,7 +298,7 @@ def test_a_statement_that_only_mentions_an_end_is_none(post, statement):
     assert state() == ("completed", ["one"])
 
 
-def test_a_worker_that_is_told_to_exit_releases_nothing(post):
+def test_a_worker_that_exits_in_a_handler_releases_nothing(post):
     handler.before = Mock(side_effect=SystemExit)
     with pytest.raises(SystemExit):
         post()
@@ -327,7 +327,7 @@ def test_a_claim_with_autocommit_off_is_refused_before_anything_runs(post, path,
 
 @pytest.mark.failure_63
 def test_a_database_whose_setting_is_autocommit_off_is_refused(transactional_db, monkeypatch):
-    # On a connection of its own: in a test, that of this thread must go on as it is.
+    # On a separate connection, because this thread's connection must stay as it is in a test.
     other = connections["default"].copy()
     other.settings_dict["AUTOCOMMIT"] = False
     mine, connections["default"] = connections["default"], other
@@ -341,8 +341,8 @@ def test_a_database_whose_setting_is_autocommit_off_is_refused(transactional_db,
 
 
 @pytest.mark.failure_63
-def test_an_outcome_that_can_not_be_committed_by_itself_is_not_acknowledged(post):
-    """The handler left autocommit off, so what it answered would be lost with its connection."""
+def test_an_outcome_left_uncommitted_is_not_acknowledged(post):
+    """The handler left autocommit off, so its outcome would be lost with its connection."""
     handler.after = lambda request: connection.set_autocommit(False)
     assert problem(post("/park/")) == BROKEN
     assert connection.get_autocommit()

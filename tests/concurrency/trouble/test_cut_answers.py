@@ -1,4 +1,4 @@
-"""The answer to a message of several statements breaks off, at each of its bytes."""
+"""The response to a message of several statements is cut off, at each byte."""
 
 import os
 import select

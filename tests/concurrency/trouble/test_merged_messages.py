@@ -1,7 +1,7 @@
-"""Handlers that begin, fail and end in every way: BEGIN and COMMIT in the messages of others change nothing for them.
+"""Merging BEGIN and COMMIT into other messages makes no difference to handlers, however they begin, fail and end.
 
-Each is run twice, with merged messages and as where messages can't be merged. It must see the same, leave the same and
-be retried with the same result, and its connection must be as Django left it.
+Each handler runs twice, with and without merged messages. Both runs must read the same, leave the same effects and
+replay the same outcome, and leave the connection as Django would.
 """
 
 import fcntl
@@ -66,7 +66,7 @@ def state_of_connection():
 
 
 def everything(handler, level):
-    """What is seen of a run and of its retry, in a session of its own."""
+    """The observable results of a run and its retry, in a new session."""
     IdempotencyRecord.objects.all().delete()
     Transfer.objects.all().delete()
     connection.close()
@@ -137,7 +137,7 @@ def test_a_signal_while_commit_waits_changes_nothing(raised, interrupt, monkeypa
         connection.close()
         connection.run_on_commit.clear()  # Django keeps them if its COMMIT is interrupted
         gone = "SELECT FROM pg_stat_activity WHERE pid = %s"
-        assert eventually(lambda: not execute(gone, session)[1])  # a COMMIT goes on though its client is gone
+        assert eventually(lambda: not execute(gone, session)[1])  # COMMIT continues after its client has gone
         return [end[0][0], effects(), record().status]
 
     seen = see()
@@ -145,8 +145,8 @@ def test_a_signal_while_commit_waits_changes_nothing(raised, interrupt, monkeypa
     assert seen == see()
 
 
-def test_a_session_is_listened_to_without_a_wait_and_however_many_files_are_open(monkeypatch):
-    """select() knows only the first 1,024 of them."""
+def test_a_session_is_polled_without_blocking_even_with_many_open_files(monkeypatch):
+    """select() supports only the first 1,024 file descriptors."""
     waits = []
 
     class Selector(merged.Selector):

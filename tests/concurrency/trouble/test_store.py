@@ -1,4 +1,4 @@
-"""The store breaks off, can't be reached, read or written, or has changed since it was read."""
+"""The store's connection breaks, or the store can't be reached, read or written, or has changed since it was read."""
 
 import logging
 from contextlib import closing, contextmanager
@@ -31,7 +31,7 @@ from tests.operations import receiving
 
 @pytest.mark.failure_13
 @pytest.mark.postgres
-def test_a_connection_that_dies_before_a_statement_that_is_looked_at_is_an_error_of_djangos(post):
+def test_a_connection_lost_before_a_watched_statement_is_a_django_error(post):
     caught = []
 
     def die(request):
@@ -141,14 +141,14 @@ ALTER = "ALTER TABLE idempotency_record "
         pytest.param("SET ROLE pg_monitor", "RESET ROLE", marks=pytest.mark.postgres, id="missing_permission"),
     ],
 )
-def test_a_store_that_does_not_fit_this_release_is_503_said_once_and_invites_to_no_retry(post, change, undo, caplog):
+def test_a_mismatched_schema_is_a_503_without_a_retry_and_logged_once(post, change, undo, caplog):
     caplog.set_level(logging.CRITICAL, "idempotency")
     execute(change)
     try:
         for _ in range(2):
             answer = post()
             assert problem(answer) == UNAVAILABLE
-            assert "Retry-After" not in answer.headers  # it would meet the same again
+            assert "Retry-After" not in answer.headers  # a retry would fail the same way
     finally:
         execute(undo)
     assert handler.attempts == []
@@ -177,7 +177,7 @@ def test_a_handler_that_hides_its_record_from_itself_is_named(post, path, sql, l
     assert ["changed the role or the search_path" in line for line in caplog.messages] == [True]
 
 
-def test_each_kind_of_error_that_no_retry_mends_is_said_once(monkeypatch, caplog):
+def test_each_kind_of_permanent_error_is_logged_once(monkeypatch, caplog):
     caplog.set_level(logging.CRITICAL, "idempotency")
     monkeypatch.setattr(type(store_for("default")), "is_permanent", lambda store, error: True)
     for text in ("no table", "no type", "no index", "no column\nLINE 1\n^", "no column\nLINE 2\n^"):
@@ -187,15 +187,13 @@ def test_each_kind_of_error_that_no_retry_mends_is_said_once(monkeypatch, caplog
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_said_already():
+def _nothing_is_reported_yet():
     ownership._reported.clear()
 
 
 @pytest.mark.failure_17
 @pytest.mark.parametrize(("times", "status"), [(1, 201), (MAX_ROUNDS - 1, 201), (MAX_ROUNDS, 409)])
-def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole_a_bounded_number_of_times(
-    post, monkeypatch, times, status
-):
+def test_a_deadlocked_claim_is_retried_as_a_whole_up_to_a_limit(post, monkeypatch, times, status):
     rounds = []
     error = error_of(monkeypatch, "40P01", "lost_a_race")
 
@@ -220,7 +218,7 @@ def test_a_claim_that_lost_to_a_deadlock_is_tried_again_as_a_whole_a_bounded_num
         ("25P02", "was_broken_before", BROKEN, None),
     ],
 )
-def test_a_transaction_in_which_a_statement_of_ours_fails_is_undone_and_released_with_the_reason(
+def test_a_failing_completion_rolls_back_and_releases_with_the_reason(
     post, monkeypatch, sqlstate, meaning, told, retry_after
 ):
     error = error_of(monkeypatch, sqlstate, meaning)
@@ -235,9 +233,7 @@ def test_a_transaction_in_which_a_statement_of_ours_fails_is_undone_and_released
     assert effects() == ["one"]
 
 
-def test_a_claim_parked_by_somebody_else_since_it_was_read_is_reported_and_not_announced_again(
-    post, cut_off, monkeypatch
-):
+def test_a_claim_parked_concurrently_is_reported_but_not_announced_again(post, cut_off, monkeypatch):
     cut_off("/park/")
     store = store_for("default")
     park_abandoned = store.park_abandoned
@@ -263,7 +259,7 @@ def test_a_lost_lease_whose_winner_can_not_be_read_is_503(post, monkeypatch, sql
     assert effects() == []
 
 
-def test_a_record_purged_between_the_lost_insert_and_the_read_is_claimed_anew(post):
+def test_a_record_purged_between_the_lost_insert_and_the_read_is_reclaimed(post):
     def purge(execute, sql, *rest):
         if sql.lstrip().startswith("SELECT"):
             IdempotencyRecord.objects.all().delete()

@@ -1,4 +1,4 @@
-"""A failure outside of a transaction is recovered as declared."""
+"""A failure outside a transaction is recovered as declared."""
 
 import time
 from contextlib import ExitStack
@@ -22,7 +22,7 @@ from tests.concurrency.traces import effects, end_lease, end_retention, is_repla
 from tests.concurrency.urls import handler
 
 
-def test_a_late_attempt_learns_nothing_of_another_payload_that_has_its_key_since(post):
+def test_a_late_attempt_is_not_given_the_outcome_of_a_newer_payload(post):
     def replaced(request):
         if handler.attempts == [1]:
             end_lease()
@@ -37,7 +37,7 @@ def test_a_late_attempt_learns_nothing_of_another_payload_that_has_its_key_since
 @pytest.mark.failure_74
 @pytest.mark.postgres
 @pytest.mark.parametrize("path", ["/park/", "/again/", "/reconciled/"])
-def test_an_outcome_survives_a_connection_that_died_while_the_handler_talked_to_the_outside(post, path):
+def test_an_outcome_survives_a_connection_lost_during_the_handler(post, path):
     handler.after = cut_connection
     first = post(path)
     assert first.status_code == 201
@@ -59,7 +59,7 @@ def test_a_failure_after_the_connection_died_is_parked_all_the_same(post):
 
 
 @pytest.mark.failure_74
-def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_again(post, monkeypatch):
+def test_an_outcome_with_an_unconfirmed_commit_is_found_and_not_rewritten(post, monkeypatch):
     complete = ownership.complete
     tries = []
 
@@ -79,7 +79,7 @@ def test_an_outcome_whose_commit_was_carried_out_and_not_confirmed_is_found_agai
 
 
 @pytest.mark.failure_74
-def test_a_step_whose_commit_was_carried_out_and_not_confirmed_is_kept_once(post, monkeypatch):
+def test_a_step_with_an_unconfirmed_commit_is_stored_once(post, monkeypatch):
     commit = connection._commit
 
     def commit_and_break():
@@ -145,7 +145,7 @@ FORGET = "DROP FUNCTION refuse_once CASCADE; DROP SEQUENCE refused"
 @pytest.mark.postgres
 @pytest.mark.parametrize("sqlstate", ["40001", "40P01", "55P03"])
 @pytest.mark.parametrize("change", ["UPDATE ON idempotency_record", "INSERT ON idempotency_step"])
-def test_a_change_that_the_server_refused_for_the_sake_of_another_is_made_again(post, change, sqlstate):
+def test_a_change_that_lost_to_a_concurrent_transaction_is_retried(post, change, sqlstate):
     handler.before = lambda request: require_claim().step("pay", lambda: 71)
     with connection.cursor() as cursor:
         cursor.execute(REFUSE_ONCE.format(change=change, sqlstate=sqlstate))
@@ -159,7 +159,7 @@ def test_a_change_that_the_server_refused_for_the_sake_of_another_is_made_again(
 
 
 @pytest.mark.failure_74
-def test_an_outcome_waits_for_a_peer_that_holds_its_record_and_is_recorded_when_the_peer_is_gone(post, monkeypatch):
+def test_an_outcome_is_recorded_once_a_peer_releases_the_record_lock(post, monkeypatch):
     gate = Gate()
     monkeypatch.setattr(ownership, "time", SimpleNamespace(sleep=lambda seconds: gate.open()))
 
@@ -173,7 +173,7 @@ def test_an_outcome_waits_for_a_peer_that_holds_its_record_and_is_recorded_when_
         def be_locked(request):
             if connection.vendor == "sqlite":
                 with connection.cursor() as cursor:
-                    cursor.execute("PRAGMA busy_timeout = 50")  # in place of the 20 s of the settings
+                    cursor.execute("PRAGMA busy_timeout = 50")  # instead of the settings' 20 s
                 stack.callback(connection.close)
             stack.enter_context(held(hold, gate))
 
@@ -185,7 +185,7 @@ def test_an_outcome_waits_for_a_peer_that_holds_its_record_and_is_recorded_when_
 
 
 @pytest.mark.failure_74
-def test_a_server_that_does_not_come_back_leaves_the_claim_to_recovery_after_bounded_tries(post, monkeypatch):
+def test_an_unreachable_server_leaves_the_claim_to_recovery(post, monkeypatch):
     tries = []
     monkeypatch.setattr(ownership, "complete", lambda *args: tries.append(1) or unreachable())
     monkeypatch.setattr(ownership, "FIRST_PAUSE", 0)
@@ -236,6 +236,6 @@ def test_only_what_a_new_connection_may_cure_is_tried_again(
     assert pauses == [0.1, 0.2, 0.4, 0.8][: tries - 1]
 
 
-def test_a_run_is_no_part_of_a_transaction_of_its_caller(post):
+def test_a_run_can_not_join_its_callers_transaction(post):
     with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), running(Attempt(Claim(owned(True)))):
         pass

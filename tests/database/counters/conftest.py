@@ -1,4 +1,4 @@
-"""Each test begins with nothing counted, in memory or in the table."""
+"""Each test starts with empty counters, in memory and in the table."""
 
 import time
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from idempotency.operate import statistics
 
 @pytest.fixture(autouse=True)
 def _nothing_counted(db, monkeypatch):
-    # No hour ends during a test, and no flush is due before the test says so.
+    # No hour ends during a test, and no flush is due until the test makes it due.
     now = time.time()
     clock = SimpleNamespace(time=lambda: now, monotonic=time.monotonic)
     for module in (counting, statistics):

@@ -1,4 +1,4 @@
-"""Counting, a look at what was written of it, and a database that refuses to write."""
+"""Count events, read the counts written, and make the database refuse writes."""
 
 import itertools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""When counts are written: now and then after a response or a task, which none waits for, and when a worker ends."""
+"""When counts are written: periodically after a response or a task, without delaying it, and when a worker ends."""
 
 import asyncio
 import threading
@@ -95,7 +95,7 @@ def test_nothing_is_written_in_a_test_case(view):
 
 
 def test_what_test_clients_ask_for_is_not_written(view):
-    """They are no servers: they close a response before they hand it over, where its statements may be counted."""
+    """Unlike servers, they close a response before handing it over, and a test may count its statements."""
     make_due()
     request = {"content_type": "application/json", "headers": {"Idempotency-Key": "k"}}
     assert Client().post("/", {}, **request).status_code == 201
@@ -137,7 +137,7 @@ def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(view, left
     threads = []
     flush = counters.flush
     monkeypatch.setattr(counters, "flush", lambda: threads.append(threading.get_ident()) or flush())
-    # Each request has a thread of its own, and a connection that outlived it would never be used again.
+    # Each request has its own thread, and a connection that outlived it would never be used again.
     monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)
     make_due()
     visit()

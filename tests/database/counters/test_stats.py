@@ -1,4 +1,4 @@
-"""``stats()``: right on a small table, bounded on a huge one, and honest about which it is."""
+"""``stats()``: exact on a small table, bounded on a huge one, with the precision reported."""
 
 import json
 import re
@@ -59,8 +59,8 @@ def test_a_small_table_is_counted_exactly():
         assert seen[name].value == pytest.approx(age, abs=60)
 
 
-def test_the_time_since_the_last_purge_is_told_to_the_hour():
-    """Without any purge it is the time since the first count. So an operator sees that no purge is scheduled."""
+def test_the_time_since_the_last_purge_is_reported_to_the_hour():
+    """Without any purge it is the time since the first count, so an operator notices that no purge is scheduled."""
     assert numbers()["since_purge"] == Number(None, Precision.NEVER)
 
     def row(hours_ago, event, name=""):
@@ -86,7 +86,7 @@ def test_a_lease_that_runs_is_not_overdue():
     assert numbers()["overdue"] == Number(0.0, Precision.EXACT)
 
 
-def test_counting_stops_at_a_bound_and_says_so(monkeypatch):
+def test_counting_stops_at_a_bound_and_reports_it(monkeypatch):
     monkeypatch.setattr(statistics, "MAX_COUNTED", 4)
     if connection.vendor == "postgresql":
         execute("TRUNCATE idempotency_record CASCADE")  # and so nothing is estimated of it

@@ -1,4 +1,4 @@
-"""What was counted is added to the table, outside of open transactions, over threads, forks and processes."""
+"""Counts are added to the table outside open transactions, across threads, forks and processes."""
 
 import asyncio
 import logging
@@ -61,7 +61,7 @@ def test_no_count_is_lost_between_concurrent_writers(monkeypatch):
     assert written() == dict.fromkeys(keys, 40)
 
 
-def test_a_counter_says_what_it_counts():
+def test_a_counter_describes_what_it_counts():
     assert str(IdempotencyCounter(operation="charges.create", event="claimed", total=3)) == "charges.create claimed: 3"
 
 

@@ -1,4 +1,4 @@
-"""Commands to take fingerprints of, and a notion of sameness that has nothing of the fingerprint's."""
+"""Commands to fingerprint, and a definition of equality independent of the fingerprint."""
 
 import dataclasses
 from enum import Enum

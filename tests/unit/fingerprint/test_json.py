@@ -1,4 +1,4 @@
-"""JSON is read as the application reads it, or refused, or left to the caller."""
+"""JSON is parsed as the application parses it, or refused, or left to the caller."""
 
 import json
 import math

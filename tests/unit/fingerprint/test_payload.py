@@ -1,4 +1,4 @@
-"""What a fingerprint is of: the command, the method, the route and the query, under a version."""
+"""The input of a fingerprint: the command, the method, the route and the query, under a version."""
 
 import dataclasses
 import datetime as dt

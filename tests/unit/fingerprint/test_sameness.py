@@ -1,4 +1,4 @@
-"""Two payloads have one fingerprint if, and only if, they are the same request; what has none is refused."""
+"""Payloads share a fingerprint if and only if they are the same request. One that can't be fingerprinted is refused."""
 
 import dataclasses
 import datetime as dt
