@@ -60,7 +60,7 @@ class IdempotentMixin:
 
 
 class _ByMixin(Protected):
-    """A handler that the mixin protects. A subclass may give it to another operation."""
+    """A handler that the mixin protects. A subclass may assign it to another operation."""
 
 
 class _ByEvery(_ByMixin):
@@ -81,7 +81,7 @@ def refuse_shared_name(view_class: type) -> None:
         found = getattr(found, part, None)
     if found is not view_class:
         raise ImproperlyConfigured(
-            f"The operations of {dotted(view_class)} are named by its dotted path, which does not lead to it, so "
+            f"The operations of {dotted(view_class)} are named after its dotted path, which does not lead to it, so "
             f"another class may have the same names. Define the class in its module, or name its operations: "
             f'idempotent_operations = {{"post": "orders.create"}}.'
         )

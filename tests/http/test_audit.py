@@ -166,7 +166,7 @@ urlpatterns = [
 
 #: What is said of each route: method and path, the verdict, the operation, and what its reasons say.
 EXPECTED = {
-    ("ANY", "/pages/"): ("undeclared", None, "can't see which methods"),
+    ("ANY", "/pages/"): ("undeclared", None, "can't determine which methods"),
     ("ANY", "/pages/instance/"): ("undeclared", None, ""),
     ("ANY", "/plain/"): ("undeclared", None, ""),
     ("POST", "/class/"): ("unprotected", None, ""),
