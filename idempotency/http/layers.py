@@ -55,7 +55,7 @@ def checks_nothing(decorator: _Decorator) -> _Decorator:
 
         checks_nothing(traced("any name"))
 
-    It applies whatever the decorator's arguments. The decorator is called once or twice with a dummy view.
+    The declaration covers all arguments of the decorator, which is called once or twice with a dummy view.
 
     :returns: the decorator.
     :raises TypeError: the decorator does not return a function that calls the view.

@@ -15,7 +15,7 @@ from .adapter import RestFrameworkAdapter
 
 
 class KeyStatusSerializer(serializers.Serializer[Any]):
-    """The status under one operation. Without choices, because these could rename a project's own in its schema."""
+    """The status under one operation. Without choices, which could rename the project's choices in its schema."""
 
     status: serializers.CharField = serializers.CharField(
         help_text="in_progress, completed, recoverable, parked or unknown"
