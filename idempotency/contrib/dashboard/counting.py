@@ -50,7 +50,7 @@ Counts = Counter[tuple[str, str]]
 
 
 class Counters:
-    """The counts that this process has not yet written. A forked child starts at zero."""
+    """The unwritten counts of this process. A forked child starts at zero."""
 
     def __init__(self) -> None:
         self.reset()
