@@ -220,7 +220,7 @@ def retry_cases(trial: Trial) -> list[Case]:
     return [
         Case("sequential", "Retries of a completed operation have no effect.", PROMISE, _sequential),
         Case("replay-is-equal", "A retry gets the first status, headers and body.", PROMISE, _replay_is_equal),
-        Case("replay-is-marked", "A client can tell a replay from an execution.", PROMISE, _replay_is_marked),
+        Case("replay-is-marked", "A client can distinguish a replay from an execution.", PROMISE, _replay_is_marked),
         Case("echo", "Each answer repeats the key.", PROMISE, _echo),
         *(
             Case(f"concurrent-{count}", concurrent, PROMISE, partial(_concurrent, count))

@@ -136,9 +136,9 @@ def _headers_of_outcome(policy: Policy) -> dict[str, Any]:
     return {
         keys.HEADER: _header("The key, as it was sent.", type="string"),
         RETENTION_HEADER: _header(
-            "For how many seconds an outcome is kept and a retry recognised.", type="integer", minimum=0
+            "The number of seconds for which an outcome is kept and a retry is recognised.", type="integer", minimum=0
         ),
-        STATUS_HEADER: _header("What has become of the key.", type="string", enum=values),
+        STATUS_HEADER: _header("The status of the key.", type="string", enum=values),
         PROFILES[policy.profile].replayed: _header(
             "Present if this is the recorded outcome of an earlier request.", type="string", enum=["true"]
         ),

@@ -134,7 +134,7 @@ def fetch_key_status(
 
     :param session: any session, with the credentials of the account that used the key.
     :param url: the URL of a ``KeyStatusView``.
-    :param key: the key, as it was sent.
+    :param key: the key, as sent.
     :param timeout: in seconds, in any form that ``requests`` accepts.
     :raises requests.RequestException: there is no response, its status is 4xx or 5xx, or it is not JSON.
     :raises ValueError: the response does not come from a ``KeyStatusView``.

@@ -165,7 +165,7 @@ class Tries(ABC):
     def begin(self) -> float:
         """Begin an attempt, and return its timeout in seconds.
 
-        :raises LeaseLostError: the lease was lost meanwhile, so the request must not be sent.
+        :raises LeaseLostError: the lease was lost in the meantime, so the request must not be sent.
         """
         if self.claim is not None:
             self.claim.ensure_owned()

@@ -214,7 +214,7 @@ class Exchange:
         is_of_database = isinstance(error, (DatabaseError, InterfaceError))
         if is_of_database and not self.request.store.is_permanent(error):
             return UnavailableError(f"{problem} Retry with the same Idempotency-Key.", retry_after=1)
-        return UnavailableError(f"{problem} A retry fails, too, until the service is repaired.")
+        return UnavailableError(f"{problem} Retries fail as well until the service is repaired.")
 
     def _refuse(self, error: IdempotencyError) -> Any:
         report(error, self.policy.operation.name, self.key)

@@ -35,7 +35,7 @@ EVERY: Final = _Every()
 # the class and the handler.
 #
 # The handlers are protected when the class is made, so neither the mixin's position among the bases nor an override of
-# ``initial()`` or ``dispatch()`` matters. An override of a handler in a subclass is protected, too.
+# ``initial()`` or ``dispatch()`` matters. An override of a handler in a subclass is also protected.
 class IdempotentMixin:
     idempotent_operations: ClassVar[Mapping[str, str | Operation] | _Every] = {}
 

@@ -72,7 +72,7 @@ def confirming_producer(app: Any) -> Iterator[Any]:
 
 def _pool(app: Any) -> Any:
     conf = app.conf
-    # A forked process must not use its parent's connections, nor close them, which would send a message over the
+    # A forked process must neither use nor close its parent's connections: closing would send a message over the
     # parent's socket.
     place = (os.getpid(), app, repr(conf.broker_write_url), repr(conf.broker_transport_options))
     if place not in _pools:
