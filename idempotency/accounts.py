@@ -31,7 +31,7 @@ __all__ = [
     "user_or_visitor",
 ]
 
-# The default is found without HTTP, because a worker of a queue needs none.
+# The default is imported without ``http``, because a queue worker doesn't need it.
 __getattr__: Getter = lazy(
     __name__, dict.fromkeys(__all__, "http.accounts") | {"authenticated_user": "conf"}, package="idempotency"
 )

@@ -1,4 +1,4 @@
-"""The app's configuration: the imports and connections that are made when Django has loaded the apps."""
+"""The app's configuration: imports and connects what must be ready once Django has loaded the apps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class IdempotencyConfig(AppConfig):
         import_module("idempotency.http.checks")
         import_module("idempotency.http.body_stream")
         import_module("idempotency.log").connect_if_named()
-        # Each registers its adapter, before the project declares its views and routes. The core never imports them.
+        # Each registers its adapter before the project declares its views and routes. The core never imports them.
         for framework in import_module("idempotency.http.adapter").FRAMEWORKS:
             if apps.is_installed(framework):
                 import_module(f"idempotency.contrib.{framework}")

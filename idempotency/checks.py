@@ -17,13 +17,13 @@ from .store import Store, records_database, store_for
 
 OLDEST_MARIADB = (10, 11)
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 @check()
 def check_settings() -> Iterator[CheckMessage]:
     mistakes = mistakes_in_settings()
-    if not mistakes:  # an operation takes some of its options from the settings, so it can contradict them
+    if not mistakes:  # an operation takes defaults from the settings, so it can contradict them
         mistakes = [mistake for operation in declared_operations() for mistake in operation.mistakes()]
     yield from mistakes
 
@@ -65,14 +65,14 @@ def _wrong_connections(using: str) -> Iterator[CheckMessage]:
         )
     if getattr(connection.Database, "__name__", "") == "psycopg2":
         yield Error(
-            f"Database {using!r} uses psycopg2, whose errors differ from those of psycopg 3 and would be misread.",
+            f"Database {using!r} uses psycopg2. Its errors differ from psycopg 3's and would be misread.",
             hint="Install psycopg 3 (pip install 'psycopg>=3.2'). Django uses it if both are installed.",
             id="idempotency.E020",
         )
 
 
 def _doubtful_connections(using: str, databases: Sequence[str] | None) -> Iterator[CheckMessage]:
-    """Databases that work less well, or that are not the one that operations write to."""
+    """Databases that work less well, or that operations don't write to."""
     connection: Any = connections[using]
     options = connection.settings_dict.get("OPTIONS", {})
     if connection.vendor == "sqlite" and str(options.get("transaction_mode")).upper() not in {"IMMEDIATE", "EXCLUSIVE"}:
@@ -82,7 +82,7 @@ def _doubtful_connections(using: str, databases: Sequence[str] | None) -> Iterat
             hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"} on the database.',
             id="idempotency.W002",
         )
-    if not _is_tested(connection, may_ask=databases is None or using in databases):
+    if not _is_tested(connection, may_query=databases is None or using in databases):
         yield checks.Warning(
             f"Database {using!r} is a {connection.display_name} database. This release is tested on PostgreSQL, "
             f"SQLite, and MariaDB {OLDEST_MARIADB[0]}.{OLDEST_MARIADB[1]} and later.",
@@ -100,7 +100,7 @@ def _doubtful_connections(using: str, databases: Sequence[str] | None) -> Iterat
 
 
 def _tables_outside_of_citus(using: str) -> Iterator[CheckMessage]:
-    if outside := _asked(using, lambda store: store.tables_outside_of_citus()):
+    if outside := _fetch(using, lambda store: store.tables_outside_of_citus()):
         yield checks.Warning(
             f"Database {using!r} is a Citus cluster that doesn't manage these tables: {', '.join(outside)}. If the "
             f"coordinator crashes during a COMMIT, writes to them may be lost although the transaction's writes to "
@@ -113,9 +113,9 @@ def _tables_outside_of_citus(using: str) -> Iterator[CheckMessage]:
 
 
 def _doubtful_durability(using: str) -> Iterator[CheckMessage]:
-    """Servers that may lose confirmed claims, so that operations with effects outside of them run again."""
+    """Servers that may lose confirmed claims, so that operations with outside effects run again."""
     outside = sorted(operation.name for operation in declared_operations() if not operation.declared["transaction"])
-    replication = _asked(using, lambda store: store.replication()) if outside else None
+    replication = _fetch(using, lambda store: store.replication()) if outside else None
     if replication is None:
         return
     names = _some(outside)
@@ -141,7 +141,7 @@ def _wrong_renewals(databases: Sequence[str]) -> Iterator[CheckMessage]:
     for using, renewals in settings().renewal_databases.items():
         yield from _wrong_connections(renewals)
         identity, other_identity = (
-            _asked(alias, lambda store: store.identity()) if using in databases else None for alias in (using, renewals)
+            _fetch(alias, lambda store: store.identity()) if using in databases else None for alias in (using, renewals)
         )
         if identity is not None and other_identity != identity:
             yield Error(
@@ -156,7 +156,7 @@ def _starving_renewals(using: str, databases: Sequence[str]) -> Iterator[CheckMe
     beating = sorted(operation.name for operation in declared_operations() if operation.declared["heartbeat"])
     if not beating or using not in databases or using in settings().renewal_databases:
         return
-    if _asked(using, lambda store: store.is_pooled()):
+    if _fetch(using, lambda store: store.is_pooled()):
         yield checks.Warning(
             f"Database {using!r} is behind a pooler. If handlers hold all its sessions, heartbeats wait until the "
             f"leases are over, and operations run again: {_some(beating)}.",
@@ -170,17 +170,17 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
-def _asked(using: str, question: Callable[[Store], _Answer]) -> _Answer | None:
-    """The server's answer, or None if it can't be reached."""
+def _fetch(using: str, query: Callable[[Store], _Result]) -> _Result | None:
+    """The result of a query, or None if the server can't be reached."""
     try:
         with transaction.atomic(using):
-            return question(store_for(using))
+            return query(store_for(using))
     except (DatabaseError, InterfaceError):
         return None
 
 
-def _is_tested(connection: Any, *, may_ask: bool) -> bool:
-    """Whether releases are tested on such a database. The server tells MySQL from MariaDB: they share a backend."""
+def _is_tested(connection: Any, *, may_query: bool) -> bool:
+    """Whether releases are tested on this database. MariaDB and MySQL share a backend, so the server decides."""
     if connection.vendor == "mysql":
-        return not may_ask or bool(connection.mysql_is_mariadb and connection.mysql_version >= OLDEST_MARIADB)
+        return not may_query or bool(connection.mysql_is_mariadb and connection.mysql_version >= OLDEST_MARIADB)
     return connection.vendor in {"postgresql", "sqlite"}

@@ -1,7 +1,7 @@
 """The ``IDEMPOTENCY`` setting: ``settings()`` returns the values in force.
 
-They are read again when Django signals a change, so ``override_settings`` works. If an entry is wrong, ``settings()``
-raises ``ImproperlyConfigured``, because a guessed default could leave operations unprotected.
+They are read again when Django signals a change, so ``override_settings`` works. If an entry is invalid, ``settings()``
+raises ``ImproperlyConfigured``, because falling back to a default could leave operations unprotected.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from django.db.models import Model
 
 from .options.table import OPTIONS, SETTINGS, Options, ProjectOptions
 
-#: Not outcomes: like every 5xx, they ask the client to retry, and the retry must run.
+#: Not outcomes: like every 5xx, they mean that the client should retry, and the retry must run.
 TRANSIENT_STATUSES = frozenset({408, 425, 429})
 
-#: The statuses of a response to an invalid payload.
+#: The statuses for an invalid payload.
 INVALID_STATUSES = frozenset({400, 422})
 SETTING = "IDEMPOTENCY"
 
 #: Entries that don't exist, but that an operator might try in an emergency.
 _SWITCHES = frozenset({"ENABLED", "ENABLE", "DISABLED", "DISABLE", "ACTIVE"})
 
-#: How far the clocks of clients, this server and the database may differ when a key's time is compared.
+#: How far the clocks of clients, this server and the database may differ when a key's timestamp is compared.
 CLOCK_SKEW = timedelta(minutes=5)
 
 
@@ -43,7 +43,7 @@ def is_recordable(status: int) -> bool:
 
 
 def is_recordable_unless_invalid(status: int) -> bool:
-    """For ``recordable``: the default without 400 and 422, so that the retry of an invalid request runs again.
+    """For ``recordable``: the default without 400 and 422, so that a retry of an invalid request runs again.
 
     The same payload may succeed later, for example after the customer that it names has been created. A corrected
     payload needs another key.
@@ -57,15 +57,15 @@ def is_recordable_unless_conflict(status: int) -> bool:
 
 
 def is_recordable_if_successful(status: int) -> bool:
-    """For ``recordable``: 2xx only, for senders of events, which deliver again after any other status."""
+    """For ``recordable``: 2xx only, for webhook senders, which deliver again after any other status."""
     return 200 <= status < 300
 
 
 def authenticated_user(request: Any) -> str | None:
     """The default of ``ACCOUNT``: the primary key of the authenticated user, or None.
 
-    Users of two models may have the same primary key. So unless the user is an ``AUTH_USER_MODEL``, the label of its
-    model (or the name of its class) and a colon precede the primary key.
+    Users of two models may have the same primary key. So for a user that is not an ``AUTH_USER_MODEL``, the label of
+    its model (or the name of its class) and a colon precede the primary key.
     """
     user = getattr(request, "user", None)
     if user is None or not user.is_authenticated or user.pk is None:
@@ -75,7 +75,7 @@ def authenticated_user(request: Any) -> str | None:
     if not issubclass(kind, Model):
         return f"{kind.__module__}.{kind.__qualname__}:{account}"
     model = kind._meta.concrete_model  # a proxy has the primary keys of its model
-    # A text may have been chosen as primary key to look like the account of a user of another model.
+    # A user may have chosen a text primary key that looks like the account of a user of another model.
     if model is _user_model(django_settings.AUTH_USER_MODEL) and ":" not in account:
         return account
     return f"{model._meta.label}:{account}"
@@ -105,7 +105,7 @@ def refuse(mistakes: Iterable[Error]) -> None:
 
 
 def mistakes_in_settings() -> list[Error]:
-    """The mistakes in ``IDEMPOTENCY``: in each entry or, if there are none, in all together."""
+    """The mistakes in ``IDEMPOTENCY``: in single entries or, if there are none, contradictions between entries."""
     entries = getattr(django_settings, SETTING, {})
     if not isinstance(entries, Mapping):
         return [
@@ -123,9 +123,9 @@ def mistakes_in_settings() -> list[Error]:
 def contradictions(subject: str, values: Mapping[str, Any], spell: Callable[[str], str] = str) -> Iterator[Error]:
     """Find contradictions between durations.
 
-    :param subject: the operation or setting in the message.
+    :param subject: the operation or setting that the message names.
     :param values: the durations by option; None for one that is not set.
-    :param spell: turns an option's name into the subject's name for it.
+    :param spell: turns an option's name into the name that the subject uses.
     """
     options = ("retention", "lease", "heartbeat", "max_key_age", "body_retention")
     retention, lease, heartbeat, max_key_age, body_retention = map(values.get, options)
@@ -140,7 +140,7 @@ def contradictions(subject: str, values: Mapping[str, Any], spell: Callable[[str
     if lease is not None and lease >= retention:
         yield too_long("lease", ", because a crash blocks a key until its lease is over")
     if heartbeat is not None and heartbeat > retention:
-        reason = ", because a run must not outlast the retention of its own key"
+        reason = ", because a run must not outlast the retention of its key"
         yield too_long("heartbeat", reason, "must not be longer than")
     if max_key_age is not None and max_key_age > retention - CLOCK_SKEW:
         reason = " by five minutes, because clocks may differ by as much. A key whose record is gone could run again"
@@ -157,7 +157,7 @@ def _mistake_in_entry(name: Any, value: Any) -> Error | None:
         if name in _SWITCHES:
             hint = (
                 "No entry switches the protection off. The page 'Introduce it, switch it off' of the documentation "
-                "(how-to/introduce) shows how requests go on without protection."
+                "(how-to/introduce) shows how to run requests without protection."
             )
         return Error(f"IDEMPOTENCY has no entry {name!r}.", hint=hint, id="idempotency.E002")
     problem = option.problem_of_setting(value)
@@ -171,9 +171,9 @@ def _mistake_in_entry(name: Any, value: Any) -> Error | None:
 class Settings(ProjectOptions):
     """The values in force. Dotted paths are replaced by the objects that they name."""
 
-    #: The options of an operation that declares none.
+    #: The values of options that an operation does not declare.
     defaults: Options
-    #: New fingerprints use the first secret. Recorded ones are compared under each.
+    #: New fingerprints use the first secret. Recorded ones are compared under every secret.
     fingerprint_secrets: Sequence[str | bytes]
 
 

@@ -1,6 +1,6 @@
 """Encryption at rest, under ``ENCRYPTION_KEYS``. It needs the extra ``encryption``.
 
-Fernet authenticates, so a text that was changed in the database, or encrypted under another key, can't be decrypted.
+Fernet authenticates, so text that was changed in the database or encrypted under another key can't be decrypted.
 """
 
 from __future__ import annotations

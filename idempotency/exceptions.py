@@ -60,7 +60,7 @@ class IdempotencyError(Exception):
 
 
 class RequestError(IdempotencyError):
-    """The request is not acceptable. Nothing ran and nothing was recorded."""
+    """The request is invalid. Nothing ran and nothing was recorded."""
 
     status_code = 400
     code = "idempotency_request_invalid"
@@ -85,7 +85,7 @@ class KeyExpiredError(RequestError):
     code = "idempotency_key_expired"
     title = "Idempotency-Key is too old"
     default_detail = (
-        "This Idempotency-Key was made too long ago, and no outcome is recorded for it any more. Find out whether the "
+        "This Idempotency-Key was made too long ago, and its outcome is no longer recorded. Find out whether the "
         "operation took effect before you send it with a new key."
     )
 
@@ -156,7 +156,7 @@ class LeaseLostError(IdempotencyError):
 
 
 class UnavailableError(IdempotencyError):
-    """The database of the record can't be reached or written, or did not say whether it committed.
+    """The record's database can't be reached or written, or did not confirm a commit.
 
     Either the operation did not run, or it ran and may have committed. A retry with the same key finds out.
     """
@@ -219,7 +219,7 @@ class MessageReusedError(OperationError):
 
 
 class BrokerUnavailableError(Exception):
-    """A sender raises this if the broker can't be reached or does not confirm, whatever the message.
+    """A sender raises this if the broker can't be reached or does not confirm, regardless of the message.
 
-    The relay then pauses this sender's messages, and does not count the attempt.
+    The relay then pauses this sender's messages and does not count the attempt.
     """

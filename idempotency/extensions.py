@@ -23,7 +23,7 @@ class Extension:
     find_messages: Callable[[str, str | None], Any] | None = None
     #: The ``contrib.dashboard.counting.Counters``.
     event_counts: Any = None
-    #: Called when a message is published. Returns default headers for it, and must not raise.
+    #: Called when a message is published. Returns its default headers, and must not raise.
     message_headers: Callable[[], Mapping[str, str]] | None = None
     #: Called with a message. Returns the context in which its sender runs.
     sending_context: Callable[[Any], AbstractContextManager[object]] | None = None
@@ -39,7 +39,7 @@ _extensions: dict[str, Extension] = {}
 
 
 def register(app: str, **additions: Any) -> None:
-    """Set the additions of an app, the fields of ``Extension``."""
+    """Set the additions of an app. They are the fields of ``Extension``."""
     _extensions[app] = Extension(**additions)
 
 

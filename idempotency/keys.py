@@ -1,4 +1,4 @@
-"""Values of ``key``, which say where a request has its key; new keys; and the status of a key."""
+"""Values of ``key``, which locate the key in a request; new keys; and the status of a key."""
 
 from .http.key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
 from .http.key_status import KeyStatusView

@@ -1,4 +1,4 @@
-"""The states of a record, and the decision what a duplicate gets. No I/O and no Django.
+"""The states of a record, and the decision about a duplicate. No I/O and no Django.
 
 absent       -> in_progress     claim: one winner, attempt 1
 in_progress  -> completed       complete, if the attempt still owns the record
@@ -28,15 +28,15 @@ class Status(StrEnum):
 
 
 class Recovery(Enum):
-    """What to do about a claim whose process disappeared, as its operation declares."""
+    """How to recover a claim whose process disappeared, as its operation declares."""
 
     REEXECUTE = "reexecute"  # run it again, because its effects share the record's transaction or carry a derived key
-    RECONCILE = "reconcile"  # ask the outside world what happened
+    RECONCILE = "reconcile"  # find out from an external system what happened
     PARK = "park"  # never run it again automatically
 
 
 class Decision(Enum):
-    """What a request does if it finds a record."""
+    """The action of a request that finds a record."""
 
     REPLAY = "replay"  # answer from the recorded outcome
     WAIT = "wait"  # another attempt is presumed alive
@@ -58,15 +58,15 @@ _ABANDONED = {
 def decide(
     status: Status, *, lease_over: bool, retention_over: bool, same_payload: bool, recovery: Recovery
 ) -> Decision:
-    """Decide what a duplicate gets.
+    """Decide about a duplicate.
 
     The order of the conditions below is the contract:
 
-    1. A live claim is left alone, whatever the payload and the record's age, because its run may still commit.
+    1. A live claim is left alone, regardless of the payload and the record's age, because its run may still commit.
     2. After the record's retention the same key makes a new request.
-    3. Another payload learns nothing and never runs, even if the claim is abandoned.
+    3. A request with another payload gets no outcome and never runs, even if the claim is abandoned.
 
-    :param lease_over: by the database's clock. It matters only in the state in_progress.
+    :param lease_over: by the database's clock. Relevant only in the state in_progress.
     :param retention_over: by the database's clock.
     """
     if status is Status.IN_PROGRESS and not lease_over:

@@ -33,7 +33,7 @@ else:
 
 
 class BytewiseCharField(_CharField):
-    """Text whose values are equal only if their bytes are equal.
+    """Text that is compared byte by byte.
 
     By default, MySQL and MariaDB ignore case, accents and trailing spaces in comparisons. PostgreSQL compares bytes,
     but sorts an index in the order of the locale. If an upgrade of the C library changes that order, the index is
@@ -51,7 +51,7 @@ class BytewiseCharField(_CharField):
 
 
 class UnicodeTextField(_TextField):
-    """Text of any characters. MySQL and MariaDB may have databases whose character set doesn't have all of them."""
+    """Text with any characters. A database's character set on MySQL or MariaDB may not have all of them."""
 
     def db_parameters(self, connection: Any) -> Any:
         parameters = super().db_parameters(connection)
@@ -64,7 +64,7 @@ class JSONTextField(UnicodeTextField):
     """JSON that is stored and read as its exact text.
 
     On PostgreSQL its type is ``json``, which keeps the text and checks its syntax. ``jsonb`` would lose the order of
-    names, the white space and the form of numbers. On other databases it is a text column.
+    names, white space and the spelling of numbers. On other databases it is a text column.
     """
 
     def db_type(self, connection: Any) -> str | None:
@@ -76,12 +76,12 @@ class JSONTextField(UnicodeTextField):
 
 
 class PartialIndex(models.Index):
-    """An index with a condition. A database without partial indexes gets one of other columns in its place.
+    """A partial index. Databases without partial indexes get a plain index on ``otherwise`` instead.
 
-    MySQL and MariaDB ignore the condition. The index would then hold every record, and the updates of a record would
+    MySQL and MariaDB ignore the condition. The index would then contain every record, and an update of one record would
     lock others in it.
 
-    :param otherwise: the columns of the index on a database without partial indexes.
+    :param otherwise: the columns of the plain index.
     """
 
     def __init__(self, *, otherwise: Sequence[str], **options: Any) -> None:
@@ -107,7 +107,7 @@ _STATUSES = [
 
 
 class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
-    """Queries for records by scope and state. Every time is compared by the database's clock."""
+    """Queries for records by scope and state. Times are compared by the database's clock."""
 
     def in_scope(self, account_id: str, operation: str, idempotency_key: str) -> RecordQuerySet:
         return self.filter(account_id=account_id, operation=operation, idempotency_key=idempotency_key)
@@ -129,20 +129,20 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
         return self.in_progress().filter(lease_expires_at__gt=Now())
 
     def abandoned(self) -> RecordQuerySet:
-        """Claims whose lease is over: their process is gone, or needs more time than its lease."""
+        """Claims whose lease is over: the process is gone, or takes longer than its lease."""
         return self.in_progress().filter(lease_expires_at__lte=Now())
 
     def past_retention(self) -> RecordQuerySet:
-        """Records that are not in progress and are kept no longer."""
+        """Records past their retention that are not in progress."""
         return self.exclude(status=Status.IN_PROGRESS).filter(expires_at__lte=Now())
 
     def with_body_past_retention(self) -> RecordQuerySet:
-        """Records that a purge takes the response from. Only a completed record has one."""
+        """Records whose response a purge may delete. Only completed records have one."""
         return self.completed().filter(body_expires_at__lte=Now())
 
 
 class IdempotencyRecord(models.Model):
-    """One logical operation: who asked for what under which key, who owns it now, and how it ended."""
+    """One logical operation: its account, operation and key, its current attempt, and its outcome."""
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
     account_id: BytewiseCharField = BytewiseCharField(_("account"), max_length=255)
@@ -150,7 +150,7 @@ class IdempotencyRecord(models.Model):
     idempotency_key: BytewiseCharField = BytewiseCharField(_("key"), max_length=255)
     request_hash: models.CharField[str, str] = models.CharField(_("payload's fingerprint"), max_length=128)
     status: models.CharField[str, str] = models.CharField(_("status"), max_length=16, choices=_STATUSES)
-    #: The fencing number: 1 at the first claim, plus 1 at every later claim, never reset.
+    #: The fencing number: 1 for the first claim, plus 1 for every later claim, never reset.
     attempt: models.PositiveIntegerField[int, int] = models.PositiveIntegerField(_("attempt"), default=1)
     response_status: models.PositiveSmallIntegerField[int | None, int | None] = models.PositiveSmallIntegerField(
         _("response status"), null=True, blank=True
@@ -159,9 +159,9 @@ class IdempotencyRecord(models.Model):
     response_headers: models.JSONField[Any, Any] = models.JSONField(_("response headers"), null=True, blank=True)
     response_body: JSONTextField = JSONTextField(_("response body"), null=True, blank=True)
     response_reference: UnicodeTextField = UnicodeTextField(_("response reference"), null=True, blank=True)
-    #: Why the latest failed attempt failed. It may be of an earlier attempt than the one that completed the record.
+    #: Why the latest failed attempt failed. The attempt that completed the record may be a later one.
     error: UnicodeTextField = UnicodeTextField(_("last error"), null=True, blank=True)
-    #: How attempts began and ended, if it was not one attempt that completed: see ``store/history.py``.
+    #: How attempts began and ended, unless the first one completed. See ``store/history.py``.
     history: models.JSONField[Any, Any] = models.JSONField(_("history"), null=True, blank=True)
     lease_expires_at: models.DateTimeField[datetime | Combinable | None, datetime | None] = models.DateTimeField(
         _("lease ends at"), null=True, blank=True
@@ -171,11 +171,11 @@ class IdempotencyRecord(models.Model):
     completed_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         _("completed at"), null=True, blank=True
     )
-    #: When a purge may delete the response and keep the rest. None: it is kept as long as the record, or it is deleted.
+    #: When a purge may delete the response and keep the rest. None if it is kept as long as the record, or deleted.
     body_expires_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         _("body is kept until"), null=True, blank=True
     )
-    #: The database session in which the claim's handler runs, if its end may end the lease. PostgreSQL's process id.
+    #: The database session of the claim's handler, if its end may end the lease. PostgreSQL's process id.
     session: models.IntegerField[int | None, int | None] = models.IntegerField(_("session"), null=True, blank=True)
 
     objects: ClassVar[models.Manager[IdempotencyRecord]] = RecordQuerySet.as_manager()
@@ -186,17 +186,17 @@ class IdempotencyRecord(models.Model):
         verbose_name_plural: ClassVar[Any] = _("idempotency records")
         constraints: ClassVar[list[models.BaseConstraint]] = [
             # account_id comes first, because it selects the records of one caller, and a partitioned table is
-            # distributed by it.
+            # partitioned by it.
             models.UniqueConstraint(
                 fields=["account_id", "operation", "idempotency_key"], name="idempotency_record_scope"
             ),
         ]
         indexes: ClassVar[list[models.Index]] = [
-            # Recovery, the statistics and the admin look for a handful of rows among millions of completed ones. With
+            # Recovery, the statistics and the admin search for a handful of rows among millions of completed ones. With
             # any B-tree that finds them, the completing update can't be heap-only. With a BRIN index it can, but once
-            # purged pages are used again the BRIN index matches every page; CONTRIBUTING.md has the
-            # figures. The condition is an OR of equalities and not an IN, so that SQLite recognises each of the three
-            # states. Only a claim in progress has a lease.
+            # purged pages are reused the BRIN index matches every page; CONTRIBUTING.md has the figures. The condition
+            # is an OR of equalities and not an IN, so that SQLite recognises each of the three states. Only a claim in
+            # progress has a lease.
             PartialIndex(
                 fields=["status", "lease_expires_at"],
                 otherwise=["lease_expires_at"],
@@ -205,15 +205,15 @@ class IdempotencyRecord(models.Model):
                 | models.Q(status=Status.PARKED.value),
                 name="idempotency_record_unfinished",
             ),
-            # Finds the records that a purge deletes. It leaves out claims in progress, so a claim writes no entry.
+            # Finds the records that a purge deletes. It omits claims in progress, so that a claim adds no entry.
             PartialIndex(
                 fields=["expires_at"],
                 otherwise=["expires_at"],
                 condition=~models.Q(status=Status.IN_PROGRESS.value),
                 name="idempotency_record_due",
             ),
-            # Finds the responses that a purge deletes. A record without a time for that is not in it. On a database
-            # without partial indexes it is, and no statement of a request searches the index.
+            # Finds the responses that a purge deletes. Records without body retention are not in it. Without partial
+            # indexes they are, but no statement of a request searches this index.
             PartialIndex(
                 fields=["body_expires_at"],
                 otherwise=["body_expires_at"],
@@ -223,13 +223,13 @@ class IdempotencyRecord(models.Model):
         ]
         permissions: ClassVar[list[tuple[str, Any]]] = [
             ("view_response_body", "Can view recorded response bodies"),
-            ("resolve_idempotencyrecord", "Can say how a parked operation ended"),
+            ("resolve_idempotencyrecord", "Can resolve a parked operation"),
             ("release_idempotencyrecord", "Can release a claim so that a retry runs"),
             ("forget_idempotencyrecord", "Can forget an outcome so that a retry runs again"),
         ]
 
     def __repr__(self) -> str:
-        # The account is left out, because crash reports show the repr of local variables.
+        # Without the account, because crash reports show the repr of local variables.
         return f"<{type(self).__name__} {self.pk} of operation {self.operation!r}: {self.status}>"
 
     def __str__(self) -> str:
@@ -240,7 +240,7 @@ class IdempotencyRecord(models.Model):
         return Scope(self.account_id, self.operation, self.idempotency_key)
 
     def derive_key(self, name: str) -> UUID:
-        """The key that the operation's attempts derive for the call ``name``. A reconciler asks a provider for it.
+        """The key that the operation's attempts derive for the call ``name``. A reconciler queries a provider by it.
 
         :raises ValueError: the name is empty.
         """
@@ -259,8 +259,8 @@ class IdempotencyStep(models.Model):
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
     account_id: BytewiseCharField = BytewiseCharField(_("account"), max_length=255)
-    #: This is not a foreign key, because its check would cost a look-up at every deletion, and a distributed table
-    #: can't enforce it.
+    #: Not a foreign key, because its check would cost a look-up for every deletion, and a distributed table can't
+    #: enforce it.
     record_id: models.BigIntegerField[int, int] = models.BigIntegerField(_("record"))
     name: BytewiseCharField = BytewiseCharField(_("name"), max_length=255)
     result: JSONTextField = JSONTextField(_("result"))

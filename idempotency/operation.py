@@ -1,6 +1,6 @@
 """``Operation``: the declared policy of one protected operation. ``registry``: the operations of this process.
 
-No models are imported, so that every process can import an app's ``operations.py``.
+This module imports no models, so that every process can import an app's ``operations.py``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Operation:
     An omitted option takes its value from the settings at the time of the request.
 
     :param name: part of every record's identity; 1 to 255 printable characters. After a rename, earlier records no
-        longer count.
-    :param arguments: the options, which the documentation lists.
+        longer apply.
+    :param arguments: the options, as listed in the documentation.
     :raises ImproperlyConfigured: an argument has a wrong value, two arguments contradict each other,
         ``transaction=False`` has no ``recovery``, or the name is already declared with another policy.
     :raises TypeError: an argument is unknown.
@@ -52,7 +52,7 @@ class Operation:
     def policy(self) -> Policy:
         """The options in force.
 
-        :raises ImproperlyConfigured: the settings are wrong, or contradict what the operation declares.
+        :raises ImproperlyConfigured: the settings are wrong, or contradict the declaration.
         """
         refuse(self.mistakes())
         return self._policy()
@@ -64,7 +64,7 @@ class Operation:
         return Policy(operation=self, **values | {"recovery": self.recovery})
 
     def mistakes(self) -> list[Error]:
-        """The mistakes in the declaration, together with the settings, which must be right."""
+        """The mistakes in the declaration and in its combination with the settings, which must be valid."""
         found = []
         for name, value in self.declared.items():
             if problem := OPTIONS[name].problem_of_path(value):
@@ -74,7 +74,7 @@ class Operation:
 
     @property
     def recovery(self) -> Recovery:
-        """What to do about an abandoned claim. ``RECONCILE`` stands for any ``Reconcile``."""
+        """How to recover an abandoned claim. ``RECONCILE`` stands for any ``Reconcile``."""
         declared = self.declared["recovery"]
         if isinstance(declared, Reconcile):
             return Recovery.RECONCILE
@@ -97,7 +97,7 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Policy(Options):
-    """The options in force of one operation, under one version of the settings."""
+    """The options in force for one operation, under one version of the settings."""
 
     operation: Operation
 
@@ -131,7 +131,7 @@ def _checked(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_again(*, setting: str, **arguments: Any) -> None:
-    """Receives Django's ``setting_changed``, after ``conf`` has."""
+    """Receives Django's ``setting_changed``, after ``conf`` does."""
     if setting == SETTING:
         vars(Operation)["policy"].fget.cache_clear()
 
@@ -151,14 +151,14 @@ class Registry:
     def load(self) -> None:
         """Import modules that this process would not otherwise load, such as a worker's task modules.
 
-        For commands only: an integration may set up Django again, which a process that serves requests must not do. An
-        import that fails is logged, and tried again by the next call.
+        For commands only: an integration may set up Django again, which a process that serves requests must not do. A
+        failed import is logged, and tried again by the next call.
         """
         for importer in {each.import_operations for each in extensions() if each.import_operations} - self._imported:
             try:
                 importer()
             except Exception:  # the project's modules may raise anything
-                logger.exception("Not all operations are known in this process: their modules can't be imported")
+                logger.exception("Some operations are unknown in this process: their modules can't be imported")
             else:
                 self._imported.add(importer)
 
@@ -181,7 +181,7 @@ class Registry:
         self._of_requests.discard(name)
 
     def bind(self, name: str, homes: Sequence[str]) -> None:
-        """Remember the function that is declared under the name. A reloaded module may declare it again.
+        """Remember the function for which the name is declared. A reloaded module may declare it again.
 
         :param homes: the module and qualified name of the function, and of the methods that it overrides, whose
             operation it shares.
@@ -211,9 +211,9 @@ registry: Registry = Registry()
 def operation_for(declaration: str | Operation, arguments: TaskArguments, use: Use = Use.REQUEST) -> Operation:
     """Find or declare the operation of ``@idempotent``, ``claim()`` or ``@idempotent_task``.
 
-    A name without arguments, or with those of its declaration, means the declared operation.
+    A name without arguments, or with the declared arguments, refers to the declared operation.
 
-    :raises ImproperlyConfigured: an argument has no effect on the use, or contradicts the declaration.
+    :raises ImproperlyConfigured: an argument has no effect for this use, or contradicts the declaration.
     """
     if isinstance(declaration, Operation):
         if arguments:
@@ -231,12 +231,12 @@ def operation_for(declaration: str | Operation, arguments: TaskArguments, use: U
     return Operation(declaration, **arguments)
 
 
-#: The protected thing, as a message names it.
+#: The uses, as messages name them.
 _USES: Final = {Use.BLOCK: "a claim() block", Use.TASK: "a task"}
 
 
 def _refuse_without_effect(name: str, arguments: Mapping[str, Any], use: Use) -> None:
-    """:raises ImproperlyConfigured: an argument has no effect on the use."""
+    """:raises ImproperlyConfigured: an argument has no effect for this use."""
     if use is Use.REQUEST:
         return
     given = [option for option in OPTIONS if arguments.get(option) is not None]

@@ -1,6 +1,6 @@
 """The ``Outcome`` of an attempt, made from a response, or the reason for its failure.
 
-A JSON body is recorded as the exact text that was sent. Other bodies are recorded in an envelope, a JSON object that
+A JSON body is recorded as the exact text that was sent. Other bodies are recorded in an envelope: a JSON object that
 starts with ``ENVELOPE``. So are encrypted bodies, and JSON that a database might refuse or that looks like an envelope.
 """
 
@@ -33,7 +33,7 @@ REGENERATED_HEADERS = NEVER_RECORDED_HEADERS | {
     *("allow", "content-length", "date", "server"),
     *("idempotency-key", "idempotency-retention", "idempotency-status"),
 }
-#: The status that is recorded for a ``claim()`` block. A block that raises an error is released and not recorded.
+#: The recorded status of a ``claim()`` block. A block that raises an error is released, not recorded.
 DONE = 200
 ENVELOPE = '{"$idempotency-envelope":'
 #: The encoding of an encrypted body. The decrypted text is encoded in turn.
@@ -51,12 +51,12 @@ class Outcome:
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     body: str | None = field(default=None, repr=False)
     reference: str | None = field(default=None, repr=False)
-    #: How long the body is kept, if shorter than the record. Then both a body and a reference may be recorded.
+    #: How long the body is kept, if shorter than the record. In this case both a body and a reference may be recorded.
     body_retention: timedelta | None = field(default=None, compare=False)
 
     @classmethod
     def stored(cls, status: Any, headers: Any, body: Any, reference: Any) -> Outcome:
-        """Make an outcome from the columns of a completed record. ``headers`` is the parsed JSON.
+        """Make an outcome from the columns of a completed record. ``headers`` is parsed JSON.
 
         :raises OutcomeUnreadableError: the columns do not hold an outcome.
         """
@@ -79,7 +79,7 @@ def outcome_of(response: HttpResponseBase, policy: Policy, reference: str | None
     if reference is not None:
         if policy.rebuild is None:
             raise UnrecordableResponseError(
-                f"{policy.operation} has set a reference in its claim but declares no rebuild= to read it."
+                f"{policy.operation} set a reference in its claim but declares no rebuild= to read it."
             )
         # A duplicate that attaches to a job needs the job's current state.
         keeps_body = policy.body_retention is not None and not isinstance(policy.in_progress, Attach)
@@ -161,7 +161,7 @@ def _redacted(content: bytes, status: int, headers: tuple[tuple[str, str], ...],
     raise UnrecordableResponseError(f"redact= of operation {policy.operation.name!r} {problem}.")
 
 
-#: The errors of reading a damaged record.
+#: The errors that a damaged record can cause.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
@@ -181,12 +181,12 @@ def _recorded_headers(response: HttpResponseBase, policy: Policy) -> tuple[tuple
 
 @functools.lru_cache
 def _recordable_names(headers: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """The recorded headers in lower case: names, and prefixes such as ``X-*``."""
+    """The recorded headers in lower case: full names, and the prefixes of patterns such as ``X-*``."""
     names = frozenset({*map(str.lower, headers), "content-type"})
     return names - NEVER_RECORDED_HEADERS, tuple(name.removesuffix("*") for name in names if name.endswith("*"))
 
 
-@functools.lru_cache  # warns once of each header
+@functools.lru_cache  # warns once about each header
 def _warn_of_dropped_header(operation: str, header: str) -> None:
     logger.warning(
         "Operation %r: the handler sets %s, which is not recorded, so replays lack it. List it in recorded_headers= if "
@@ -222,14 +222,16 @@ def decode_body(body: str | None) -> bytes:
 
 
 def decrypt_body(body: str | None) -> str | None:
-    """The text as it would be recorded without encryption. Raises one of ``UNREADABLE``."""
-    if body is not None and body.startswith(ENVELOPE):
-        encoding, data = _open(body)
-        return encryption.decrypt(data) if encoding == FERNET else body
-    return body
+    """The body for operators: decrypted, and without its envelope if it is text. Raises one of ``UNREADABLE``."""
+    if body is None or not body.startswith(ENVELOPE):
+        return body
+    encoding, data = _open(body)
+    if encoding == FERNET:
+        return decrypt_body(encryption.decrypt(data))
+    return data if encoding == "utf-8" else body
 
 
-#: JSON with more levels is kept in an envelope. PostgreSQL refuses some 20,000, which Python 3.14 parses.
+#: JSON with more levels is kept in an envelope. PostgreSQL refuses about 20,000 levels, which Python 3.14 parses.
 MAX_DEPTH: Final = 1000
 
 
@@ -281,12 +283,12 @@ def is_json(content_type: str) -> bool:
     return media_type == "application/json" or media_type.endswith("+json")
 
 
-#: The length to which a reason is cut.
+#: A reason is truncated to this length.
 MAX_REASON: Final = 2000  # characters
 
 
 def reason_of(error: BaseException) -> str:
-    """The class of an error and its message. Never raises, even if the error's ``__str__`` does."""
+    """The class and message of an error. Never raises, even if the error's ``__str__`` does."""
     name = type(error).__name__
     try:
         text = f"{name}: {error}"

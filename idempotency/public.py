@@ -1,6 +1,6 @@
-"""The modules that users import from, and how these modules get their names.
+"""The modules that users import from, and how they get their names.
 
-A name is public if ``__all__`` of a module in ``PUBLIC`` or below ``contrib`` lists it. All others may change in any
+A name is public if a module in ``PUBLIC`` or below ``contrib`` lists it in ``__all__``. All others may change in any
 release. Public modules import their names from private ones, and set the ``__module__`` of each class and function, so
 that reprs, pickles and API pages show the name that users import.
 """

@@ -1,10 +1,10 @@
-"""Django signals for what happens to records: for counters, alerts and audit trails.
+"""Django signals for events of records: for counters, alerts and audit trails.
 
 Every signal is sent after the event and outside of the package's transactions, with ``send_robust``: if a receiver
-raises an error, Django logs it. The sender is the ``Operation``, or the model of what was purged or relayed, or None if
-an operator resolved a record whose operation this process doesn't know. All signals except ``purged``, ``relayed`` and
-``unprotected`` carry ``account_id``, ``idempotency_key`` (str) and ``attempt`` (int; 0 if unknown). The reference lists
-when each is sent, and its other arguments.
+raises an error, Django logs it. The sender is the ``Operation``, or the model whose rows were purged or relayed, or
+None if an operator resolved a record whose operation this process doesn't know. All signals except ``purged``,
+``relayed`` and ``unprotected`` carry ``account_id``, ``idempotency_key`` (str) and ``attempt`` (int; 0 if unknown). The
+reference lists when each is sent, and its other arguments.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "unrecorded",
 ]
 
-# With caching, Django looks up the receivers once for each operation and not for each request.
+# With caching, Django looks up the receivers once for each operation instead of once for each request.
 claimed: Signal = Signal(use_caching=True)
 taken_over: Signal = Signal(use_caching=True)
 completed: Signal = Signal(use_caching=True)
@@ -54,7 +54,7 @@ relayed: Signal = Signal()
 message_dead: Signal = Signal()
 dead_lettered: Signal = Signal()
 
-#: The events of a record, by the name under which each is counted.
+#: The events of a record, by the name under which they are counted.
 EVENTS: Mapping[str, Signal] = {
     "claimed": claimed,
     "taken_over": taken_over,

@@ -95,7 +95,8 @@ def check_atomic_requests() -> Iterator[CheckMessage]:
                 f"ATOMIC_REQUESTS opens a transaction around {place.route}, where no claim of "
                 f"{', '.join(map(repr, sorted(operations)))} can be committed: every request is refused.",
                 hint="Put @idempotent above the other decorators of the method, or mark the view of the URL with "
-                "django.db.transaction.non_atomic_requests. For Django Ninja, mark the callback of each of api.urls.",
+                "django.db.transaction.non_atomic_requests. For Django Ninja, mark the callback of each pattern of "
+                "api.urls, which must be read once, because each access makes new views.",
                 id="idempotency.E031",
             )
         elif has_copied_exemption(place.callback):
@@ -145,7 +146,7 @@ def _packages_of(callback: Any) -> set[str]:
 
 @check(Tags.security)
 def check_cors() -> Iterator[CheckMessage]:
-    if not apps.is_installed("corsheaders"):
+    if not apps.is_installed("corsheaders") or not _allows_other_origins():
         return
     if _not_listed("CORS_ALLOW_HEADERS", keys.HEADER):
         yield checks.Warning(
@@ -161,6 +162,12 @@ def check_cors() -> Iterator[CheckMessage]:
             hint=f"Add {', '.join(map(repr, hidden))} to CORS_EXPOSE_HEADERS, and 'Location' if scripts follow it.",
             id="idempotency.W016",
         )
+
+
+def _allows_other_origins() -> bool:
+    """Whether the settings of django-cors-headers, under their present or earlier names, let an origin in."""
+    names = ("CORS_ALLOW_ALL_ORIGINS", "CORS_ALLOWED_ORIGIN", "CORS_ORIGIN_")
+    return any(getattr(django_settings, name) for name in dir(django_settings) if name.startswith(names))
 
 
 def _not_listed(setting: str, *names: str) -> list[str]:

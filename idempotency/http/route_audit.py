@@ -97,7 +97,7 @@ def audit(*, allow: Collection[str] = (), include_admin: bool = False) -> Audit:
     :param include_admin: whether to include the routes of Django's admin.
     :raises ImproperlyConfigured: the project's URLs can't be read.
     """
-    found: list[AuditedRoute] = []
+    found: dict[tuple[str, ...], AuditedRoute] = {}
     seen: set[tuple[object, ...]] = set()
     left_out, used = 0, set()
     # Translated routes are shown in the project's language.
@@ -115,8 +115,10 @@ def audit(*, allow: Collection[str] = (), include_admin: bool = False) -> Audit:
                 matching = {pattern for pattern in allow if any(fnmatchcase(text, pattern) for text in texts)}
                 used |= matching
                 intended = matching and route.verdict in {Verdict.UNPROTECTED, Verdict.UNDECLARED}
-                found.append(replace(route, verdict=Verdict.ALLOWED) if intended else route)
-    return Audit(tuple(found), left_out, tuple(pattern for pattern in allow if pattern not in used))
+                judged = replace(route, verdict=Verdict.ALLOWED) if intended else route
+                # Each operation of a path has a pattern in Django Ninja, which leads to all operations of the path.
+                found.setdefault((judged.method, judged.route, judged.view, judged.verdict), judged)
+    return Audit(tuple(found.values()), left_out, tuple(pattern for pattern in allow if pattern not in used))
 
 
 def _routes_of(place: Place) -> Iterator[AuditedRoute]:
@@ -134,8 +136,7 @@ def _routes_of(place: Place) -> Iterator[AuditedRoute]:
             operation = routed.operation
             methods = () if operation is None else operation.policy.methods
             if not set(settings().defaults.methods) <= set(methods):
-                doubt = "The audit can't determine which methods a function serves."
-                yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, (doubt,))
+                yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, ())
         for method in sorted(set(methods) - SAFE_METHODS):
             operation = routed.operation_for(method)
             if operation is None:

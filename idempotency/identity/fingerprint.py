@@ -32,31 +32,31 @@ from ..conf import settings
 from ..exceptions import PayloadInvalidError
 from .parsing import CSRF_FIELD, MAX_DEPTH, NOT_FINITE, TOO_DEEP, CanonicalJSON, decimal_text, sorted_pairs
 
-#: The version of the algorithm, with which each fingerprint starts. Never change a released algorithm, because records
-#: were made with it: a change adds a version.
+#: The version of the algorithm. Each fingerprint starts with it. Never change a released algorithm, because stored
+#: records use it. Add a version instead.
 VERSION: Final = "v1"
 
-#: Makes these keys differ from others that are derived from the same secret.
+#: Distinguishes these keys from others that are derived from the same secret.
 _PURPOSE: Final = "idempotency.fingerprint"
 
-#: The number of digits before the point of the largest float, and one more.
+#: One more than the number of digits before the point of the largest float.
 _FLOAT_DIGITS: Final = 310
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-#: A canonical text while it is written, in parts.
+#: The parts of a canonical text that is being written.
 _Text = list[str]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Payload:
-    """The content of a request, without the account and the key, and without headers, which a retry may change.
+    """The content of a request, without the account, the key, and headers, which a retry may change.
 
     It has no ``repr``, because crash reports show local variables.
 
-    :param command: the parsed body, or what the operation's ``payload`` returns.
-    :param route: the place of the request and the arguments of its route by name or position.
+    :param command: the parsed body, or the result of the operation's ``payload``.
+    :param route: the request's route, and the route's arguments by name or position.
     :param query: the raw query string.
     """
 
@@ -94,17 +94,17 @@ class Payload:
         except TypeError as error:
             # Raise a new error, because the frames of this one hold the payload, and crash reports show frames.
             raise TypeError(*error.args) from None
-        # A lone surrogate is legal in Python, but not in UTF-8.
+        # A lone surrogate is valid in Python, but not in UTF-8.
         return hashlib.sha256("".join(canonical).encode("utf-8", "surrogatepass")).digest()
 
 
 def is_known(request_hash: str) -> bool:
-    """Whether this release has the algorithm with which a recorded fingerprint was made."""
+    """Whether this release has the algorithm of a recorded fingerprint."""
     return request_hash.startswith(f"{VERSION}:")
 
 
 def has_known_secret(request_hash: str) -> bool:
-    """Whether this process has the secret with which a recorded fingerprint of a known version was made."""
+    """Whether this process has the secret of a recorded fingerprint. The version must be known."""
     secret_id = request_hash.split(":")[1]
     return any(_key_of(secret)[1] == secret_id for secret in settings().fingerprint_secrets)
 
@@ -119,7 +119,7 @@ def _keyed(digest: bytes, secret: str | bytes) -> str:
 def _key_of(secret: str | bytes) -> tuple[bytes, str]:
     """The key that Django's ``salted_hmac`` would derive from the secret, and the secret's id.
 
-    The id tells an unknown secret from another payload, and reveals no more about the secret than a digest does.
+    The id distinguishes an unknown secret from another payload, and reveals no more about the secret than a digest.
     """
     key = hashlib.sha256(_PURPOSE.encode() + force_bytes(secret)).digest()
     return key, hmac.digest(key, b"id", "sha256")[:4].hex()
@@ -146,7 +146,7 @@ def _write_value(value: object, out: _Text, depth: int) -> None:
     if kind is str:
         out.append(f"s{len(value)}:{value}")  # type: ignore[arg-type]
     elif kind is int:
-        # Hexadecimal, because str() of a long integer takes quadratic time and raises above the digit limit.
+        # Hexadecimal, because str() of a long integer takes quadratic time, and raises above the digit limit.
         out.append(f"i{value:x};")
     elif value is None:
         out.append("n")
@@ -161,7 +161,8 @@ def _write_value(value: object, out: _Text, depth: int) -> None:
     elif kind is float:
         _write_decimal(_decimal_of(value), out)  # type: ignore[arg-type]
     elif isinstance(value, CanonicalJSON):
-        # The digest has a fixed length, so no length comes before it. The text would be copied several times.
+        # The digest, because the text itself would be copied several times. It has a fixed length, so no length
+        # precedes it.
         out.append(f"J{hashlib.sha256(value.text).hexdigest()}")
     else:
         _write_other(value, out, depth)
@@ -205,14 +206,14 @@ def _write_bytes(value: bytes | bytearray | memoryview, out: _Text, depth: int) 
 
 
 def _decimal_of(value: float) -> Decimal:
-    # repr() is the shortest text that reads back as the same float, and the number that JSON writes for it.
+    # repr() is the shortest text that parses to the same float, and the one that JSON encoders write.
     return Decimal(float.__repr__(value))
 
 
 def _write_decimal(value: Decimal, out: _Text, depth: int = 0) -> None:
     if not value.is_finite():
         raise PayloadInvalidError(NOT_FINITE)
-    # A Decimal with more digits before its point than any float is not equal to one, and may have a billion of them.
+    # A Decimal with more digits before the point than any float equals no float, and may have a billion digits.
     if not value or (value.adjusted() < _FLOAT_DIGITS and value == value.to_integral_value()):
         out.append(f"i{int(value):x};")
     else:
@@ -221,7 +222,7 @@ def _write_decimal(value: Decimal, out: _Text, depth: int = 0) -> None:
 
 def _write_datetime(value: dt.datetime, out: _Text, depth: int) -> None:
     if value.utcoffset() is None:
-        # A clock that is put back shows the same time twice. fold tells the two apart, and isoformat() omits it.
+        # A clock that is set back shows the same time twice. fold distinguishes the two, and isoformat() omits it.
         _write_text("w", f"{value.isoformat()}/{value.fold}", out)
     else:
         # The instant without the offset from UTC, because the user's time zone may change before the retry.
@@ -285,7 +286,7 @@ def _content_digest(value: UploadedFile[Any]) -> str:
     digest = hashlib.sha256()
     try:
         position = value.tell()
-        # chunks() reads from the beginning. Restore the position for the handler.
+        # chunks() reads from the start. Restore the position for the handler.
         for chunk in value.chunks():
             digest.update(chunk)
         value.seek(position)

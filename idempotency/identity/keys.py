@@ -1,11 +1,11 @@
-"""The client's key: making, reading and validating it, and the time that it may contain.
+"""The client's key: how it is made, parsed and validated, and the timestamp that it may contain.
 
 This module doesn't import Django, because clients use it, too. Invalid values raise only ``KeyInvalidError``.
 
 The value of the header (draft-ietf-httpapi-idempotency-key-header) is a structured-field string (RFC 9651, section
 3.3.3). Most clients send the key without quotes, so ``"abc"`` and ``abc`` are the same key.
 
-UUIDs of version 7 (RFC 9562, section 5.7) and ULIDs contain the time at which they were made. A derived key does not,
+Version 7 UUIDs (RFC 9562, section 5.7) and ULIDs contain the time at which they were made. A derived key does not,
 because it must stay the same even after its record is lost.
 """
 
@@ -24,7 +24,7 @@ from ..exceptions import KeyInvalidError
 HEADER: Final = "Idempotency-Key"
 META_NAME: Final = "HTTP_IDEMPOTENCY_KEY"
 
-# A UUID needs 36 characters. At four bytes a character, the most that any database reserves, 255 fit into any index.
+# A UUID needs 36 characters. At four bytes per character, the most that any database reserves, 255 fit into any index.
 MAX_LENGTH: Final = 255
 
 # Visible ASCII except characters with a meaning in structured fields: a comma joins two headers into one value, a
@@ -75,20 +75,20 @@ class KeyStatus:
 
 
 def new_key() -> str:
-    """Make a version 7 UUID for one logical operation. To be able to resume, save it before the first attempt."""
+    """Make a version 7 UUID for one logical operation. Save it before the first attempt, to be able to resume."""
     moment = time.time_ns() // 1_000_000
     high, low = secrets.randbits(12), secrets.randbits(62)
     return str(UUID(int=moment << 80 | 7 << 76 | high << 64 | 0b10 << 62 | low))
 
 
 def parse_header(value: str) -> str:
-    """Read the key from a header's value, with or without quotes.
+    """Parse the key in a header's value, with or without quotes.
 
     :raises KeyInvalidError: the value is empty, too long, not ASCII, has parameters, or was sent twice and joined.
     """
     if not isinstance(value, str):
         raise KeyInvalidError
-    # White space around a field's value does not belong to the value (RFC 9110, section 5.5).
+    # White space around a field's value is not part of the value (RFC 9110, section 5.5).
     value = value.strip(" \t")
     if _BARE.fullmatch(value):
         key = value
@@ -114,7 +114,7 @@ def validate_key(key: object) -> str:
 
 
 def format_header(key: str) -> str:
-    """Write a key as a header's value that ``parse_header`` reads as this key."""
+    """Format a key as a header's value that ``parse_header`` parses as this key."""
     if _BARE.fullmatch(key):
         return key
     escaped = key.replace("\\", "\\\\").replace('"', '\\"')
@@ -122,13 +122,14 @@ def format_header(key: str) -> str:
 
 
 def shorten(key: str) -> str:
-    """Shorten a key for logs, to at most half, because a reader who has a key can learn that its operation ran."""
+    """Shorten a key for logs, to at most half, because anyone with the full key can find out whether its operation
+    ran."""
     shown = key[: min(_SHOWN, len(key) // 2)]
     return f"{shown}… ({len(key)} characters)"
 
 
 def time_of(key: str) -> float | None:
-    """When a key was made, in seconds since 1970 by its maker's clock; None if the key contains no time."""
+    """When a key was made, in seconds since 1970 by the client's clock; None if the key contains no timestamp."""
     if uuid := _UUID7.fullmatch(key):
         return int(uuid[1] + uuid[2], 16) / 1000
     if ulid := _ULID.fullmatch(key):
@@ -140,5 +141,5 @@ def time_of(key: str) -> float | None:
 
 
 def is_derived(key: str) -> bool:
-    """Whether a key has the form of those that ``Scope.derive_key`` and ``Scope.key_for`` make."""
+    """Whether a key has the form that ``Scope.derive_key`` and ``Scope.key_for`` produce."""
     return _DERIVED.fullmatch(key) is not None

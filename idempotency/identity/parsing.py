@@ -1,9 +1,9 @@
-"""Parses JSON texts, forms and query strings into the values that are fingerprinted.
+"""Parses JSON texts, forms and query strings into the values to fingerprint.
 
 Each parser is bounded, because it runs before the application's own parsers and their limits.
 
-JSON has one kind of number (RFC 8259, section 6), and client libraries write the same one differently: 1, 1.0 and 1e0
-are one number, and 9007199254740993 and 9007199254740992 are two. Minus zero is zero, as in RFC 8785. Numbers are
+JSON has one kind of number (RFC 8259, section 6), and client libraries write the same number differently: 1, 1.0 and
+1e0 are one number, and 9007199254740993 and 9007199254740992 are two. Minus zero is zero, as in RFC 8785. Numbers are
 compared exactly, because two numbers may share a float.
 """
 
@@ -29,8 +29,8 @@ from ..exceptions import PayloadInvalidError
 # has used about a hundred.
 MAX_DEPTH: Final = 200
 
-# JSON with more lists and objects is compared by its bytes. A body of 2.5 MB may have a million, and parsing them takes
-# a second. A retry usually sends the same bytes.
+# JSON with more lists and objects is compared by its bytes. A body of 2.5 MB may have a million of them, and parsing
+# takes a second. A retry usually sends the same bytes.
 MAX_CONTAINERS: Final = 100_000
 
 TOO_DEEP: Final = f"The payload is nested more than {MAX_DEPTH} levels deep."
@@ -58,15 +58,15 @@ _LONG_INTEGER: Final = b"0" * (_WHOLE_DIGITS + 1)
 #: Rounds no number that memory can hold.
 _UNROUNDED: Final = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)
 
-#: NaN, which JSON doesn't have, and the text of a number that no float and no int is equal to.
+#: NaN, which JSON doesn't have, and the text of a number that equals no float and no int.
 _Exact = tuple[float, str]
 
 
 def by_value(text: str) -> float | _Exact:
     """The value of a JSON number that has a fraction or an exponent.
 
-    :returns: an int if it is a whole number, but a float if it is 1e50 or more and has at most 15 significant digits.
-        If it has a fraction, a float with the same bound for its digits, otherwise its exact text.
+    :returns: for a whole number an int, or a float if it is 1e50 or more and has at most 15 significant digits. For a
+        fraction a float if it has at most 15 significant digits, otherwise its exact text.
     :raises PayloadInvalidError: it is beyond the range of a float.
     """
     number = float(text)
@@ -83,7 +83,7 @@ def by_value(text: str) -> float | _Exact:
         raise PayloadInvalidError("The payload contains a number with too large an exponent.") from None
     if not exact:
         return 0
-    # The float of a whole number is whole. That of another number may be, too.
+    # The float of a whole number is whole. The float of another number may be whole, too.
     is_whole = number.is_integer() and exact == exact.to_integral_value()
     if is_whole and abs(number) < _WHOLE_LIMIT:
         return int(exact)
@@ -95,7 +95,7 @@ def by_value(text: str) -> float | _Exact:
 
 
 def integer_by_value(text: str) -> float:
-    """The value of a JSON number without a fraction and an exponent, as ``by_value`` returns it.
+    """The value of a JSON number without a fraction or an exponent, as ``by_value`` returns it.
 
     :raises ValueError: it has more digits than the interpreter allows (``sys.set_int_max_str_digits``).
     """
@@ -107,7 +107,7 @@ def integer_by_value(text: str) -> float:
 
 
 def decimal_text(value: Decimal) -> str:
-    """Write a finite number so that equal numbers have one text."""
+    """Format a finite number so that equal numbers have one text."""
     return str(value.normalize(_UNROUNDED))
 
 
@@ -142,7 +142,7 @@ def parse_json(body: bytes) -> CanonicalJSON | bytes:
     try:
         # A Python function for each integer would be slow, and few texts need it.
         decoder = _DECODER_OF_LONG_INTEGERS if _LONG_INTEGER in body.translate(_ZEROS) else _DECODER
-        # A lone surrogate is legal in JSON (as an escape), but not in UTF-8.
+        # A lone surrogate is valid in JSON (as an escape), but not in UTF-8.
         canonical = _ENCODER.encode(decoder.decode(text)).encode("utf-8", "surrogatepass")
     except _RepeatedNameError:
         return body
@@ -185,7 +185,7 @@ def depth_of(text: bytes) -> int:
     # Remove the quotes that don't delimit a string. A regular expression for strings would take ten times as long.
     if rb"\"" in text:
         text = text.replace(rb"\\", b"").replace(rb"\"", b"")
-    # Two quotes with nothing between them don't change whether the rest is inside of a string.
+    # Adjacent quotes don't change whether the rest is inside a string.
     structure = text.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
     brackets = b"".join(structure.split(b'"')[::2])
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
@@ -198,7 +198,7 @@ _VALUE = re.compile("=[^&]*")
 def sorted_pairs(query: str, without: Collection[bytes] = ()) -> list[str]:
     """The parameters of a query string or a form, sorted by name. Parameters of one name keep their order.
 
-    They stay encoded, because a handler may read the text as something else.
+    They stay encoded, because a handler may interpret the text differently.
 
     :param without: the names of parameters to omit.
     :raises TooManyFieldsSent: there are more parameters than Django accepts. Django turns this error into 400.
@@ -214,7 +214,8 @@ def sorted_pairs(query: str, without: Collection[bytes] = ()) -> list[str]:
 
 
 def _decoded_names(query: str) -> list[bytes]:
-    # All at once, because ten calls for each of a thousand parameters would cost more than the rest of the request.
+    # Decode all names at once, because ten calls for each of a thousand parameters would cost more than the rest of the
+    # request.
     names = _VALUE.sub("", query).replace("+", " ")
     return list(map(_unquoted, names.split("&"))) if "%26" in names else _unquoted(names).split(b"&")
 

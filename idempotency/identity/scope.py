@@ -32,7 +32,7 @@ class Scope:
     idempotency_key: str
 
     def __repr__(self) -> str:
-        """Contains neither the account nor the whole key, because crash reports show it."""
+        """Contains neither the account nor the full key, because crash reports show it."""
         return f"<Scope of operation {self.operation!r}, key {shorten(self.idempotency_key)}>"
 
     def __str__(self) -> str:
@@ -45,8 +45,8 @@ class Scope:
         The key depends only on the scope and the name. So it is the same for every attempt and retry, even after the
         record is lost, and differs between accounts that use the same client's key. It does not reveal that key.
 
-        No secret is used, because a provider would take the calls of running operations for new ones after a rotation.
-        So a reader who guesses a client's key can compute the keys derived from it.
+        No secret is used, because after a rotation a provider would treat the calls of running operations as new ones.
+        So anyone who guesses a client's key can compute the keys derived from it.
 
         :param name: names the call.
         :returns: a version 8 UUID (RFC 9562, section 5.8) made with SHA-256.
@@ -54,7 +54,7 @@ class Scope:
         """
         digest = bytearray(self._digest(name)[:16])
         digest[6] = 0x80 | digest[6] & 0x0F
-        # Avoid the byte 0x80: MariaDB's UUID column would take it for another byte order and refuse the value.
+        # Avoid the byte 0x80: MariaDB's UUID column would assume another byte order and refuse the value.
         digest[8] = 0x80 | (digest[8] & 0x3F or 1)
         return UUID(bytes=bytes(digest))
 
@@ -82,7 +82,7 @@ class Scope:
 
     def _digest(self, name: str) -> bytes:
         if not isinstance(name, str) or not name:
-            raise ValueError(f"A derived key needs the name of its call, a str that is not empty, not {name!r}.")
+            raise ValueError(f"The name of a derived key's call must be a non-empty str, not {name!r}.")
         digest = hashlib.sha256(_PURPOSE)
         for part in (self.account_id, self.operation, self.idempotency_key, name):
             encoded = part.encode("utf-8", "surrogatepass")
@@ -102,7 +102,7 @@ def key_on_path(key: str, path: str) -> str:
 
 
 def scope_of(operation: str, account_id: str | None, key: str) -> Scope:
-    """Make a scope of a validated key, and check the account.
+    """Check the account, and make a scope with a validated key.
 
     :raises AccountRequiredError: there is no account, or its identifier is empty, too long or not printable.
     :raises TypeError: the account is neither a str nor None.

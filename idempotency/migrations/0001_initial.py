@@ -68,7 +68,7 @@ class Migration(migrations.Migration):
                 "db_table": "idempotency_record",
                 "permissions": [
                     ("view_response_body", "Can view recorded response bodies"),
-                    ("resolve_idempotencyrecord", "Can say how a parked operation ended"),
+                    ("resolve_idempotencyrecord", "Can resolve a parked operation"),
                     ("release_idempotencyrecord", "Can release a claim so that a retry runs"),
                     ("forget_idempotencyrecord", "Can forget an outcome so that a retry runs again"),
                 ],

@@ -1,9 +1,9 @@
 """The options of an operation and the entries of ``IDEMPOTENCY``, each declared once.
 
-``Options`` and ``ProjectOptions`` declare the type of each value in force, and an ``Option`` with everything else. The
-constructor of ``Operation``, the settings and the system checks are derived from it. ``docs/reference/settings.md``
+``Options`` and ``ProjectOptions`` declare the type of each value in force, and everything else in an ``Option``. The
+constructor of ``Operation``, the settings and the system checks are derived from them. ``docs/reference/settings.md``
 explains each option. ``TaskArguments``, ``BlockArguments`` and ``RequestArguments`` are the types of keyword arguments,
-which may also be None, or the dotted path of a function.
+which may also be None or a dotted path to a function.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..lifecycle import Recovery
 from . import validators
 from .values import CONFLICT, IETF, REEXECUTE, Attach, InProgressAnswer, Reconcile
 
-#: The headers of the outcome. All others are set again for each response. Vary belongs to Cache-Control: a cache must
-#: know for which requests it may use a response.
+#: The headers that belong to an outcome. All others are set again for each response. Vary belongs to Cache-Control: it
+#: tells a cache for which requests it may use a response.
 DEFAULT_RECORDED_HEADERS: Final = (
     "Location",
     "ETag",
@@ -53,19 +53,19 @@ EVERYWHERE: Final = Use.REQUEST | Use.BLOCK | Use.TASK
 class Option:
     """One option of an operation, or one entry of ``IDEMPOTENCY``."""
 
-    #: The validator: returns the problem with a value, or None.
+    #: The validator. Returns the problem with a value, or None.
     problem_of: Callable[[Any], str | None]
     #: The keyword argument, and the attribute of ``Options`` or ``Settings`` with the value in force.
     name: str = ""
-    #: The entry of ``IDEMPOTENCY`` with the default, if any.
+    #: The entry of ``IDEMPOTENCY`` that sets the default, if any.
     setting: str | None = None
-    #: The value without argument and setting.
+    #: The value if neither an argument nor a setting is given.
     default: Any = None
-    #: The advice of the system check for the setting.
+    #: The hint of the system check for the setting.
     hint: str = ""
     #: True if a message must not show the value.
     is_secret: bool = False
-    #: Where the option has an effect. Elsewhere it is refused.
+    #: The uses for which the option has an effect. For others it is refused.
     applies_to: Use = EVERYWHERE
 
     def problem_of_setting(self, value: Any) -> str | None:
@@ -77,7 +77,7 @@ class Option:
         return self.problem_of(value) or self.problem_of_path(value)
 
     def complaint(self, subject: str, problem: str, value: Any) -> str:
-        """A sentence about a validator's problem with the value of a setting or an argument."""
+        """A sentence about the problem that a validator found in the value of a setting or an argument."""
         if self.is_secret:
             return f"{subject} {problem}."
         if problem.startswith("must "):
@@ -85,7 +85,7 @@ class Option:
         return f"{subject} is {value!r}, which {problem}."
 
     def value_of(self, value: Any) -> Any:
-        """The value in force for the argument or the setting ``value``, which may be a dotted path.
+        """The value in force for an argument or a setting, which may be a dotted path.
 
         :raises ImportError: the path names no object.
         """
@@ -126,7 +126,7 @@ class Options:
 
     retention: timedelta = option(
         validators.positive_duration,
-        # Longer than clients and queues retry: on Monday a dead-letter queue may replay requests of Friday.
+        # Longer than clients and queues retry: on Monday a dead-letter queue may replay requests from Friday.
         default=timedelta(days=3),
         hint="For example timedelta(days=3). It must be longer than clients and queues keep retrying.",
     )
@@ -189,7 +189,7 @@ class Options:
     redact: Callable[[int, Mapping[str, str], bytes], bytes] | None = option(validators.callable_object)
     key: Callable[[Any], str | None] | None = option(
         validators.callable_or_path,
-        hint="A function of the request that returns the key as a str, or None if the request has none of its own.",
+        hint="A function of the request that returns the key as a str, or None if the request has none.",
         applies_to=Use.REQUEST,
     )
     profile: str = option(
@@ -238,7 +238,7 @@ class ProjectOptions:
 #: The options of an operation, by name.
 OPTIONS: Final = options_of(Options)
 
-#: All entries of ``IDEMPOTENCY``, by name: the defaults of options, and those of the project.
+#: All entries of ``IDEMPOTENCY``, by name: the defaults of operations' options, and the project's options.
 SETTINGS: Final[Mapping[str, Option]] = {
     option.setting: option
     for option in (*OPTIONS.values(), *options_of(ProjectOptions).values())

@@ -1,6 +1,6 @@
 """Validators of options.
 
-Each returns None, or the problem with a value, as the end of a sentence that starts with the option's name.
+Each returns None, or the problem with a value as the end of a sentence that starts with the option's name.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from django.utils.encoding import force_bytes
 from .values import ACP, IETF, NEVER_RECORDED_HEADERS, PARK, REEXECUTE, STRIPE, Attach, InProgress, Reconcile, Wait
 
 FERNET_KEY_BYTES = 32
-MAX_NAME_LENGTH = 255  # as long as the columns of names
-MAX_DURATION = timedelta(days=36_500)  # databases can't add very long durations to today
+MAX_NAME_LENGTH = 255  # the length of the columns
+MAX_DURATION = timedelta(days=36_500)  # databases can't add very long durations to the current time
 
 
 def name(value: object) -> str | None:
@@ -113,7 +113,7 @@ def fernet_keys(value: Any) -> str | None:
         except ValueError:
             valid = False
         if not valid:
-            return "must be a list or tuple of keys that Fernet.generate_key() has made"
+            return "must be a list or tuple of keys made by Fernet.generate_key()"
     if find_spec("cryptography") is None:
         return "must not be set without the package cryptography: pip install 'django-idempotency[encryption]'"
     return None

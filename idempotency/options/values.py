@@ -21,10 +21,10 @@ REEXECUTE = Recovery.REEXECUTE
 PARK = Recovery.PARK
 
 #: ``Unknown`` parks a record after this many runs and reconciliations. After one run, the reconciler is called seven
-#: times, within about four minutes because of the backoff.
+#: times within about four minutes, because of the backoff.
 DEFAULT_MAX_ATTEMPTS = 8
 
-#: Refused as names and not covered by patterns, because credentials must not be replayed.
+#: Refused as names and never matched by patterns, because credentials must not be replayed.
 NEVER_RECORDED_HEADERS = frozenset({"set-cookie", "authorization", "proxy-authorization", "www-authenticate", "cookie"})
 
 #: A waiting request occupies a worker, and clients usually give up after 30 s.

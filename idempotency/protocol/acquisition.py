@@ -1,6 +1,6 @@
-"""Who may run an operation: claim its record, take it over, wait, or learn the outcome.
+"""Decides who may run an operation: claim its record, take it over, wait, or return the outcome.
 
-Each change of a record is one statement and a compare-and-set. Only this module gives a record to an owner.
+Each change of a record is one statement and a compare-and-set. Only this module assigns a record to an owner.
 """
 
 from __future__ import annotations
@@ -44,50 +44,51 @@ from .recovery import reconcile
 logger: Final = logging.getLogger("idempotency")
 
 #: A claim starts again if the record changed meanwhile: it was purged after the insert found it, another attempt took
-#: it over, or the database refused with a serialization failure (REPEATABLE READ) or a deadlock (InnoDB). Each round
-#: needs a change by another process, so after a few rounds another one would not help.
+#: it over, or the database reported a serialization failure (REPEATABLE READ) or a deadlock (InnoDB). Each round needs
+#: a change by another process, so this many suffice.
 MAX_ROUNDS = 8
 
-#: The pauses, in seconds, between two looks of a waiting duplicate. They are short at first and then grow.
+#: The pauses, in seconds, between the reads of a waiting duplicate. They are short at first and then grow.
 FIRST_POLL = 0.02
 SLOWEST_POLL = 0.25
 
-#: How old a claim must be, in seconds, before a duplicate checks its session. So a double click costs nothing more.
+#: How old a claim must be, in seconds, before a duplicate checks its session. So a double click doesn't pay for the
+#: check.
 LOOK_AFTER = 1
 
 
 @dataclass(frozen=True)
 class ClaimRequest:
-    """What a caller wants to claim."""
+    """The operation, scope and payload to claim."""
 
     policy: Policy
     scope: Scope
     payload: Payload
-    #: Raised in place of beginning a new operation; None if it may begin.
+    #: Raised instead of starting a new operation; None if it may start.
     refusal: RequestError | None = None
 
     @cached_property
     def store(self) -> Store:
-        """The store of the record's database. It belongs to this thread."""
+        """This thread's store for the record's database."""
         return store_for(
             router.db_for_write(IdempotencyRecord, operation=self.scope.operation, account_id=self.scope.account_id)
         )
 
 
 def refusal_to_begin(policy: Policy, key: str) -> RequestError | None:
-    """The error for a request that would begin a new operation under this key, or None if it may.
+    """The error for a request that would start a new operation under this key, or None if it may.
 
-    Past the retention of a record, a late retry would run again. ``max_key_age`` refuses it, so it also refuses a key
-    without a time. Only a beginning is refused: a recorded outcome is replayed, and a released or abandoned claim is
-    the same operation.
+    After a record's retention, a late retry would run again. ``max_key_age`` refuses such a retry, and so it must
+    refuse a key without a timestamp. Only a new operation is refused: a recorded outcome is replayed, and a released or
+    abandoned claim is the same operation.
 
-    Why nothing runs twice: a record is kept for ``retention`` from its first request, and a key is made before that. So
-    a retry that finds no record any more has a key that is older than ``retention``, if all clocks agree. They may
-    differ by ``CLOCK_SKEW``, so ``max_key_age`` plus that is at most ``retention``, and a key from further in the
-    future is refused, too. The clock is this server's, because to ask the database would be one more round trip.
+    Why nothing runs twice: a record is kept for ``retention`` from its first request, and the key is made before that
+    request. So a retry whose record is gone has a key older than ``retention``, if all clocks agree. They may differ by
+    ``CLOCK_SKEW``, so ``max_key_age`` plus ``CLOCK_SKEW`` is at most ``retention``, and a key from further in the
+    future is refused, too. The clock is this server's, because the database's clock would cost a round trip.
 
-    A derived key has no time. It is accepted, because its sender is another operation, whose every attempt sends this
-    key. Nothing runs twice if this ``retention`` is longer than the sender's attempts take together.
+    A derived key has no timestamp. It is accepted, because its sender is another operation, which sends this key in
+    every attempt. Nothing runs twice if ``retention`` is longer than all attempts of the sender together.
     """
     if policy.max_key_age is None:
         return None
@@ -96,18 +97,18 @@ def refusal_to_begin(policy: Policy, key: str) -> RequestError | None:
         if is_derived(key):
             return None
         return KeyInvalidError(
-            "This operation needs an Idempotency-Key that carries its time: a version 7 UUID or a ULID."
+            "This operation needs an Idempotency-Key that contains a timestamp: a version 7 UUID or a ULID."
         )
     age = time.time() - made
     if age < -CLOCK_SKEW.total_seconds():
-        return KeyInvalidError("The Idempotency-Key carries a time in the future. Set the client's clock.")
+        return KeyInvalidError("The timestamp in the Idempotency-Key is in the future. Check the client's clock.")
     if age > policy.max_key_age.total_seconds():
         return KeyExpiredError()
     return None
 
 
 def acquire_or_wait(request: ClaimRequest) -> Ownership | Outcome:
-    """``acquire``, with the waiting and the recovery that the operation declares."""
+    """Call ``acquire``, and wait or recover as the operation declares."""
     answer = request.policy.in_progress
     deadline = time.monotonic() + (answer.seconds if isinstance(answer, Wait) else 0)
     pause, has_waited = FIRST_POLL, False
@@ -123,18 +124,18 @@ def acquire_or_wait(request: ClaimRequest) -> Ownership | Outcome:
             if left <= 0:
                 signals.send(signals.conflicted, request.policy.operation, request.scope, 0)
                 raise
-            # No transaction and no lock is held meanwhile, and to look again is one read.
-            time.sleep(min(pause, left))  # no report of the end of another's attempt works with every database
+            # No transaction and no lock is held meanwhile, and each poll is one read.
+            time.sleep(min(pause, left))  # no notification works on every database
             pause, has_waited = min(pause * 2, SLOWEST_POLL), True
 
 
 def acquire(request: ClaimRequest, *, expect_record: bool) -> Ownership | Outcome:
-    """Own the scope, or learn its outcome.
+    """Own the scope, or return its outcome.
 
-    :param expect_record: read the record before a claim is tried, because there is probably one.
-    :returns: an ``Ownership`` if this caller must run the operation, after the reconciler if it is ``abandoned``. The
+    :param expect_record: read the record before trying to claim, because there probably is one.
+    :returns: an ``Ownership`` if the caller must run the operation, after the reconciler if it is ``abandoned``; the
         ``Outcome`` if the operation has run already.
-    :raises IdempotencyError: nothing ran. Its class says why.
+    :raises IdempotencyError: nothing ran. The class gives the reason.
     """
     for _ in range(MAX_ROUNDS):
         try:
@@ -143,8 +144,8 @@ def acquire(request: ClaimRequest, *, expect_record: bool) -> Ownership | Outcom
             if request.store.lost_a_race(error):
                 continue
             if request.store.timed_out_waiting(error):
-                # Another transaction has locked the row. Its owner is committing, or froze before its COMMIT. In both
-                # cases this caller can't have the claim now.
+                # Another transaction holds the row lock. It is committing, or its process froze before COMMIT. In both
+                # cases this caller can't get the claim now.
                 raise InProgressError(retry_after=1) from error
             raise unavailable(request.store.using, error) from error
         if settled is not None:
@@ -153,9 +154,9 @@ def acquire(request: ClaimRequest, *, expect_record: bool) -> Ownership | Outcom
 
 
 def _one_round(request: ClaimRequest, expect_record: bool) -> Ownership | Outcome | None:
-    """Read or insert, and do what ``decide`` says about a record. None if it changed meanwhile: try another round."""
-    # If the database has one writer, an insert waits for it, and the writer may be the very attempt that a duplicate
-    # must learn of. A read does not wait.
+    """Read or insert, and carry out the decision about an existing record. None if it changed meanwhile: try again."""
+    # If the database has a single writer, an insert waits for it, and the writer may be the attempt that this request
+    # duplicates. A read does not wait.
     look_first = expect_record or request.store.has_one_writer or request.refusal is not None
     row = request.store.read(request.scope) if look_first else None
     if row is None:
@@ -179,16 +180,16 @@ def _one_round(request: ClaimRequest, expect_record: bool) -> Ownership | Outcom
 
 
 def _insert(request: ClaimRequest) -> int | Row | None:
-    """Claim a scope that has no record, and return the id of the new one. If there is one, return what the store has
-    read of it.
+    """Claim a scope that has no record, and return the new record's id. If there is one already, return it if the store
+    has read it.
 
     The claim is committed before anything runs, so that every other process sees it. The unique constraint lets one
-    insert win. If the process dies before the COMMIT, nothing was claimed. If it dies after the COMMIT, the lease runs
-    out and the claim is recovered. If it sleeps for an hour after the COMMIT, another attempt takes over, and
-    everything that this one does later is fenced.
+    insert win. If the process dies before the COMMIT, nothing is claimed. If it dies after the COMMIT, the lease runs
+    out and the claim is recovered. If it sleeps for an hour after the COMMIT, another attempt takes over, and every
+    later change by this one is fenced.
 
-    The COMMIT need not wait for the disk if it is harmless to lose the claim. If a crash undoes the attempt it is,
-    because the effects' own COMMIT comes later in the same log: no effect can be durable without the claim.
+    The COMMIT need not wait for the disk if losing the claim is harmless. It is harmless if a crash undoes the attempt,
+    because the COMMIT of the effects comes later in the same log: no effect can be durable without the claim.
     """
     policy, store = request.policy, request.store
     fault_point["claim.before"]()
@@ -206,14 +207,14 @@ def _insert(request: ClaimRequest) -> int | Row | None:
 
 
 def _terms(policy: Policy) -> dict[str, Any]:
-    """What a store needs to know of the policy of an attempt that claims."""
+    """The arguments of a claim that depend on the policy."""
     undone_by_crash = policy.transaction and policy.recovery is Recovery.REEXECUTE
     return {"lease": policy.lease, "retention": policy.retention, "undone_by_crash": undone_by_crash}
 
 
 def _owned(policy: Policy, fence: Fence, store: Store, signal: Signal) -> Ownership:
-    """The ownership that was committed just now."""
-    # Only a TestCase has a transaction open here.
+    """Return the ownership of a claim that was just committed, and send its signal."""
+    # Here a transaction is open only in a TestCase.
     owned = Ownership(policy, fence, store, store.connection.in_atomic_block)
     signals.send(signal, policy.operation, fence.scope, fence.attempt, request_hash=fence.request_hash)
     return owned
@@ -232,7 +233,7 @@ def _follow(decision: Decision, request: ClaimRequest, row: Row) -> Ownership | 
         case Decision.REFUSE_REUSED:
             version = row.fence.request_hash.partition(":")[0]
             if not fingerprint.is_known(row.fence.request_hash):
-                # It is not known whether the payload is the same. "Use a new key" would make the client pay twice.
+                # It is unknown whether the payload is the same. "Use a new key" would make the client pay twice.
                 raise newer_record(f"a fingerprint of version {version!r}")
             if not fingerprint.has_known_secret(row.fence.request_hash):
                 raise _unknown_secret(policy.operation)
@@ -250,7 +251,7 @@ def _follow(decision: Decision, request: ClaimRequest, row: Row) -> Ownership | 
                 won = store.park_abandoned(row.fence)
             if won:
                 signals.send(signals.parked, policy.operation, request.scope, attempt)
-            # By now it is parked, by this caller or another one, or its owner has settled it. The next round reads it.
+            # It is now parked, by this caller or another one, or its owner has settled it. The next round reads it.
             return None
     raise OutcomeUnknownError  # Decision.REPORT_PARKED
 
@@ -266,11 +267,11 @@ def _leave_to_owner(policy: Policy, row: Row, store: Store) -> None:
 
 
 def _unknown_secret(operation: Operation) -> UnavailableError:
-    """The error for a payload that can't be compared, for the same reason as one of an unknown version. A retry may
-    meet a process that has the secret."""
+    """The error for a payload that can't be compared. As with an unknown version, a retry may reach a process that
+    can."""
     logger.error(
         "Operation %r: a record's fingerprint was made with a secret that is not in the settings. Nothing was run, and "
-        "the client is asked to retry. Put the secret into SECRET_KEY_FALLBACKS or FINGERPRINT_KEYS.",
+        "the client gets a 503 with Retry-After. Put the secret into SECRET_KEY_FALLBACKS or FINGERPRINT_KEYS.",
         operation.name,
     )
     return UnavailableError(
@@ -287,17 +288,17 @@ def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
     with store.own_transaction(policy.operation):
         won = store.start_over(row.fence, request_hash, **_terms(policy))
         if won:
-            steps.forget(row.fence, store.using)  # those of the earlier request
+            steps.forget(row.fence, store.using)  # the earlier request's steps
     next_attempt = replace(row.fence, attempt=row.fence.attempt + 1, request_hash=request_hash)
     return _owned(policy, next_attempt, store, signals.claimed) if won else None
 
 
 def take_over(policy: Policy, observed: Fence, store: Store, signal: Signal) -> Ownership | None:
-    """Own a record that is released or abandoned. None if another process was faster, or the lease was renewed.
+    """Own a released or abandoned record. None if another process was faster, or the lease was renewed.
 
-    The update names the attempt that was observed. So if many callers saw the same abandoned claim, one wins, and if
-    this process slept since, it matches no row. The update also checks the lease again. Its COMMIT waits for the disk,
-    because if a crash loses a take-over, the same attempt number could be given out twice.
+    The update names the observed attempt. So if many callers saw the same abandoned claim, one wins, and if this
+    process slept meanwhile, the update matches no row. It also checks the lease again. Its COMMIT waits for the disk,
+    because after a crash that lost a take-over, the same attempt number could be assigned twice.
     """
     with store.own_statement(policy.operation):
         won = store.take_over(observed, **_terms(policy))
@@ -306,7 +307,7 @@ def take_over(policy: Policy, observed: Fence, store: Store, signal: Signal) -> 
 
 
 def take_over_abandoned(policy: Policy, observed: Fence, store: Store) -> Ownership | None:
-    """Own an abandoned record whose reconciler must be asked before anything runs. None as for ``take_over``."""
+    """Own an abandoned record whose reconciler must be called before anything runs. None as for ``take_over``."""
     owned = take_over(policy, observed, store, signals.taken_over)
     if owned is not None:
         owned.abandoned = True
@@ -327,7 +328,7 @@ def read_winner(request: ClaimRequest) -> Outcome:
 
 def retry_after(lease_left: float, policy: Policy) -> int:
     """When to retry, in whole seconds: after as long as the attempt has been running, bounded by the lease and
-    ``MAX_RETRY_AFTER``. So duplicates of a long request come less often than those of a short one."""
+    ``MAX_RETRY_AFTER``. So duplicates of a long request arrive less often than duplicates of a short one."""
     running_for = policy.lease.total_seconds() - lease_left
     bound = min(lease_left, settings().max_retry_after.total_seconds())
     return max(1, math.ceil(min(running_for, bound)))

@@ -1,4 +1,4 @@
-"""``Claim``: the attempt that runs, as the code of a protected operation sees it."""
+"""``Claim``: the running attempt, as a protected operation's code uses it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Claim:
     """The claim of one attempt. ``current_claim()`` returns it to the handler.
 
     The handler of an operation that declares ``rebuild`` may set ``reference``. It is recorded instead of the
-    response's body, or beside one that is kept for a shorter time than the record.
+    response's body or, with ``body_retention``, in addition to it.
     """
 
     ownership: Ownership
@@ -47,12 +47,12 @@ class Claim:
 
     @property
     def attempt(self) -> int:
-        """The fencing number: 1 at the first claim, and one more at each later claim."""
+        """The fencing number: 1 for the first claim, and one more for each later claim."""
         return self.ownership.attempt
 
     @property
     def trace(self) -> str:
-        """32 hexadecimal digits that all operations of one chain share: see ``Scope.trace``."""
+        """32 hexadecimal digits that all operations of one chain share. See ``Scope.trace``."""
         return self.scope.trace
 
     @property
@@ -61,12 +61,12 @@ class Claim:
         return self.ownership.is_lost
 
     def renew(self) -> None:
-        """Renew the lease: it then ends after the operation's ``lease`` from now.
+        """Renew the lease. It then ends after the operation's ``lease``, counted from now.
 
-        A handler that takes longer than its lease calls this. The renewal is committed at once.
+        Call this in a handler that takes longer than its lease. The renewal is committed at once.
 
         :raises LeaseLostError: another attempt has taken over. Stop before the next effect.
-        :raises UnavailableError: the database can't be reached. It is not known whether the lease is still valid.
+        :raises UnavailableError: the database can't be reached, and whether the lease is still valid is unknown.
         """
         self.ensure_owned()
         if not renew(self.ownership):
@@ -81,11 +81,11 @@ class Claim:
         self.ownership.ensure()
 
     def discard(self) -> None:
-        """Record no outcome of this attempt. The client or the caller gets its response or result all the same.
+        """Record no outcome of this attempt. The client or caller still gets its response or result.
 
         With ``transaction=True`` the writes are rolled back, and a retry runs the operation again. With
-        ``transaction=False`` nothing is undone, and ``recovery`` decides about a retry. A message whose task does this
-        is consumed: raise an error to have it delivered again.
+        ``transaction=False`` nothing is undone, and ``recovery`` decides about a retry. The message of a task that
+        calls this is consumed. To have it delivered again, raise an error.
         """
         self.ownership.discarded = True
 
@@ -114,7 +114,7 @@ class Claim:
     def name_call(self, kind: str) -> str:
         """Name the next call of a kind, to derive its key: ``kind``, then ``kind#2``, ``kind#3`` and so on.
 
-        Use this if the caller gives no name. Another attempt gets the same names if it makes the same calls in the same
+        Use this for calls without a name. Another attempt gets the same names if it makes the same calls in the same
         order. Calls within a step are counted separately, because another attempt may skip the step.
         """
         kind = f"{self._steps.running}/{kind}" if self._steps.running else kind
@@ -122,17 +122,18 @@ class Claim:
         return kind if count == 1 else f"{kind}#{count}"
 
     def step(self, name: str, call: Callable[[], T]) -> T:
-        """Run one phase of the operation, and store its result so that another attempt doesn't run it again.
+        """Run one phase of the operation and store its result, so that another attempt doesn't run it again.
 
         This is for operations with ``transaction=False``. If the process dies inside ``call``, nothing is stored and
-        the next attempt calls it again. So an outside call needs a key from ``derive_key``, which is the same then.
+        the next attempt calls it again. So a call to another service needs a key from ``derive_key``, which is the same
+        in every attempt.
 
         :param name: distinguishes the step from the operation's other steps; 1 to 255 printable characters.
         :param call: does the work. Its result must be JSON.
         :returns: the result, read back from JSON.
         :raises LeaseLostError: another attempt has taken over. ``call`` did not run, or its result is not stored.
-        :raises TypeError: the result is not JSON. If the return annotation of ``call`` says so, ``call`` does not run.
-        :raises ValueError: a step of this name has ended in this attempt already, or the name is not valid.
+        :raises TypeError: the result is not JSON. If that follows from the return annotation, ``call`` does not run.
+        :raises ValueError: a step with this name has already ended in this attempt, or the name is invalid.
         :raises ImproperlyConfigured: the operation runs in one transaction, so a step could not outlive a crash.
         :raises OuterTransactionError: a transaction is open, so the step's result could not be committed.
         :raises OutcomeUnreadableError: the step's stored result is damaged, or encrypted under an unknown key. ``call``

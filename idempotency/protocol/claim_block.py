@@ -25,8 +25,8 @@ from .execution import Attempt, running
 class Run:
     """One run of a ``claim()`` block.
 
-    If the operation has run already, ``replayed`` is True and ``result`` is the recorded result. Otherwise the block
-    does the work and sets ``result`` to anything that JSON can hold.
+    If the operation has already run, ``replayed`` is True and ``result`` is the recorded result. Otherwise the block
+    does the work and sets ``result`` to any JSON value.
     """
 
     def __init__(self, claim: Claim | None, result: Any = None) -> None:
@@ -42,7 +42,7 @@ class Run:
 def claim(
     operation: str | Operation, *, account_id: str, key: str, payload: object = None, **policy: Unpack[BlockArguments]
 ) -> Iterator[Run]:
-    """Let the block take effect at most once for an account and key, and record its result for every later run::
+    """Make the block take effect at most once for an account and key, and record its result for later runs::
 
         with claim("invoices.send", account_id=account, key=key, payload=invoice) as run:
             if not run.replayed:
@@ -54,18 +54,18 @@ def claim(
     :param operation: the name of the operation, or an ``Operation``.
     :param account_id: the account that the key belongs to.
     :param key: the key, 1 to 255 visible ASCII characters.
-    :param payload: what the key stands for. The same key with another payload is refused.
-    :param policy: keyword arguments of ``Operation``, if ``operation`` is a name, except those that concern requests.
-    :returns: a context manager, whose value is the ``Run``.
+    :param payload: the content of the operation. The same key with another payload is refused.
+    :param policy: keyword arguments of ``Operation`` that apply to blocks, if ``operation`` is a name.
+    :returns: a context manager that yields the ``Run``.
     :raises AccountRequiredError: the account is empty, too long or not printable.
     :raises KeyInvalidError: the key is not 1 to 255 visible ASCII characters.
     :raises KeyExpiredError: the key is older than ``max_key_age`` and has no record.
     :raises PayloadInvalidError: the payload has no canonical form.
-    :raises InProgressError: another run is under way.
+    :raises InProgressError: another run is in progress.
     :raises KeyReusedError: the key belongs to another payload.
-    :raises OutcomeUnknownError: a run was cut off, and how it ended is unknown.
+    :raises OutcomeUnknownError: a run was cut off, and its outcome is unknown.
     :raises BodyGoneError: the operation has run, and its result is no longer kept.
-    :raises OuterTransactionError: a transaction is open, in which the claim could not be committed.
+    :raises OuterTransactionError: a transaction is open, so the claim could not be committed.
     :raises LeaseLostError: another attempt has taken over. The block's writes are rolled back.
     :raises UnavailableError: the record could not be read or written.
     :raises TransactionBrokenError: the block continued after a database error, ended its transaction itself, or left
@@ -73,12 +73,13 @@ def claim(
     :raises UnrecordableResponseError: the result is larger than ``max_response_body``. The block's writes are rolled
         back.
     :raises ImproperlyConfigured: the policy is wrong, or has an option that has no effect on a block.
-    :raises TypeError: the result is not JSON, and the block's writes are rolled back; or an argument has a wrong type.
+    :raises TypeError: the result is not JSON, and the block's writes are rolled back; or an argument has the wrong
+        type.
     """
     in_force = operation_for(operation, policy, Use.BLOCK).policy
     scope = scope_of(in_force.operation.name, account_id, keys.validate_key(key))
     request = ClaimRequest(in_force, scope, Payload(payload), refusal_to_begin(in_force, scope.idempotency_key))
-    del payload, key, account_id  # a crash report of the block would show them, as this frame's local variables
+    del payload, key, account_id  # a crash report would show this frame's local variables
     settled = acquire_or_wait(request)
     if isinstance(settled, Outcome):
         yield Run(None, result_of(settled))

@@ -1,7 +1,7 @@
-"""The claim under which the running code runs.
+"""The claim of the code that is running.
 
-This module imports neither Django nor the rest of the package, because a plain script that only uses an HTTP client of
-``contrib`` imports it, too.
+This module imports neither Django nor the rest of the package, because scripts that only use an HTTP client from
+``contrib`` import it, too.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ claim_in_context: Final[ContextVar[Claim | None]] = ContextVar("idempotency_clai
 
 
 def current_claim() -> Claim | None:
-    """The claim under which the calling code runs: the innermost one, or None outside of a protected operation."""
+    """The innermost claim of the calling code, or None outside of a protected operation."""
     return claim_in_context.get()
 
 
 def require_claim() -> Claim:
-    """The claim under which the calling code runs, for code that can't run without a claim.
+    """The innermost claim of the calling code, for code that can't run without one.
 
     :raises RuntimeError: no protected operation is running here.
     """

@@ -1,4 +1,4 @@
-"""Runs an operation under a claim, so that its effects and its outcome are both committed or neither is."""
+"""Runs an operation under a claim, so that its effects and its outcome are committed together or not at all."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ logger: Final = logging.getLogger("idempotency")
 
 
 class End(Enum):
-    """How an attempt has ended; while it runs, how it ends if it gets no further."""
+    """How an attempt has ended. While it runs: how it ends if it gets no further."""
 
     NOT_BEGUN = auto()  # the operation has not begun
-    ROLLED_BACK = auto()  # nothing of its transaction is kept; in autocommit, the outcome is not recorded
-    ENDED_ITSELF = auto()  # the operation has ended its transaction, and it is not known what it has committed
+    ROLLED_BACK = auto()  # its transaction kept nothing; in autocommit, the outcome is not recorded
+    ENDED_ITSELF = auto()  # the operation ended its transaction itself, and what it committed is unknown
     UNKNOWN = auto()  # COMMIT is sent, after the completing update or with it
     COMMITTED = auto()  # business state and outcome are committed
 
 
 @dataclass(eq=False, repr=False)
 class Attempt:
-    """A run under a claim. The block sets ``outcome`` to what is recorded; None means that nothing is kept."""
+    """A run under a claim. The block sets ``outcome`` to the outcome to record; None keeps nothing."""
 
     claim: Claim
     outcome: Outcome | None = field(default=None, init=False)
     end: End = field(default=End.NOT_BEGUN, init=False)
-    #: An error of the operation's code that is none of this attempt, such as that of another claim inside the block.
+    #: An error of the operation's code that does not concern this attempt, for example from another claim in the block.
     foreign_error: Exception | None = field(default=None, init=False)
 
     def note_commit(self) -> None:
         self.end = End.COMMITTED
 
     def note_error(self, error: Exception) -> None:
-        """Note an error that the operation's code has raised."""
+        """Note an error that the operation's code raised."""
         if not isinstance(error, IdempotencyError) or error.raised_by is not self.claim.ownership:
             self.foreign_error = error
 
@@ -71,14 +71,14 @@ def running(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | 
     """Run the block as the claim's attempt, and record the outcome that it sets.
 
     With ``transaction=True`` the block runs in one transaction of the record's database, and the completing update is
-    the last statement: business state and outcome are both committed or neither is. If the block raises an error or
+    the last statement: business state and outcome are committed together or not at all. If the block raises an error or
     sets no outcome, it is rolled back and the claim is released. With ``transaction=False`` the outcome is recorded
     right after the block.
 
-    :param outcome_of_error: called with an exception of the block, after its writes are rolled back. It returns the
-        outcome to record, or None if nothing is kept, or raises if the exception is a crash.
+    :param outcome_of_error: called with an exception from the block, after its writes are rolled back. Returns the
+        outcome to record, or None to keep nothing, or raises if the exception is a crash.
     :raises LeaseLostError: another attempt owns the record. This attempt's writes are rolled back.
-    :raises UnavailableError: the outcome could not be recorded, or COMMIT failed without saying how it ended.
+    :raises UnavailableError: the outcome could not be recorded, or the result of COMMIT is unknown.
     :raises TransactionBrokenError: the block continued after a database error, ended its transaction itself, or left
         one open.
     """
@@ -119,7 +119,7 @@ def _in_transaction(attempt: Attempt, outcome_of_error: Callable[[Exception], Ou
     try:
         block = transaction.atomic(using=using, durable=True)
         with block:
-            if not owned.shares_connection:  # a TestCase runs no callbacks, and its tests may look at them
+            if not owned.shares_connection:  # a TestCase runs no callbacks, and its tests may inspect them
                 store.connection.on_commit(attempt.note_commit)  # before all callbacks of the operation
             attempt.end = End.ROLLED_BACK
             watch = store.watch_transaction()
@@ -135,10 +135,10 @@ def _in_transaction(attempt: Attempt, outcome_of_error: Callable[[Exception], Ou
                 transaction.set_rollback(True, using=using)
             elif attempt.outcome.status < 400 or not store.connection.needs_rollback:
                 _complete(attempt, attempt.outcome)
-            # Otherwise the handler answers with a failure after set_rollback(True) or a database error.
+            # Otherwise the handler returned a failure after set_rollback(True) or a database error.
     except Exception as error:  # noqa: BLE001 - each error is either recorded or raised again
-        # A BaseException, such as SystemExit, is not caught and nothing is released, because a dying process may not be
-        # able to. The lease runs out.
+        # A BaseException, such as SystemExit, is not caught, because a dying process may not be able to release
+        # anything. The lease runs out.
         reason = _settle(attempt, error.error if isinstance(error, CommitError) else error, outcome_of_error)
     else:
         if attempt.end is not End.ROLLED_BACK:
@@ -149,16 +149,16 @@ def _in_transaction(attempt: Attempt, outcome_of_error: Callable[[Exception], Ou
 
 
 def _settle(attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exception], Outcome | None]) -> str | None:
-    """Decide the fate of the record after an error in or after the attempt's transaction.
+    """Settle the record after an error in or after the attempt's transaction.
 
-    :returns: for a transaction that has rolled back because of the operation, the reason that the record keeps.
+    :returns: the reason to record, for a transaction that was rolled back because of the operation.
     """
     owned = attempt.claim.ownership
     store = owned.store
     of_database = isinstance(error, (DatabaseError, InterfaceError))
     match attempt.end:
         case End.COMMITTED:
-            # Completed: an on_commit callback has failed, and the retry replays what is committed.
+            # Completed: an on_commit callback has failed, and a retry replays the committed outcome.
             attempt.foreign_error = error
             raise error
         case End.ENDED_ITSELF:
@@ -167,13 +167,13 @@ def _settle(attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exce
             raise _ended_itself(owned) from error
         case End.UNKNOWN if not store.commit_was_refused(error):
             # Left as it is. The COMMIT may have succeeded, so a release could let the operation run twice.
-            logger.error("COMMIT of %s did not say how it ended", owned.scope, exc_info=error)
+            logger.error("The result of the COMMIT of %s is unknown", owned.scope, exc_info=error)
             raise UnavailableError(
                 "The database did not confirm the commit. Retry with the same Idempotency-Key to learn the outcome.",
                 retry_after=1,
             ) from error
         case End.NOT_BEGUN | End.UNKNOWN if of_database and (attempt.end is End.NOT_BEGUN or store.lost_a_race(error)):
-            # Released, because nothing is wrong with the operation itself: another try may succeed.
+            # Released, because the operation itself is not at fault: another try may succeed.
             release_or_park(owned, recorded_reason(error))
             raise unavailable(owned.using, error) from error
         case _:
@@ -190,7 +190,7 @@ def _in_autocommit(attempt: Attempt, outcome_of_error: Callable[[Exception], Out
     except Exception as error:  # noqa: BLE001 - each error is either recorded or raised again
         reason = _outcome_of_error(attempt, error, outcome_of_error)
     # If the process dies before the outcome is committed, or its COMMIT fails, there may be an effect without an
-    # outcome. The claim is not released. When the lease is over, recovery does what the operation declares.
+    # outcome. The claim is not released. When the lease is over, it is recovered as the operation declares.
     _record_or_release(attempt, reason)
 
 
@@ -205,12 +205,12 @@ def _record_or_release(attempt: Attempt, reason: str | None) -> None:
 def _outcome_of_error(
     attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exception], Outcome | None]
 ) -> str | None:
-    """Turn an exception of the operation into an outcome. If it is a crash, release or park the claim, and raise it.
+    """Turn an exception from the operation into an outcome. If it is a crash, release or park the claim, and raise it.
 
     An error of this attempt itself (its lease was lost, or the database failed) is never an outcome. An error of
-    another claim, such as a ``claim()`` block in the handler, counts as an exception of the handler.
+    another claim, such as a ``claim()`` block in the handler, counts as an exception from the handler.
 
-    :returns: the reason for the record; None if the operation declares that the answer is no outcome.
+    :returns: the reason to record; None if the operation declares the status as not recordable.
     """
     owned = attempt.claim.ownership
     if isinstance(error, IdempotencyError) and error is not attempt.foreign_error:
@@ -246,7 +246,7 @@ def _broken(owned: Ownership) -> TransactionBrokenError:
     return TransactionBrokenError(
         f"{owned.policy.operation} returned a response although its transaction had been marked for rollback or broken "
         f"by a database error, so nothing it wrote could be kept. Let the error propagate, or run the "
-        f"statement that may fail in an atomic() of its own."
+        f"statement that may fail in a separate atomic() block."
     )
 
 
@@ -271,16 +271,16 @@ def release_or_park(owned: Ownership, reason: str | None = None) -> None:
 
     The claim is released if it is safe to run again at once: all writes were in one transaction with the record, or
     REEXECUTE is declared. Otherwise the attempt may have taken effect. A PARK operation is parked. An operation with a
-    reconciler keeps its claim, because its call may still be on its way; the reconciler is asked when the lease is
+    reconciler keeps its claim, because its call may still be in transit; the reconciler is called when the lease is
     over. Never raises, because the error that ended the attempt matters more, and the lease ends by itself.
 
-    :param reason: why the attempt failed, for the record; None if it answered with a status that is not recorded.
+    :param reason: why the attempt failed, for the record; None if it returned a status that is not recorded.
     """
     policy = owned.policy
     # After a lost lease this is harmless, because both changes are fenced and match no row.
     undone = policy.transaction and not owned.has_effects_elsewhere
     if undone or policy.recovery is Recovery.REEXECUTE:
-        declined = owned.declined and reason is None  # without a reason, the answer is what ended the attempt
+        declined = owned.declined and reason is None  # without a reason, the status ended the attempt
         end(owned, ownership.release, reason, signals.unrecorded if declined else signals.released)
     elif policy.recovery is Recovery.PARK:
         end(owned, ownership.park, reason, signals.parked)

@@ -1,7 +1,7 @@
-"""Fault points: named places at which tests can kill or stall a process or raise an error.
+"""Fault points: named places where tests can kill or stall a process, or raise an error.
 
 The code calls ``fault_point["claim.before"]()``. These functions do nothing, and no environment variable can change
-that. A test puts its own function in the place of one.
+that. A test replaces one with its own function.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PLACES = (
     "handler.before",  # in the business transaction, if there is one
     "render.before",  # the handler has returned
     "render.after",
-    "complete.before",  # the outcome is known, but nothing of it is sent
+    "complete.before",  # the outcome is known, but not sent
     "complete.committed",  # business state and outcome are committed, but no response is sent
     "release.before",
     "release.sent",  # the update is committed
@@ -38,7 +38,7 @@ fault_point: Final[dict[str, Callable[[], object]]] = {}
 
 
 def disarm() -> None:
-    """Let no fault point do anything."""
+    """Make every fault point do nothing."""
     fault_point.clear()
     fault_point.update(dict.fromkeys(PLACES, lambda: None))
 

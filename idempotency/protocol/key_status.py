@@ -1,4 +1,4 @@
-"""What has become of a key. Nothing runs, nothing is claimed, and no payload is needed."""
+"""Reports the status of keys. Runs and claims nothing, and needs no payload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..store import records_database, status_of
 from . import acquisition
 from .ownership import store_errors
 
-#: The status that a client reads, by what a retry with the same payload would meet.
+#: The status that a client gets, by the decision about a retry with the same payload.
 _STATUS_OF = {
     Decision.WAIT: "in_progress",
     Decision.REPLAY: "completed",
@@ -34,13 +34,13 @@ _FIELDS = (
 )
 
 
-def key_statuses(asked: Mapping[Scope, Policy]) -> dict[Scope, KeyStatus]:
-    """Look keys of one account up, by one read of each database of records. What is unknown is left out.
+def key_statuses(requested: Mapping[Scope, Policy]) -> dict[Scope, KeyStatus]:
+    """Look up keys of one account, with one query for each database. Unknown keys are left out.
 
     :raises UnavailableError: the records can't be read.
     """
     by_database: dict[str, list[Scope]] = {}
-    for scope in asked:
+    for scope in requested:
         using = records_database(operation=scope.operation, account_id=scope.account_id)
         by_database.setdefault(using, []).append(scope)
     found = {}
@@ -53,7 +53,7 @@ def key_statuses(asked: Mapping[Scope, Policy]) -> dict[Scope, KeyStatus]:
         with store_errors(using):
             for record in records.annotate(now=Now()).order_by("created_at", "pk").only(*_FIELDS):
                 scope = Scope(record.account_id, record.operation, record.idempotency_key)
-                if scope in asked and (status := _status_of_record(record, asked[scope])) is not None:
+                if scope in requested and (status := _status_of_record(record, requested[scope])) is not None:
                     found[scope] = status
     return found
 

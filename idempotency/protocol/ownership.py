@@ -1,12 +1,12 @@
-"""``Ownership``: what an attempt knows about its record, and how it completes, releases or parks it.
+"""``Ownership``: an attempt's hold on its record, and the functions that complete, release or park the record.
 
 Every change of an owned record is fenced: it names the whole scope, the row, the attempt and the payload's fingerprint,
 and matches no row once another attempt owns the record.
 
-The row's id and the attempt would be enough if a database never lost a commit. But a first claim may commit without
+The row's id and the attempt would suffice if a database never lost a commit. But a first claim may commit without
 waiting for the disk. A database that crashes can then lose the claim *and* assign its id again, to another key, at
-attempt 1. Because the fence has the scope and the fingerprint, a claimant that survived such a crash can match only a
-claim of the same operation with the same payload. Either of the two may complete it, and only one can.
+attempt 1. Because the fence also has the scope and the fingerprint, a claimant that survived such a crash can match
+only a claim of the same operation with the same payload. Either of the two may complete it, and only one can.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger: Final = logging.getLogger("idempotency")
 
 T = TypeVar("T")
 
-#: Permanent errors that were logged already. A half-finished deploy causes one or two kinds of them at every request.
+#: Permanent errors that were already logged. A half-finished deploy causes one or two kinds at every request.
 _reported: set[str] = set()
 MAX_REPORTED = 100
 
@@ -45,25 +45,25 @@ FIRST_PAUSE = 0.1
 
 @dataclass
 class Ownership:
-    """One attempt's ownership of a record. The functions of the protocol use it; a handler sees it as a ``Claim``."""
+    """One attempt's ownership of a record, for the protocol. A handler gets it wrapped in a ``Claim``."""
 
     policy: Policy
     fence: Fence
-    #: Over the connection of the thread that claimed. Another thread has a store of its own: ``store_for(using)``.
+    #: Over the connection of the thread that claimed. Another thread must use ``store_for(using)``.
     store: Store
-    #: True in a TestCase, whose transaction hides the record from every other connection.
+    #: True in a TestCase, whose transaction hides the record from other connections.
     shares_connection: bool
-    #: True if the earlier attempt disappeared and the reconciler must be asked before anything runs.
+    #: True if the earlier attempt disappeared and the reconciler must be called before anything runs.
     abandoned: bool = False
     #: True if another attempt is known to own the record.
     lost: bool = False
     #: True if the operation may have committed writes that a rollback of the record's transaction doesn't undo.
     has_effects_elsewhere: bool = False
-    #: True if the operation answered with a status below 500 that it declares as no outcome. That is no failure.
+    #: True if the operation returned a status below 500 that it declares as not recordable. This is not a failure.
     declined: bool = False
-    #: True if the operation has said that nothing it answers is an outcome.
+    #: True after ``Claim.discard()``: the response or result is not recorded.
     discarded: bool = False
-    #: With a heartbeat: the time until which the lease is known to be valid, by ``time.monotonic()``.
+    #: With a heartbeat: until when the lease is known to be valid, by ``time.monotonic()``.
     held_until: float | None = None
 
     @property
@@ -101,7 +101,7 @@ class Ownership:
 
 @contextmanager
 def on_behalf_of(owned: Ownership) -> Iterator[None]:
-    """Mark the block's errors as this attempt's own, so that they differ from those of another claim in its handler."""
+    """Mark the block's errors as this attempt's, to distinguish them from errors of a claim inside its handler."""
     try:
         yield
     except IdempotencyError as error:
@@ -113,10 +113,10 @@ def fenced_change(owned: Ownership, change: Callable[[], T], *, step: str = "") 
     """Commit a fenced change by itself, and return what ``change`` returns.
 
     If an operation has an effect outside of the database, its outcome must not be lost because the connection died
-    during the call to the outside, or because the server refused the change for the sake of another transaction. So it
-    makes the same change again, over a new connection if need be. The fence lets it happen only once.
+    during the outside call, or because the server refused the change in favour of another transaction. So the same
+    change is tried again, over a new connection if necessary. The fence lets it happen only once.
 
-    :param change: may be called again after a COMMIT that succeeded and whose answer was lost.
+    :param change: may be called again after a COMMIT that succeeded but whose answer was lost.
     :param step: the name of the step that the change belongs to. Without a step, the change is one statement.
     """
     what = f"Step {step!r} of operation {owned.scope.operation!r}" if step else owned.policy.operation
@@ -132,11 +132,11 @@ def fenced_change(owned: Ownership, change: Callable[[], T], *, step: str = "") 
             if number == tries:
                 raise
             if not store.is_busy(error):
-                # Django may have noticed the broken connection itself and connected again.
+                # Django itself may have detected the broken connection and reconnected.
                 if session is not None and session is connection.connection and connection.is_usable():
                     raise
                 connection.close()
-            time.sleep(FIRST_PAUSE * 2 ** (number - 1))  # nothing reports that a server is back, or a rival gone
+            time.sleep(FIRST_PAUSE * 2 ** (number - 1))  # nothing signals a server's return or a rival's end
     raise AssertionError  # pragma: no cover - the last try returns or raises
 
 
@@ -147,7 +147,7 @@ def complete(owned: Ownership, outcome: Outcome, *, commit: bool = False) -> Non
     COMMIT, both exist. If it slept before this statement until another attempt took over, no row matches, and the
     caller's transaction must roll back.
 
-    :param commit: let the store send COMMIT along, which may raise a ``CommitError``.
+    :param commit: let the store send COMMIT in the same message, which may raise a ``CommitError``.
     :raises LeaseLostError: another attempt owns the record.
     """
     fault_point["complete.before"]()
@@ -157,27 +157,27 @@ def complete(owned: Ownership, outcome: Outcome, *, commit: bool = False) -> Non
 
 
 def record(owned: Ownership, outcome: Outcome) -> None:
-    """Record an outcome by itself.
+    """Record an outcome outside of the operation's transaction.
 
     :raises LeaseLostError: another attempt owns the record.
-    :raises UnavailableError: the outcome could not be recorded, or it is not known whether it was.
+    :raises UnavailableError: the outcome could not be recorded, or whether it was is unknown.
     """
     with store_errors(owned.using, completing=owned.policy.operation):
         try:
             fenced_change(owned, lambda: complete(owned, outcome))
         except LeaseLostError:
             # The COMMIT of an earlier try may have succeeded although its answer was lost. Then the record has this
-            # attempt's outcome, and all is well.
+            # attempt's outcome already.
             row = store_for(owned.using).read(owned.scope)
             if row is None or (row.fence, row.outcome) != (owned.fence, outcome):
                 raise
 
 
 def release(owned: Ownership, error: str | None = None) -> bool:
-    """Give the claim up so that a retry runs at once. Only for a run that is known to have had no effect.
+    """Give up the claim, so that a retry runs at once. Only for a run that is known to have had no effect.
 
-    :param error: why the run failed, for people. None keeps what is known of an earlier one.
-    :returns: False if another attempt owns the record. Then nothing is released.
+    :param error: why the run failed, for operators. None keeps the error of an earlier attempt.
+    :returns: False if another attempt owns the record, so nothing was released.
     """
     fault_point["release.before"]()
     released = fenced_change(owned, lambda: store_for(owned.using).release(owned.fence, error))
@@ -186,12 +186,12 @@ def release(owned: Ownership, error: str | None = None) -> bool:
 
 
 def park(owned: Ownership, error: str | None = None) -> bool:
-    """Stop automatic handling, because it is not known whether the attempt took effect. Otherwise like ``release``."""
+    """Stop automatic handling, because whether the attempt took effect is unknown. Otherwise like ``release``."""
     return fenced_change(owned, lambda: store_for(owned.using).park(owned.fence, error))
 
 
 def postpone(owned: Ownership, duration: timedelta) -> bool:
-    """Let the lease end after ``duration``, so that the next retry or sweep after that asks the reconciler again."""
+    """End the lease after ``duration``. The next retry or sweep after that calls the reconciler again."""
     return fenced_change(
         owned, lambda: store_for(owned.using).set_lease(owned.fence, duration, retention=owned.policy.retention)
     )
@@ -199,7 +199,7 @@ def postpone(owned: Ownership, duration: timedelta) -> bool:
 
 @contextmanager
 def store_errors(using: str, *, completing: Operation | None = None) -> Iterator[None]:
-    """Turn an error of the database in the block into an ``UnavailableError``."""
+    """Turn a database error in the block into an ``UnavailableError``."""
     try:
         yield
     except (DatabaseError, InterfaceError) as error:
@@ -207,9 +207,9 @@ def store_errors(using: str, *, completing: Operation | None = None) -> Iterator
 
 
 def unavailable(using: str, error: Exception, *, completing: Operation | None = None) -> UnavailableError:
-    """The error that a caller gets for an error of the record's database.
+    """The error that a caller gets for an error in the record's database.
 
-    A permanent error, such as a missing column after half a deploy, is logged once, and gets no ``Retry-After``.
+    A permanent error, such as a missing column in a half-finished deploy, is logged once and gets no ``Retry-After``.
 
     :param completing: the operation whose handler has run on the connection since its record was claimed.
     """

@@ -1,7 +1,7 @@
-"""Recovery: asks a reconciler what became of a claim whose process has disappeared.
+"""Recovery: calls a reconciler to find out how a claim ended whose process has disappeared.
 
-A retry settles the claim that it finds, and a sweep the claims without a retry. Both use ``reconcile``. It may be
-killed at any point and run again: what it changed is fenced, and what it did not change is found again.
+A retry settles the claim that it finds, and a sweep settles claims without a retry. Both use ``reconcile``. It may be
+killed at any point and run again: its changes are fenced, and a claim that it did not change is found again.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from .renewal import renew
 
 logger: Final = logging.getLogger("idempotency")
 
-#: After an ``Unknown`` the reconciler is asked again after 2, 4, 8 … seconds, up to this. That is soon enough for a
-#: provider that is a little late, and rare enough not to burden a provider in trouble.
+#: After an ``Unknown`` the reconciler is called again after 2, 4, 8 … seconds, up to this. That is soon enough for a
+#: provider with a short delay, and rare enough not to burden a provider in trouble.
 LONGEST_BACKOFF = 256
 
 
 def reconcile(owned: Ownership) -> Outcome | None:
-    """Ask the operation's reconciler what became of the earlier attempts.
+    """Call the operation's reconciler to find out how the earlier attempts ended.
 
-    :returns: the outcome, which is recorded now; or None if the operation was not executed and this claim may run it.
-    :raises InProgressError: the reconciler does not know yet, or it was slow and another attempt has taken over.
-    :raises OutcomeUnknownError: the reconciler did not know too often, and the record is parked.
-    :raises UnavailableError: the answer could not be recorded. The reconciler is asked again when the lease is over.
+    :returns: the outcome, which is now recorded; or None if the operation was not executed and this claim may run it.
+    :raises InProgressError: the reconciler returned ``Unknown``, or it was slow and another attempt has taken over.
+    :raises OutcomeUnknownError: the reconciler returned ``Unknown`` too often, and the record is parked.
+    :raises UnavailableError: the finding could not be recorded. The reconciler is called again when the lease is over.
     """
-    # If the process dies here, or before the answer is recorded, the lease runs out and the next attempt asks again. If
-    # it sleeps here until another attempt has taken over, what it records matches no row.
+    # If the process dies here, or before the finding is recorded, the lease runs out and the next attempt calls the
+    # reconciler again. If it sleeps here until another attempt has taken over, its changes match no row.
     fault_point["reconcile.before"]()
-    finding = _ask(owned)
+    finding = _call_reconciler(owned)
     fault_point["reconcile.found"]()
     if isinstance(finding, NotExecuted):
-        # The answer was true when it was found. If the reconciler took longer than its lease, another attempt may have
-        # asked since and run the operation. So prove ownership again. The operation then also has a whole lease.
+        # The finding was true when it was made. If the reconciler took longer than its lease, another attempt may since
+        # have called it and run the operation. So prove ownership again. This also gives the operation a whole lease.
         if not renew(owned):
             raise InProgressError(retry_after=1)
         return None
@@ -71,12 +71,12 @@ def reconcile(owned: Ownership) -> Outcome | None:
     raise InProgressError(retry_after=min(backoff, int(settings().max_retry_after.total_seconds()) or 1))
 
 
-def _ask(owned: Ownership) -> Completed | NotExecuted | Unknown:
+def _call_reconciler(owned: Ownership) -> Completed | NotExecuted | Unknown:
     operation = owned.policy.operation
     found = IdempotencyRecord.objects.using(owned.using).filter(account_id=owned.scope.account_id, pk=owned.fence.id)
     try:
         finding: object = operation.reconcile.find_out(found.get())
-    except Exception:  # the project's code may raise anything, and then the outcome is still unknown
+    except Exception:  # the project's code may raise anything; the outcome is still unknown
         logger.exception("The reconciler of %s failed; the outcome stays unknown", owned.scope)
         return Unknown()
     if not isinstance(finding, (Completed, NotExecuted, Unknown)):
@@ -90,7 +90,7 @@ def _ask(owned: Ownership) -> Completed | NotExecuted | Unknown:
 
 
 def _outcome_found(finding: Completed, owned: Ownership) -> Outcome | None:
-    """The outcome with the reconciler's response. None if it can't be recorded, which counts as unknown."""
+    """The outcome from the reconciler's response. None if it can't be recorded, which counts as ``Unknown``."""
     try:
         if isinstance(finding.response, HttpResponseBase):
             return outcome_of(finding.response, owned.policy)

@@ -1,14 +1,14 @@
 """Renewal of leases: at the handler's request, and by a heartbeat while the handler runs.
 
 A heartbeat proves that the process is alive, but not that the work makes progress. So its total time is capped. If a
-renewal finds that the lease is lost, or if no renewal has succeeded for a whole lease, the claim is marked as lost. The
-handler then gets an error from its next ``renew``, ``ensure_owned``, ``step`` or ``derive_key``, or when its outcome is
-recorded.
+renewal detects that the lease is lost, or if no renewal has succeeded for a whole lease, the claim is marked as lost.
+The handler then gets an error from its next ``renew``, ``ensure_owned``, ``step`` or ``derive_key``, or when its
+outcome is recorded.
 
-One thread of the process for each database renews for all its handlers, so a database that hangs delays no renewal in
-another one. Its connection is from no pool of Django's, because a pool that is as small as the number of handlers would
-have none for it, and every lease would run out. The same holds for a pool outside of the process. So the setting
-``RENEWAL_DATABASES`` may name another way to the same database.
+Each process has one renewing thread for each database, so a database that hangs delays no renewals in another one. The
+thread's connection does not come from Django's pool, because handlers may hold all connections of a small pool, and
+every lease would run out. The same applies to a pooler outside of the process. So ``RENEWAL_DATABASES`` may name
+another alias for the same database.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ logger: Final = logging.getLogger("idempotency")
 #: Three renewals in each lease, so that one may fail and one may be late before the lease is over.
 RENEWALS_A_LEASE = 3
 
-#: How long, in seconds, a handler waits for the thread that renews its lease.
+#: How long, in seconds, a handler waits for the renewing thread.
 LONGEST_WAIT = 10.0
 
 
 def renew(owned: Ownership) -> bool:
     """Renew the lease.
 
-    In an open transaction of the handler's connection, the new lease would be invisible and the record locked until its
-    end. So the statement is then sent over another connection. If the database has one writer only, the transaction
-    keeps all others from writing. So no other attempt can take over, and it is enough to read the record.
+    In an open transaction of the handler's connection, the new lease would be invisible and the record locked until the
+    transaction ends. So the statement is sent over another connection. If the database has a single writer, the
+    transaction blocks all other writes. So no other attempt can take over, and reading the record is enough.
 
     :returns: False if another attempt owns the record.
-    :raises UnavailableError: the database can't be reached. It is not known whether the lease is still valid.
+    :raises UnavailableError: the database can't be reached, and whether the lease is still valid is unknown.
     """
     store = store_for(owned.using)
     with on_behalf_of(owned), store_errors(owned.using):
@@ -66,7 +66,8 @@ def renew(owned: Ownership) -> bool:
 
 def heartbeat(owned: Ownership, cap: timedelta) -> AbstractContextManager[None]:
     """Renew the lease during the block, for ``cap`` in total."""
-    # In a TestCase no other connection sees the record. In a transaction of the only writer, no attempt can take over.
+    # In a TestCase no other connection sees the record. In the transaction of a single writer, no attempt can take
+    # over.
     needless = owned.shares_connection or (owned.policy.transaction and owned.store.has_one_writer)
     return nullcontext() if needless else _beating(owned, cap.total_seconds())
 
@@ -77,8 +78,8 @@ def _beating(owned: Ownership, cap: float) -> Iterator[None]:
     try:
         yield
     finally:
-        # Don't wait for a renewal that is under way. It is fenced, so it matches no row once the attempt has ended. In
-        # a forked child this is another renewer, because a lock of the parent's may never be released there.
+        # Don't wait for a renewal in progress. It is fenced, so it matches no row once the attempt has ended. In a
+        # forked child this is another renewer, because the parent's lock may never be released there.
         renewer_of(owned.using).stop(task)
         owned.held_until = None
 
@@ -96,16 +97,16 @@ def _set_lease_over_own_connection(owned: Ownership) -> bool:
 
 @dataclass(eq=False)
 class Task:
-    """Work of a renewer. Its times are those of ``time.monotonic()``, not those of the database's clock."""
+    """A unit of work for a renewer. Times are from ``time.monotonic()``, not from the database's clock."""
 
-    #: Does the work and returns when to do it again, or None for never.
+    #: Does the work and returns when it is due again, or None for never.
     work: Callable[[], float | None]
     due: float = 0.0
     is_stopped: bool = False
 
 
 class Renewer:
-    """The thread that renews leases in one database. It starts with the first task, and ends when none is left."""
+    """The thread that renews leases in one database. It starts with the first task and ends when none is left."""
 
     def __init__(self, using: str) -> None:
         self._using = using
@@ -128,14 +129,14 @@ class Renewer:
         return task
 
     def stop(self, task: Task) -> None:
-        """Do a task no more, without waiting for a renewal that is under way."""
+        """Cancel a task. Does not wait for a renewal in progress."""
         with self._changed:
             task.is_stopped = True
             self._tasks = [other for other in self._tasks if other is not task]
             self._changed.notify()
 
     def renew(self, owned: Ownership) -> bool:
-        """Renew the claim once, over this thread's connection. ``renew()`` has the result and the errors."""
+        """Renew the claim once, over the renewing thread's connection. Results and errors are as for ``renew()``."""
         answer: Future[bool] = Future()
 
         def work() -> None:
@@ -154,7 +155,7 @@ class Renewer:
             raise UnavailableError(retry_after=1) from error
 
     def _renew_for(self, owned: Ownership, task: Task) -> float | None:
-        """Renew once, for a heartbeat, and return when to renew again. None stands for never."""
+        """Renew once, for a heartbeat, and return when to renew again, or None for never."""
         now, lease = time.monotonic(), owned.policy.lease.total_seconds()
         fault_point["heartbeat.before"]()
         try:
@@ -198,7 +199,7 @@ class Renewer:
                     task.due = due
                     self._schedule(task)
         finally:
-            # Whatever ended this thread, the next task starts a new one.
+            # After an error, too, the next task must start a new thread.
             with self._changed:
                 self._thread = None
             connections.close_all()
@@ -218,10 +219,10 @@ class Renewer:
 
 
 _renewers: dict[str, Renewer] = {}
-# The threads belong to the parent.
+# The threads exist only in the parent.
 os.register_at_fork(after_in_child=_renewers.clear)
 
 
 def renewer_of(using: str) -> Renewer:
-    """The renewer of a database. Two threads that ask for a new one at once get the same."""
+    """The renewer for a database. Concurrent first calls get the same one."""
     return _renewers.setdefault(using, Renewer(using))

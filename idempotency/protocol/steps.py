@@ -37,7 +37,7 @@ class StepLog:
 
 
 def run_step(owned: Ownership, log: StepLog, name: str, call: Callable[[], T]) -> T:
-    """The work of ``Claim.step``."""
+    """Implements ``Claim.step``."""
     _refuse_wrong_use(owned, log, name, call)
     known = _begin(owned, name)
     if known is not None:
@@ -52,12 +52,12 @@ def run_step(owned: Ownership, log: StepLog, name: str, call: Callable[[], T]) -
     text = json_text(
         result, f"Step {name!r} of operation {owned.scope.operation!r} must return JSON, so that it can be kept"
     )
-    # If the process dies before this is committed, or the database fails, the step has happened but its result is not
+    # If the process dies before this is committed, or the database fails, the step has run but its result is not
     # stored. The attempt stops, and the next one makes the same call with the same derived key.
     _keep(owned, name, text)
     log.ended.add(name)
     fault_point["step.stored"]()
-    return cast("T", json.loads(text))  # so that the first attempt gets the same value as a later one
+    return cast("T", json.loads(text))  # so that the first attempt gets the same value as later ones
 
 
 def _refuse_wrong_use(owned: Ownership, log: StepLog, name: str, call: Callable[[], Any]) -> None:
@@ -72,7 +72,7 @@ def _refuse_wrong_use(owned: Ownership, log: StepLog, name: str, call: Callable[
     if name in log.ended:
         raise ValueError(
             f"Operation {operation!r} has run a step named {name!r} in this attempt already, so this one would be "
-            f"skipped. It was not run. Give each step a name of its own, such as '{name}-2'."
+            f"skipped. It was not run. Give each step a unique name, such as '{name}-2'."
         )
     if (declared := _undeclarable(call)) is not None:
         raise TypeError(
@@ -86,7 +86,7 @@ def _begin(owned: Ownership, name: str) -> str | None:
 
     If the process dies after this, nothing has happened yet. If it slept before this until another attempt took over,
     the fence matches no row and the step does not run. If it sleeps after this, only the derived key protects the call,
-    because nothing here can stop it any more.
+    because nothing here can stop it.
     """
     kept = _kept(owned, name)
     return _change_owned(owned, name, lambda: kept.values_list("result", flat=True).first())
@@ -116,7 +116,7 @@ def _kept(owned: Ownership, name: str) -> QuerySet[IdempotencyStep]:
 
 
 def _change_owned(owned: Ownership, name: str, change: Callable[[], T]) -> T:
-    """Run ``change`` in a transaction that begins with the proof that the attempt owns the record."""
+    """Run ``change`` in a transaction that first proves that the attempt owns the record."""
 
     def proven() -> T:
         prove_ownership(owned)
@@ -135,7 +135,7 @@ def prove_ownership(owned: Ownership) -> None:
 
 
 def _undeclarable(call: Callable[[], Any]) -> type | None:
-    """The type in the return annotation, if it can't be JSON and so can't be stored. None if that is not known."""
+    """The type in the return annotation, if it can't be JSON and so can't be stored. None if it can, or if unknown."""
     try:
         declared = get_type_hints(call).get("return", Any)
     except (TypeError, NameError, AttributeError):
@@ -152,7 +152,7 @@ def _not_json(declared: Any) -> type | None:
     try:
         return None if any(issubclass(known, declared) for known in JSON_TYPES) else declared
     except TypeError:
-        return None  # a protocol that can't be checked at run time
+        return None  # a protocol without runtime checks
 
 
 def _read(result: str, owned: Ownership, name: str) -> Any:

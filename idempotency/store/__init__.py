@@ -1,10 +1,10 @@
 """Every statement that depends on the kind of database, behind one interface: ``Store``.
 
-``portable.py`` defines it, with Django's ORM, for SQLite and other databases. ``postgresql`` has other statements,
-which ``postgresql/citus.py`` adapts to Citus. ``mysql.py`` changes what differs on MariaDB and MySQL.
+``portable.py`` defines it with Django's ORM, for SQLite and other databases. ``postgresql`` has SQL statements, which
+``postgresql/citus.py`` adapts to Citus. ``mysql.py`` overrides what differs on MariaDB and MySQL.
 
 To add a database, write a subclass of ``Store``, override what the database does better, and add it to
-``portable.STORES``. A request never asks for a database's vendor; checks and the admin do.
+``portable.STORES``. Request handling never branches on the database vendor; only checks and the admin do.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _Result = TypeVar("_Result")
 
 
 def records_database(**hints: str) -> str:
-    """The database that records are written to and read from. A replica may lag behind, so it is never used.
+    """The database that holds the records. Reads use it, too, because a replica may lag behind.
 
-    :param hints: for a router: ``operation`` and ``account_id``, where they are known.
+    :param hints: passed to the router: ``operation`` and ``account_id``, where known.
     """
     return router.db_for_write(IdempotencyRecord, **hints)
 
 
 def is_transaction_open(using: str) -> bool:
-    """Whether the calling code has a transaction open, other than the one that TestCase wraps a test in."""
+    """Whether the caller has a transaction open. The one that TestCase wraps around a test does not count."""
     if not connections[using].in_atomic_block:
         return False
     try:
@@ -61,7 +61,7 @@ def is_transaction_open(using: str) -> bool:
 
 
 def retry_lost_races(rounds: int, using: str, transact: Callable[[], _Result]) -> _Result:
-    """The result of ``transact``, which is called up to ``rounds`` times if its transaction loses races."""
+    """Return the result of ``transact``, and call it up to ``rounds`` times if its transaction loses races."""
     while True:
         try:
             return transact()

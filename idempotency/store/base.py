@@ -1,4 +1,4 @@
-"""What stores give and take, and ``Upkeep``: the part of a store that purges, sweeps and checks use."""
+"""The types in a store's interface, and ``Upkeep``: the part of a store that purges, sweeps and checks use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True)
 class Fence:
-    """What a change of a record must still match: one attempt of one request."""
+    """The condition on every change of a record: it is still at this attempt of this request."""
 
     scope: Scope
     id: int
@@ -33,31 +33,31 @@ class Fence:
 
     @classmethod
     def of(cls, record: IdempotencyRecord) -> Fence:
-        """The fence of a record as it was read."""
+        """The fence for a record as it was read."""
         return cls(record.scope, record.pk, record.attempt, record.request_hash)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A record as read by a request that lost the claim. Its times are compared by the database's clock."""
+    """A record as read by a request that lost the claim. Its times are relative to the database's clock."""
 
-    #: What a change must match, so that it changes the record only as it was read.
+    #: A change must match this, so that it applies only to the record as it was read.
     fence: Fence
     status: Status
-    lease_left: float  # seconds; 0 or less if the lease is over or there is none
-    session: int | None  # in which the handler of the latest claim runs, if its end may end the lease
+    lease_left: float  # seconds; 0 or less if there is no lease or it has ended
+    session: int | None  # in which the latest claim's handler runs, if the end of the session may end the lease
     retention_over: bool
     outcome: Outcome | None  # for a completed record only
 
 
 def newer_record(what: str) -> UnavailableError:
-    """The error for a record that this release can't understand. A retry may meet a process of the newer release.
+    """The error for a record that this release can't interpret. A retry may reach a process of the newer release.
 
-    :param what: what is unknown, for the log.
+    :param what: the unknown part, for the log.
     """
     logger.error(
         "A record has %s, which this release doesn't know. A newer release wrote it. Nothing was run, and the client "
-        "is asked to retry. Finish the deploy, or deploy the newer release again.",
+        "gets a 503 with Retry-After. Finish the deploy, or deploy the newer release again.",
         what,
     )
     return UnavailableError(retry_after=1)
@@ -65,18 +65,18 @@ def newer_record(what: str) -> UnavailableError:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a batch of a purge has taken of the oldest rows that are due."""
+    """The result of one purge batch over the oldest due rows."""
 
     changed: int
-    #: How many rows were due and free. Fewer than the batch may take: nothing more is due, or others hold the rest.
+    #: How many due rows were free. If fewer than the limit, no more rows are due, or others hold the rest.
     found: int
-    #: When the last of them became due. The next batch starts there. None if the batch found no row.
+    #: When the last of them became due. The next batch starts there. None if no row was found.
     reached: datetime | None
 
 
 @dataclass(frozen=True)
 class TableSize:
-    """The size of the table of records, as far as the database can tell without reading it."""
+    """The size of the records table, as far as the database knows it without reading the table."""
 
     in_bytes: int | None  # with its indexes
     records: int | None  # an estimate
@@ -86,30 +86,30 @@ class TableSize:
 class Replication:
     """What a COMMIT waits for."""
 
-    #: The server's setting ``synchronous_commit``, as this session has it.
+    #: The value of ``synchronous_commit`` in this session.
     synchronous_commit: str
-    #: Whether the server names standbys that COMMIT waits for.
+    #: Whether the server is configured to wait for standbys.
     is_synchronous: bool
-    #: How many standbys it doesn't wait for, as far as this role may see.
+    #: How many standbys it doesn't wait for, as far as this role can see.
     asynchronous_standbys: int
 
 
 @dataclass(eq=False)
 class CommitError(Exception):
-    """A COMMIT that a store has sent itself has failed, or its answer was lost."""
+    """A COMMIT that the store itself sent failed, or its answer was lost."""
 
     error: Exception
-    """What the database or the driver has raised."""
+    """The error from the database or the driver."""
 
 
 class Upkeep:
-    """One of Django's connections, which belongs to one thread, and the upkeep of the records over it.
+    """The upkeep of the records over one of Django's connections, which belongs to one thread.
 
-    A purge's SELECT locks the oldest rows that are due and free. Statements by their ids follow. SQLite locks nothing:
-    there all see one snapshot, and a transaction that writes after another one has written is refused.
+    A purge's SELECT locks the oldest due rows that are free, and statements by id follow. SQLite locks nothing: its
+    statements see one snapshot, and a transaction that writes after another one has written is refused.
     """
 
-    #: Whether the database could not be asked which store is its own.
+    #: Whether this store is a guess, because the database could not be queried.
     is_provisional = False
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
@@ -128,7 +128,7 @@ class Upkeep:
             return cursor.fetchone()
 
     def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
-        """Fetch rows and lock them, without those that others have locked. If a database can't skip them, lock none."""
+        """Fetch and lock rows, skipping those that others have locked. Locks none if the database can't skip."""
         if self.connection.features.has_select_for_update_skip_locked:
             rows = rows.select_for_update(skip_locked=True)
         return list(rows[:limit])
@@ -140,9 +140,9 @@ class Upkeep:
         columns: Sequence[str],
         lock: Callable[[list[tuple[Any, ...]]], list[_Found]],
     ) -> list[_Found]:
-        """Find rows, and then lock them by another statement. If others have locked some of them, look further.
+        """Find rows, then lock them with another statement. If others have locked some of them, search further.
 
-        :param columns: what ``lock`` needs of each row, the primary key first.
+        :param columns: the columns that ``lock`` needs, the primary key first.
         :returns: fewer rows than ``limit`` only if no more are free.
         """
         locked: list[_Found] = []
@@ -156,19 +156,19 @@ class Upkeep:
             seen += [pk for pk, *_ in found]
 
     def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> Taken:
-        """Delete the oldest records past their retention, with their steps, without rows that others have locked.
+        """Delete the oldest records past their retention, with their steps. Skips rows that others have locked.
 
-        :param statuses: only records in one of these states are deleted.
-        :param limit: how many rows to take at most.
-        :param after: skip rows that became due before this time; None begins with the oldest.
+        :param statuses: delete only records in these states.
+        :param limit: the maximum number of rows.
+        :param after: skip rows that became due before this time; None starts with the oldest.
         """
         due = RecordQuerySet(IdempotencyRecord, using=self.using).past_retention().filter(status__in=statuses)
         return self._change_oldest(due, "expires_at", limit, after, self._delete_with_steps)
 
     def delete_bodies(self, limit: int, after: datetime | None) -> Taken:
-        """Delete the oldest responses that are kept no longer, and what may tell the same: headers, errors, steps.
+        """Delete the oldest responses past their retention, and what may reveal them: headers, errors and steps.
 
-        The record stays, with its status, its reference and ``BODY_GONE`` in the place of the body.
+        The record keeps its status and its reference. ``BODY_GONE`` replaces the body.
         """
         due = RecordQuerySet(IdempotencyRecord, using=self.using).with_body_past_retention()
         return self._change_oldest(due, "body_expires_at", limit, after, self._delete_bodies)
@@ -185,16 +185,16 @@ class Upkeep:
         after: datetime | None,
         change: Callable[[QuerySet[Any], dict[int, str]], int],
     ) -> Taken:
-        """Change the oldest rows of ``due`` by ``change``, which gets some of them at a time, and returns a number."""
+        """Apply ``change`` to the oldest rows of ``due``, in groups. It returns how many rows it changed."""
         oldest = due if after is None else due.filter(**{f"{due_at}__gte": after})
         found = self.select_unlocked(oldest.order_by(due_at).values_list("pk", "account_id", due_at), limit)
-        # A statement takes a bounded number of parameters, and names each row twice at most. On SQLite that number is
-        # low, so there is room for the conditions' own.
+        # A statement takes a bounded number of parameters, and names each row at most twice. On SQLite the bound is
+        # low, so this leaves room for the parameters of the conditions.
         step = max(1, self.connection.ops.bulk_batch_size([due.model._meta.pk] * 3, found))
         changed = 0
         for start in range(0, len(found), step):
             accounts = {pk: account for pk, account, _ in found[start : start + step]}
-            # The conditions are repeated for a database that neither locks the rows nor keeps a snapshot of them.
+            # Repeat the conditions for a database that neither locks the rows nor reads from a snapshot.
             changed += change(due.filter(pk__in=list(accounts)), accounts)
         return Taken(changed, len(found), max((moment for *_, moment in found), default=None))
 
@@ -205,38 +205,37 @@ class Upkeep:
     def _delete_bodies(self, records: QuerySet[Any], accounts: dict[int, str]) -> int:
         self._delete_steps(accounts)
         gone: dict[str, Any] = {"response_headers": [], "error": None, "body_expires_at": None}
-        # A record with a reference is left as one that never had a body.
+        # A record with a reference becomes one that never had a body.
         marked = records.filter(response_reference=None).update(response_body=BODY_GONE, **gone)
         return marked + records.update(response_body=None, **gone)
 
     def _delete_steps(self, accounts: dict[int, str]) -> None:
-        # The index is over account and record. As an expression, the record keeps the planner from looking up every
-        # pair of one of the accounts and one of the records. SQLite needs a minute for a large batch then.
-        # The type is that of the ids. Django takes the sum for one of 32 bits, and where the server binds parameters,
-        # psycopg sends it so.
+        # The index is on account and record. Making the record an expression keeps the planner from looking up every
+        # combination of account and record, which takes SQLite a minute for a large batch. The expression needs the
+        # type of the ids. Otherwise Django types the sum as 32 bits, and with server-side binding psycopg sends it so.
         record = ExpressionWrapper(F("record_id") + 0, output_field=BigIntegerField())
         steps = IdempotencyStep.objects.using(self.using).filter(account_id__in=set(accounts.values()))
         steps.alias(record=record).filter(record__in=list(accounts)).delete()
 
     def end_leases_of_gone_sessions(self, limit: int) -> None:
-        """End up to ``limit`` leases whose claims' sessions are gone: see ``Store.end_lease_of_gone_session``."""
+        """End up to ``limit`` leases whose sessions are gone. See ``Store.end_lease_of_gone_session``."""
 
     def measure(self) -> TableSize:
-        """The size of the table of records, if the database need not read the table for that."""
+        """The size of the records table, if the database knows it without reading the table."""
         return TableSize(None, None)
 
     def tables_outside_of_citus(self) -> list[str]:
-        """In a cluster of Citus, the project's tables that it doesn't know: see ``idempotency.W014``."""
+        """The project's tables that a Citus cluster doesn't manage. See ``idempotency.W014``."""
         return []
 
     def replication(self) -> Replication | None:
-        """What a COMMIT waits for, or None if the database doesn't say."""
+        """What a COMMIT waits for, or None if the database doesn't report it."""
         return None
 
     def identity(self) -> tuple[Any, ...]:
-        """What no other database has, by whichever way it is reached."""
+        """Identifies the database, whichever connection settings reach it."""
         return (str(self.connection.settings_dict["NAME"]),)
 
     def is_pooled(self) -> bool:
-        """Whether there is a pooler between this process and the server. False if the database doesn't say."""
+        """Whether a pooler is between this process and the server. False if that can't be detected."""
         return False

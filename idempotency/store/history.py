@@ -1,9 +1,9 @@
-"""``history``: how the attempts of a record began and ended, apart from a first one that completed.
+"""``history``: how a record's attempts began and ended. A first attempt that completes is not in it.
 
 The statements that release, park, take over and start over append one entry each. A first claim and a completing update
-write none, so an ordinary execution costs nothing. An entry has ``event``, ``at`` (the database's clock), ``attempt``
-and ``why``: the type of the error or the status of the response, without its text, which may hold a secret. An entry of
-a sweep, which changes many records by one statement, has only ``event`` and ``at``.
+append none, so an ordinary execution costs nothing. An entry has ``event``, ``at`` (the database's clock), ``attempt``
+and ``why``: the type of the error or the status of the response, without its text, which may contain a secret. A sweep
+changes many records in one statement, so its entries have only ``event`` and ``at``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Final
 from django.db.models import F, Func, JSONField, TextField, Value
 from django.db.models.functions import Now
 
-#: A record keeps the latest entries up to this number.
+#: A record keeps this many of its latest entries.
 MAX_ENTRIES: Final = 20
 
-#: How to append an entry in the SQL of each vendor. On PostgreSQL no function that is merely stable gets a column,
-#: because Citus refuses that.
+#: SQL that appends an entry, by vendor. On PostgreSQL no STABLE function gets a column as argument, because Citus
+#: refuses that.
 APPENDED: Final[Mapping[str, str]] = {
     "postgresql": (
         f"(CASE WHEN jsonb_array_length({{history}}) >= {MAX_ENTRIES} THEN {{history}} - 0"
@@ -53,5 +53,5 @@ class Appended(Func):
     def as_sql(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, Any]:  # type: ignore[override]
         (history, _), (added, parameters), (now, _) = map(compiler.compile, self.get_source_expressions())
         if connection.vendor not in APPENDED:
-            return history, []  # a database that nothing here knows keeps no history
+            return history, []  # an unknown database keeps no history
         return APPENDED[connection.vendor].format(history=history, entry=added, now=now), parameters

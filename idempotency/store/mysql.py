@@ -1,4 +1,4 @@
-"""The store of MariaDB and MySQL: the portable statements, with bounded waits, and what InnoDB's errors mean."""
+"""The store for MariaDB and MySQL: the portable statements with bounded waits, and the meaning of InnoDB's errors."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .transaction_guard import TransactionWatch
 
 _Found = TypeVar("_Found")
 
-# The numbers of the server's errors.
+# Error numbers of the server.
 DUPLICATE_KEY = 1062
 LOCK_WAIT_TIMEOUT = 1205
-#: A deadlock; and, since MariaDB 11.6, a row that has changed since the snapshot of REPEATABLE READ.
+#: A deadlock, or since MariaDB 11.6 a row that has changed since the REPEATABLE READ snapshot.
 LOST_RACES = frozenset({1213, 1020})
-#: An unknown column, and a column without a default that this code doesn't know.
+#: An unknown column, or a column without a default that this release doesn't fill.
 WRONG_COLUMNS = frozenset({1054, 1364})
 
 #: How long a change of a record waits for another transaction's lock, in seconds. Every transaction that locks a record
 #: is short, unless its process is frozen.
 LOCK_TIMEOUT = 1
 
-#: What ends the open transaction when a statement begins with it. BEGIN and statements on the schema commit, too.
+#: Statements that end the open transaction. BEGIN and DDL commit, too.
 _ENDS = re.compile(
     r"(?:^|;)\s*(?:commit|rollback(?!\s+(?:work\s+)?to\b)|begin|start\s+transaction|truncate|rename"
     r"|(?:create|alter|drop)(?!\s+temporary\b)|(?:un)?lock\s+tables?)\b",
@@ -38,17 +38,17 @@ _ENDS = re.compile(
 
 
 class MySQLWatch(TransactionWatch):
-    """The driver doesn't tell whether a transaction is open, so this watch has only the statements' texts."""
+    """Inspects the statements' texts, because the driver doesn't report whether a transaction is open."""
 
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        # Before, because a statement on the schema commits before it may fail.
+        # Check before the statement runs, because DDL commits even if it then fails.
         if _ENDS.search(str(sql)):
             self.note_end()
         return execute(sql, params, many, context)
 
 
 class MySQLStore(Store):
-    """MariaDB, and MySQL as far as both are alike."""
+    """MariaDB, and MySQL where it behaves the same."""
 
     def insert_claim(self, *claim: Any, **durations: Any) -> int | Row | None:
         with self.bounded_wait():
@@ -59,7 +59,7 @@ class MySQLStore(Store):
             return super()._change_one(rows, **changes)
 
     def bounded_wait(self) -> AbstractContextManager[Any]:
-        """Bound how long a statement of the block waits for a lock. MySQL can't do that."""
+        """Bound how long a statement in the block waits for a lock. Has no effect on MySQL, which can't do that."""
         connection: Any = self.connection
         return connection.execute_wrapper(_wait_for_a_bounded_time) if connection.mysql_is_mariadb else nullcontext()
 
@@ -67,7 +67,7 @@ class MySQLStore(Store):
     def own_statement(self, what: object) -> Iterator[None]:
         with self.own_transaction(what):
             # Otherwise a process that freezes between its statement and its COMMIT would keep the record locked,
-            # because the server has no limit for that unless it is configured.
+            # because by default the server has no limit for idle transactions.
             if not self.is_nested:
                 with self.connection.wrap_database_errors:
                     self.connection.connection.autocommit(True)
@@ -77,9 +77,9 @@ class MySQLStore(Store):
         return tuple(self.row_of("SELECT @@hostname, @@port, DATABASE()"))
 
     def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
-        # InnoDB locks every row that a locking SELECT reads in an index, also those that its conditions leave out, so
-        # two of them would miss each other's rows. A SELECT by ids alone reads only the rows that it is to lock. If a
-        # snapshot is older than the locks, the last SELECT would show the rows as they were before.
+        # InnoDB locks every index row that a locking SELECT reads, even one that its conditions exclude, so two
+        # concurrent ones would skip rows that neither changes. A SELECT by id alone reads only the rows to lock. Under
+        # a snapshot older than the locks, the last SELECT would return outdated rows.
         connection: Any = self.connection
         if connection.isolation_level != "read committed":
             return super().select_unlocked(rows, limit)
@@ -102,7 +102,7 @@ class MySQLStore(Store):
         return _number(error) == LOCK_WAIT_TIMEOUT
 
     def commit_was_refused(self, error: BaseException) -> bool:
-        # InnoDB itself refuses no COMMIT. A cluster reports a deadlock if another node has changed the same rows.
+        # InnoDB itself never refuses a COMMIT. A cluster reports a deadlock if another node has changed the same rows.
         return self.lost_a_race(error)
 
     def is_permanent(self, error: BaseException) -> bool:

@@ -1,7 +1,7 @@
-"""A connection that one thread has for itself. It comes from no pool, and no wait for its server is without a limit.
+"""A dedicated, unpooled connection for one thread. Every wait for the server has a timeout.
 
-Django's connections wait for as long as the server is silent. The kernel notices after minutes that a host is gone. It
-never notices a frozen process, or a pooler that has no free session.
+Django's connections wait without a limit. The kernel detects a lost host after minutes, and never detects a frozen
+process or a pooler without a free session.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 from django.db import connections
 
-#: How long, in seconds, the server may take to open a session, and to answer each statement. A statement of this
-#: package waits for a lock for one second at most.
+#: How long, in seconds, the server may take to open a session and to answer each statement. This package's statements
+#: wait at most one second for a lock.
 LIMIT = 5
 
 LOOK_EVERY = 0.1  # seconds
 
 
 def open_own_connection(using: str, entry: str) -> None:
-    """Let this thread reach database ``using`` by another connection, with the settings of alias ``entry``."""
+    """Give this thread a separate connection for alias ``using``, with the settings of alias ``entry``."""
     connection: Any = connections[entry].copy(alias=using)
     options = connection.settings_dict["OPTIONS"]
     options.pop("pool", None)
@@ -34,23 +34,23 @@ def open_own_connection(using: str, entry: str) -> None:
 
 
 def _open_session(connect: Callable[[Any], Any], driver: Any, parameters: Any) -> Any:
-    """Open a session of PostgreSQL that waits for each answer for a limited time. libpq has no such limit."""
+    """Open a PostgreSQL session with a timeout for each answer. libpq has no such timeout."""
     session = connect(parameters)
 
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            # Not the driver's default way to wait, which in some releases doesn't resume the generator.
+            # Not the driver's default wait function, which in some releases doesn't resume the generator.
             return driver.waiting.wait_selector(_in_time(work), session.fileno(), LOOK_EVERY)
         except TimeoutError as error:
             session.close()
-            raise driver.OperationalError(f"The server has not answered for {LIMIT} seconds.") from error
+            raise driver.OperationalError(f"The server did not answer within {LIMIT} seconds.") from error
 
     session.wait = wait
     return session
 
 
 def _in_time(work: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Do the driver's work until the limit. It yields what it waits for, and is resumed after ``LOOK_EVERY``."""
+    """Run the driver's generator until the limit. It yields what it waits for, and is resumed after ``LOOK_EVERY``."""
     ends = time.monotonic() + LIMIT
     ready = None
     while True:

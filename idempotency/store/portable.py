@@ -1,11 +1,12 @@
-"""``Store``: the statements of one database, over one of Django's connections.
+"""``Store``: the statements for one database, over one of Django's connections.
 
-It works on any database, with Django's ORM and the database's clock. SQLite's store differs little, so it is here, too.
+It uses Django's ORM and the database's clock, so it works on any database. SQLite's store differs little and is here,
+too.
 
-A method that changes a record returns whether one row matched and was changed. It is called in ``own_statement()`` or
-in a transaction of this package, so that its settings, such as how long to wait for a lock, end with the transaction.
-Only ``complete(commit=True)`` commits by itself. In a TestCase the transaction is a savepoint, and nothing is set,
-because the settings would outlive it.
+A method that changes a record returns whether one row matched and was changed. Call it in ``own_statement()`` or in a
+transaction of this package, so that its settings, such as the lock timeout, end with the transaction. Only
+``complete(commit=True)`` commits by itself. In a TestCase the transaction is a savepoint, and nothing is set, because
+the settings would outlive it.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ _RESPONSE = ("response_status", "response_headers", "response_body", "response_r
 
 
 class Store(Upkeep):
-    """Any database. The changes of a record are the same compare-and-sets as PostgreSQL's."""
+    """Any database. It changes a record by the same compare-and-sets as the PostgreSQL store."""
 
-    #: Whether an open transaction that has written keeps every other connection from writing.
+    #: Whether an open transaction that has written blocks writes by every other connection.
     has_one_writer = False
 
     @property
     def has_open_transaction(self) -> bool:
-        """Whether the driver has a transaction open, also by a BEGIN that bypassed Django, or can't tell."""
+        """Whether the driver has a transaction open, even one begun by a raw BEGIN, or can't report it."""
         return True
 
     # Claims
@@ -61,15 +62,15 @@ class Store(Upkeep):
     def insert_claim(
         self, scope: Scope, request_hash: str, *, lease: timedelta, retention: timedelta, undone_by_crash: bool
     ) -> int | Row | None:
-        """Insert the record of a first attempt.
+        """Insert the record for a first attempt.
 
-        :param undone_by_crash: whether a crash undoes the attempt's effects. Then a crash of the server may lose the
-            COMMIT of the claim, and the end of its session may end its lease, if the database can do that.
+        :param undone_by_crash: whether a crash undoes the attempt's effects. Then a server crash may lose the claim's
+            COMMIT, and the end of the session may end the lease, on a database that supports it.
         :returns: the record's id. If the scope has a record already, that record, or None if it was not read.
-        :raises IntegrityError: the scope has a record already, and the database reports that by an error.
+        :raises IntegrityError: the scope has a record already, and the database reports this as an error.
         """
-        # Not INSERT IGNORE, because on MySQL that truncates an over-long key even in strict mode, so that two keys
-        # could become one.
+        # Not INSERT IGNORE, because on MySQL it truncates an over-long key even in strict mode, which could make two
+        # keys equal.
         record = IdempotencyRecord.objects.using(self.using).create(
             **vars(scope),
             request_hash=request_hash,
@@ -99,7 +100,7 @@ class Store(Upkeep):
         )
 
     def take_over(self, observed: Fence, *, lease: timedelta, retention: timedelta, undone_by_crash: bool) -> bool:
-        """Own the record if it is as it was observed, and recoverable or abandoned.
+        """Own the record, if it is as observed and either recoverable or abandoned.
 
         :param undone_by_crash: as for ``insert_claim``, but the COMMIT waits for the disk.
         """
@@ -116,8 +117,7 @@ class Store(Upkeep):
     def start_over(
         self, observed: Fence, request_hash: str, *, lease: timedelta, retention: timedelta, undone_by_crash: bool
     ) -> bool:
-        """Own the record for a new request if it is as it was observed, its retention is over and no lease is
-        running."""
+        """Own the record for a new request, if it is as observed, its retention is over and no lease is running."""
         live = Q(status=Status.IN_PROGRESS, lease_expires_at__gt=Now())
         return self._change_one(
             self.matching(observed).filter(~live, expires_at__lte=Now()),
@@ -132,21 +132,21 @@ class Store(Upkeep):
         )
 
     def end_lease_of_gone_session(self, observed: Fence) -> bool:
-        """End the lease if the record is as it was observed, and the session of its claim is gone."""
-        return False  # PostgreSQL alone lets every role see which sessions live
+        """End the lease, if the record is as observed and the claim's session is gone."""
+        return False  # only PostgreSQL shows every role which sessions are alive
 
     def park_abandoned(self, observed: Fence) -> bool:
-        """Park the record if it is as it was observed, and in progress with its lease over."""
+        """Park the record, if it is as observed and still in progress with its lease over."""
         abandoned = self.matching(observed, status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
         parked = Appended("lease_over", observed.attempt)
         return self._change_one(abandoned, status=Status.PARKED, lease_expires_at=None, history=parked)
 
     def complete(self, fence: Fence, outcome: Outcome, *, retention: timedelta, commit: bool = False) -> bool:
-        """Record the outcome. The retention then ends ``retention`` from now, or later if it was longer already.
+        """Record the outcome. The retention ends ``retention`` from now, or later if it was longer already.
 
-        :param commit: send COMMIT along, if the database takes both in one message. The caller's own COMMIT then finds
+        :param commit: send COMMIT in the same message, if the database supports that. The caller's COMMIT then has
             nothing to do.
-        :raises CommitError: COMMIT was sent along, and it has failed, or it is not known how it ended.
+        :raises CommitError: the COMMIT in the same message failed, or its result is unknown.
         """
         response: dict[str, Any] = dict(
             zip(_RESPONSE, (outcome.status, outcome.headers, outcome.body, outcome.reference), strict=True)
@@ -163,7 +163,7 @@ class Store(Upkeep):
         )
 
     def set_lease(self, fence: Fence, duration: timedelta, *, retention: timedelta) -> bool:
-        """Let the claim's lease end ``duration`` from now."""
+        """Make the claim's lease end ``duration`` from now."""
         return self._change_one(
             self.matching(fence, status=Status.IN_PROGRESS),
             lease_expires_at=from_now(duration),
@@ -171,14 +171,14 @@ class Store(Upkeep):
         )
 
     def release(self, fence: Fence, error: str | None = None) -> bool:
-        """Give the claim up, so that a retry may run at once.
+        """Give up the claim, so that a retry may run at once.
 
-        :param error: why the attempt failed. None keeps what is known of an earlier one.
+        :param error: why the attempt failed. None keeps the error of an earlier attempt.
         """
         return self._end(fence, Status.RECOVERABLE, "released", error)
 
     def park(self, fence: Fence, error: str | None = None) -> bool:
-        """Let nothing run until an operator has found out how the attempt ended. ``error`` is as for ``release``."""
+        """Run nothing until an operator has found out how the attempt ended. ``error`` is as for ``release``."""
         return self._end(fence, Status.PARKED, "parked", error)
 
     def _end(self, fence: Fence, status: Status, event: str, error: str | None) -> bool:
@@ -201,12 +201,12 @@ class Store(Upkeep):
         connection, using = self.connection, self.using
         if not connection.in_atomic_block and not connection.get_autocommit():
             raise OuterTransactionError(
-                f"{what} was called with autocommit off on database {using!r}, so its claim could not be committed for "
-                f"others to see. Remove AUTOCOMMIT from the database's settings, and undo every set_autocommit(False)."
+                f"{what} was called with autocommit off on database {using!r}, so its claim could not be committed "
+                f"before it runs. Remove AUTOCOMMIT from the database's settings, and undo every set_autocommit(False)."
             )
         opened = False
         try:
-            # durable=True raises in an open transaction, except in the one that TestCase wraps a test in.
+            # durable=True raises in an open transaction, except in the one that TestCase wraps around a test.
             with transaction.atomic(using=using, durable=True):
                 opened = True
                 yield
@@ -214,18 +214,18 @@ class Store(Upkeep):
             if opened:
                 raise
             raise OuterTransactionError(
-                f"{what} was called inside an open transaction of database {using!r}, in which its claim could not be "
-                f"committed for others to see. Call it outside of atomic(). A protected view is exempt from "
+                f"{what} was called inside an open transaction of database {using!r}, so its claim could not be "
+                f"committed before it runs. Call it outside of atomic(). A protected view is exempt from "
                 f"ATOMIC_REQUESTS automatically; if another decorator or an overridden as_view() hides that, mark the "
                 f"outermost view with django.db.transaction.non_atomic_requests."
             ) from error
 
     @contextmanager
     def own_statement(self, what: object) -> Iterator[None]:
-        """Run the block's only change as a transaction, which the database commits when it has run the statement.
+        """Run the block's only statement in autocommit, as a transaction of one statement.
 
-        That saves the messages for BEGIN and COMMIT. Otherwise this is ``own_transaction()``, which refuses, or is a
-        savepoint in a TestCase.
+        This saves the messages for BEGIN and COMMIT. If a transaction is open, it falls back to ``own_transaction()``,
+        which raises, or sets a savepoint in a TestCase.
         """
         connection = self.connection
         if connection.in_atomic_block or not connection.get_autocommit() or self.has_open_transaction:
@@ -235,7 +235,7 @@ class Store(Upkeep):
         try:
             yield
         except BaseException:
-            # As at the end of atomic(): a connection that is lost, or was interrupted, must not stay in use.
+            # As atomic() does: a connection that was lost or interrupted must not stay in use.
             try:
                 connection.rollback()
             except Error:
@@ -245,21 +245,21 @@ class Store(Upkeep):
     def bound_transaction(
         self, *, idle: timedelta, statement: timedelta | None = None, wait_for_disk: bool = True
     ) -> None:
-        """Set limits after which the database ends the open transaction, if it can do that.
+        """Set limits after which the database ends the open transaction, where supported.
 
         :param idle: how long the transaction may wait for its client's next statement.
-        :param statement: how long a statement in it may run; None sets no bound.
-        :param wait_for_disk: False lets a crash of the server lose its COMMIT.
+        :param statement: how long a statement in it may run; None sets no limit.
+        :param wait_for_disk: False means that a server crash may lose its COMMIT.
         """
 
     def watch_transaction(self) -> TransactionWatch:
-        """Detect whether code in the block ends the open transaction by a COMMIT or ROLLBACK that bypasses Django."""
+        """Detect a COMMIT or ROLLBACK in the block that bypasses Django and ends the open transaction."""
         return TransactionWatch(self.connection)
 
-    # What an error of the database means
+    # The meaning of database errors
 
     def lost_a_race(self, error: BaseException) -> bool:
-        """Whether the transaction was refused because of another one. Another try may succeed."""
+        """Whether the transaction was refused because of a concurrent one. Another try may succeed."""
         return False
 
     def timed_out_waiting(self, error: BaseException) -> bool:
@@ -267,7 +267,7 @@ class Store(Upkeep):
         return False
 
     def is_busy(self, error: BaseException) -> bool:
-        """Whether the transaction was undone because of another one, so that it may succeed later."""
+        """Whether the transaction was undone because of a concurrent one, so that it may succeed later."""
         return self.lost_a_race(error) or self.timed_out_waiting(error)
 
     def was_broken_before(self, error: BaseException) -> bool:
@@ -275,8 +275,8 @@ class Store(Upkeep):
         return False  # a failed statement only rolls back itself
 
     def commit_was_refused(self, error: BaseException) -> bool:
-        """Whether the database has reported a rollback. After any other error, the COMMIT may have succeeded."""
-        return isinstance(error, IntegrityError)  # a deferred constraint; after other errors COMMIT may have succeeded
+        """Whether the database reported a rollback. After any other error, the COMMIT may have succeeded."""
+        return isinstance(error, IntegrityError)  # a deferred constraint
 
     def is_permanent(self, error: BaseException) -> bool:
         """Whether the same statement fails again until the schema, a permission or the code is changed."""
@@ -287,12 +287,12 @@ class Store(Upkeep):
         return isinstance(error, IntegrityError)
 
     def _change_one(self, rows: QuerySet[IdempotencyRecord], **changes: Any) -> bool:
-        # Each of these updates changes the status, the attempt or a time. So a database that counts changed rows and
-        # not matched rows (MySQL) returns the same number.
+        # Each of these updates changes the status, the attempt or a time. So a database that counts changed rows
+        # instead of matched ones (MySQL) returns the same number.
         return rows.update(**changes) == 1
 
     def matching(self, fence: Fence, **state: Any) -> QuerySet[IdempotencyRecord]:
-        """The record that the fence names, if it is still that attempt's."""
+        """The record that the fence names, if that attempt still owns it."""
         return IdempotencyRecord.objects.using(self.using).filter(
             account_id=fence.scope.account_id,
             operation=fence.scope.operation,
@@ -305,7 +305,7 @@ class Store(Upkeep):
 
 
 class SQLiteStore(Store):
-    """SQLite: one writer at a time. Errors are known by their text, because Django's have no code of SQLite's."""
+    """SQLite: one writer at a time. Errors are recognised by text, because Django's lack SQLite's code."""
 
     has_one_writer = True
 
@@ -334,23 +334,23 @@ def from_now(duration: timedelta) -> Combinable:
     return Now() + duration
 
 
-#: The module in this folder that has the store of a vendor, and its name there. Other vendors get the portable store.
+#: For each vendor, the module in this folder and the name of the store in it. Other vendors get the portable store.
 STORES = {
     "postgresql": ("postgresql", "choose"),
     "sqlite": ("portable", "SQLiteStore"),
     "mysql": ("mysql", "MySQLStore"),
 }
 
-#: The attribute in which each of Django's connections keeps its store.
+#: The attribute that holds a connection's store.
 _KEPT = "_idempotency_store"
 
 
 def store_for(using: str) -> Store:
-    """The store of the database alias ``using``, over this thread's connection."""
+    """The store for the alias ``using``, over this thread's connection."""
     connection = connections[using]
     kept: Store | None = vars(connection).get(_KEPT)
     if kept is None:
-        # Imported at its first use, so that a process imports the store of its own database only.
+        # Imported at first use, so that a process imports only the stores that it needs.
         module, name = STORES.get(connection.vendor, ("portable", "Store"))
         kept = getattr(import_module(f".{module}", __package__), name)(connection)
         if not kept.is_provisional:

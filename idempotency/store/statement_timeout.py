@@ -1,4 +1,4 @@
-"""A time limit for what people and monitors look for: the table may be huge, or locked by a migration."""
+"""A statement timeout for admin and monitoring queries: the table may be huge, or locked by a migration."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Any
 
 from django.db import DatabaseError, connections, transaction
 
-#: With the rest of a page of the admin, this stays below the 200 ms in which a page should be there.
+#: Together with the rest of an admin page, this stays below a budget of 200 ms.
 LIMIT = 0.15  # seconds
 
 _QUERY_CANCELED = "57014"
 
 
 class OutOfTimeError(Exception):
-    """The database has not finished in time."""
+    """The database did not finish in time."""
 
 
 @contextmanager
 def time_limit(using: str, limit: float | None = None) -> Iterator[None]:
-    """On PostgreSQL, cancel each statement of the block that takes longer than ``limit``.
+    """On PostgreSQL, cancel each statement in the block that takes longer than ``limit``.
 
-    Other databases have no limit here.
+    Has no effect on other databases.
 
     :param limit: in seconds; by default ``LIMIT``.
     :raises OutOfTimeError: a statement was cancelled, or the limit is not positive.
     """
     milliseconds = int((LIMIT if limit is None else limit) * 1000)
-    if milliseconds < 1:  # 0 would be no limit
+    if milliseconds < 1:  # 0 would mean no limit
         raise OutOfTimeError
     connection = connections[using]
     if connection.vendor != "postgresql":
         yield
         return
     try:
-        # In a transaction of ATOMIC_REQUESTS this is a savepoint. A setting outlives the end of a savepoint, so the
-        # value from before is set again. If the block raises, the rollback sets it.
+        # Under ATOMIC_REQUESTS this is a savepoint. A setting outlives a released savepoint, so the previous value is
+        # restored. If the block raises, the rollback restores it.
         with transaction.atomic(using), connection.cursor() as cursor:
             cursor.execute("SELECT current_setting('statement_timeout')")
             (before,) = cursor.fetchone()
@@ -51,7 +51,7 @@ def time_limit(using: str, limit: float | None = None) -> Iterator[None]:
 
 @contextmanager
 def connection_as_found(using: str) -> Iterator[None]:
-    """Close the thread's connection at the end if it was not open at the beginning.
+    """Close the thread's connection at the end, unless it was already open.
 
     Django has already closed old connections when this runs, and under ASGI the thread ends with the request.
     """

@@ -1,4 +1,4 @@
-"""Detects that code ends its own transaction by a COMMIT or ROLLBACK that bypasses Django, or leaves one open."""
+"""Detects code that ends its transaction by a COMMIT or ROLLBACK that bypasses Django, or leaves one open."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Self
 from django.db import connections
 from django.db.transaction import Atomic
 
-#: What code must leave as it has found it, for each database: the open ``atomic()`` blocks, and whether autocommit was
-#: switched off outside of them. What is not here has neither.
+#: The state that code must leave as it found it, by database: the open ``atomic()`` blocks, and whether autocommit was
+#: switched off outside of them. A database that is absent has neither.
 Standing = dict[str, tuple[list[Atomic], bool]]
 
 
 def standing() -> Standing:
-    """How the transactions of this thread stand on the databases to which it has a connection."""
+    """The transaction state of this thread's connections."""
     return {
         connection.alias: (
             [*connection.atomic_blocks],
@@ -31,10 +31,10 @@ def standing() -> Standing:
 def undo_left_open(before: Standing, after: Standing) -> str | None:
     """Roll back what was opened since ``before`` and is still open ``after``.
 
-    Django would take the end of an outer block for the end of the inner one that was left open. Then nothing is
-    committed, and the thread's next request finds an open transaction.
+    Django would mistake the end of an outer block for the end of the inner one that was left open. Then nothing would
+    be committed, and the thread's next request would find an open transaction.
 
-    :returns: the alias of a database that was not left as it was found, or None.
+    :returns: the alias of a database that was left in another state, or None.
     """
     changed = None
     for using, found in after.items():
@@ -51,17 +51,18 @@ def undo_left_open(before: Standing, after: Standing) -> str | None:
 
 @dataclass(eq=False, repr=False)
 class TransactionWatch:
-    """In its block, checks around each statement that the driver still has the same transaction open.
+    """Checks around each statement in its block that the driver still has the same transaction open.
 
-    Django assumes that its ``atomic()`` block is one transaction. If a handler executes COMMIT or ROLLBACK itself, the
-    handler's writes and its outcome are not committed together any more. This class is for a driver that can't tell.
+    Django assumes that an ``atomic()`` block is one transaction. If a handler executes COMMIT or ROLLBACK itself, its
+    writes and its outcome are no longer committed together. Subclasses do the checks. This class itself is for drivers
+    that can't report the transaction.
     """
 
     connection: Any
     """Django's connection with the open transaction."""
 
     ended: bool = field(default=False, init=False)
-    """Whether something may have been committed on its own."""
+    """Whether something may have been committed separately."""
 
     _begun: bool = field(default=False, init=False)
 
@@ -92,7 +93,7 @@ class SQLiteWatch(TransactionWatch):
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.connection.execute_wrappers.remove(self)
-        # If the block ends with its error, nothing was committed. Otherwise it went on, and each statement by itself.
+        # If the block ends with that error, nothing was committed. Otherwise it continued in autocommit.
         if error is None or not self._is_undone:
             self.look()
 
@@ -102,7 +103,7 @@ class SQLiteWatch(TransactionWatch):
             result = execute(sql, params, many, context)
         except BaseException:
             driver = self.connection.connection
-            with suppress(self.connection.Database.Error):  # it is closed, and can't tell
+            with suppress(self.connection.Database.Error):  # the connection is closed
                 self._is_undone = driver is not None and not driver.in_transaction
             raise
         self.look()

@@ -25,7 +25,7 @@ COME_BACK = {202, 409, 429, 503}
 
 
 def new_key(trial: Trial) -> None:
-    """The same request under another key is another operation. All other checks rely on it."""
+    """The same request under another key is another operation. All other checks rely on this."""
     request, before = trial.make_request(), trial.effects()
     answer = trial.send(request, keys.new_key())
     if answer.is_replay or (answer.succeeded and trial.effects() == before):
@@ -100,9 +100,9 @@ def other_account(trial: Trial) -> None:
     is_leak = trial.effects() == before and answer == first
     if answer.is_replay or is_leak or answer.problem in ABOUT_A_RECORD:
         raise Broken(
-            f"another account with the same key was answered {answer}: it learns of the first one's operation.",
-            "Both requests belong to one account. Let account= identify the caller by the server's own data. Is there "
-            "a response cache around the view?",
+            f"another account with the same key was answered {answer}: it can detect the first account's operation.",
+            "Both requests belong to one account. Make account= identify the caller by the server's data, and look for "
+            "a response cache around the view.",
         )
     if not answer.failed:
         return
@@ -175,8 +175,8 @@ def lost_response(trial: Trial) -> None:
         raise Broken(
             f"the process died after the COMMIT, and a retry was answered {retries[0]}, but there are "
             f"{trial.times(before)}.",
-            "The effect is in a callback of on_commit(), which a crash skips for ever. Let it be in the transaction, "
-            "or publish() a message in it.",
+            "The effect is in an on_commit() callback, which a crash skips for ever. Write it in the transaction, "
+            "or publish() a message there.",
         )
     trial.expect_once(before, "the response was lost, and the request and its retries took effect", PROTECT)
     if answer is not None:
@@ -195,7 +195,7 @@ def expiry(trial: Trial) -> None:
     if answer.is_replay or answer.failed or answer.problem:
         raise Broken(
             f"after its retention the key was answered {answer}. It must make a new request.",
-            "Is there a response cache around the view?",
+            "Look for a response cache around the view.",
         )
     if answer.succeeded:
         trial.expect_once(before, "after its retention the key did not make one new request", PROTECT)

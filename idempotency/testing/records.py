@@ -1,7 +1,7 @@
-"""Bring a record into the state that a test starts from.
+"""Puts a record into the state that a test starts from.
 
 Each function takes a record, or the key of a request that was sent, and returns the record in its new state. Its
-payload and account stay the same, so a retry of the request finds it. Times are the database's.
+payload and account stay the same, so a retry of the request finds it. Times are from the database's clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ A_WHILE = timedelta(seconds=2)
 
 
 def in_progress(record: IdempotencyRecord | str) -> IdempotencyRecord:
-    """Let another attempt own the record, with a running lease. A retry has to wait.
+    """Make another attempt own the record, with a running lease. A retry has to wait.
 
     :raises LookupError: no record or several records have the key, or this process doesn't know the operation.
     """
@@ -45,7 +45,7 @@ def in_progress(record: IdempotencyRecord | str) -> IdempotencyRecord:
 
 
 def abandoned(record: IdempotencyRecord | str) -> IdempotencyRecord:
-    """Let the attempt that owns the record have disappeared, with its lease over. A retry recovers it.
+    """Make the owning attempt look abandoned, with its lease over. A retry recovers it.
 
     Raises the errors of ``in_progress``.
     """
@@ -54,7 +54,7 @@ def abandoned(record: IdempotencyRecord | str) -> IdempotencyRecord:
 
 
 def completed(record: IdempotencyRecord | str, response: HttpResponse) -> IdempotencyRecord:
-    """Let another attempt have completed the record. A retry gets its response. Raises the errors of ``in_progress``.
+    """Complete the record as another attempt. A retry gets the response. Raises the errors of ``in_progress``.
 
     :param response: the response to record, rendered.
     :raises UnrecordableResponseError: the operation can't record the response.
@@ -69,7 +69,7 @@ def completed(record: IdempotencyRecord | str, response: HttpResponse) -> Idempo
 
 
 def expired(record: IdempotencyRecord | str) -> IdempotencyRecord:
-    """Let the record's retention be over, and the lease of a claim, too. The same key makes a new request.
+    """End the record's retention, and the lease of a claim. The same key then makes a new request.
 
     :raises LookupError: no record or several records have the key.
     """
@@ -100,7 +100,7 @@ def _row(record: IdempotencyRecord) -> RecordQuerySet:
 def _operation_of(record: IdempotencyRecord) -> Operation:
     operation = registry.get(record.operation)
     if operation is None:
-        raise LookupError(f"No operation {record.operation!r} is declared in this process, so its lease is not known.")
+        raise LookupError(f"No operation {record.operation!r} is declared in this process, so its lease is unknown.")
     return operation
 
 

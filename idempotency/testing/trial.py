@@ -1,4 +1,4 @@
-"""One call of ``assert_idempotent``: ``Trial`` sends the requests and counts effects, ``Report`` has the findings."""
+"""One call of ``assert_idempotent``: ``Trial`` sends requests and counts effects, ``Report`` holds the findings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROTECT = (
 
 
 class Broken(Exception):  # noqa: N818 - a finding, not an error
-    """A check's finding: a promise is broken. ``what`` happened, and the ``advice`` how to correct it."""
+    """A check's finding: a promise is broken. ``what`` describes it, and ``advice`` how to correct it."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(what)
@@ -48,7 +48,7 @@ class NotRun(Exception):  # noqa: N818 - a finding, not an error
 
 @dataclass
 class Report:
-    """The findings of ``assert_idempotent`` about one request. ``str()`` formats them for people."""
+    """The findings of ``assert_idempotent`` about one request. ``str()`` formats them for reading."""
 
     request: str
     """The method and the path."""
@@ -57,10 +57,10 @@ class Report:
     """The names of the checks that passed."""
 
     broken: dict[str, Broken] = field(default_factory=dict)
-    """The broken promises by the name of their check: ``what`` happened and the ``advice`` how to correct it."""
+    """The broken promises by check, each with ``what`` happened and ``advice`` how to correct it."""
 
     not_run: dict[str, str] = field(default_factory=dict)
-    """The checks that could not be run, by name, with the reason."""
+    """The checks that could not be run, by name, with reasons."""
 
     left_out: list[str] = field(default_factory=list)
     """The names of the checks that the caller left out."""
@@ -90,8 +90,8 @@ class Request:
     :param options: more arguments of the client's ``post()``, such as ``content_type="application/json"``, or
         ``format="json"`` for Django REST framework's client.
 
-    If the operation reads its key from elsewhere than the header, let ``data`` or ``headers`` be a callable that takes
-    the key and returns the value: ``data=lambda key: {"id": key}``.
+    If the operation does not read its key from the header, pass a callable as ``data`` or ``headers`` that takes the
+    key and returns the value: ``data=lambda key: {"id": key}``.
     """
 
     def __init__(self, method: str, path: str, data: Any = None, **options: Any) -> None:
@@ -162,12 +162,12 @@ class Answer:
 
     @property
     def failed(self) -> bool:
-        """Whether the server is at fault. It is not if the record can't be written at the moment."""
+        """Whether the server is at fault. A record that can't be written at the moment does not count."""
         return self.status >= 500 and self.problem != "idempotency_unavailable"
 
     @property
     def problem(self) -> str:
-        """The code of a problem of this package, or ""."""
+        """The code of a problem from this package, or ""."""
         with suppress(ValueError, AttributeError):
             code = json.loads(self.body).get("code")
             if isinstance(code, str) and code.startswith("idempotency_"):
@@ -186,12 +186,12 @@ class Trial:
     other_payload: Any
     revoke: Callable[[], object] | None
     threads: int
-    #: The number of effects of the first request. Every other one must have as many or none.
+    #: The number of effects of the first request. Every other request must have the same number or none.
     once: int = 0
     operation: Operation | None = None
 
     def begin(self) -> Request:
-        """Send the first request, to learn its operation and the number of its effects.
+        """Send the first request, to determine its operation and the number of its effects.
 
         :raises AssertionError: the request fails or has no effect, so repeating it would prove nothing.
         """
@@ -226,7 +226,7 @@ class Trial:
         """Send a request under a new key, for a check that repeats it.
 
         :returns: the request, its key, its answer, and the number of effects before.
-        :raises NotRun: it is refused or has no effect although its key is new.
+        :raises NotRun: it is refused or has no effect, although its key is new.
         """
         request, key, before = self.make_request(), keys.new_key(), self.effects()
         answer = self.send(request, key)
@@ -268,19 +268,19 @@ class Trial:
             return [sending.result(THREADS_WAIT) for sending in [pool.submit(send) for _ in range(self.threads)]]
 
     def times(self, effects_before: int) -> str:
-        """The number of effects since, for a message."""
+        """The number of effects since then, for a message."""
         return f"{self.effects() - effects_before} effects instead of {self.once}"
 
     def expect_once(self, effects_before: int, what: str, advice: str) -> None:
-        """:raises Broken: there is not exactly one effect since."""
+        """:raises Broken: the effects since then are not exactly one request's."""
         if self.effects() - effects_before != self.once:
             raise Broken(f"{what} ({self.times(effects_before)}).", advice)
 
     def expect_replay(self, first: Answer, answer: Answer, what: str) -> None:
-        """:raises Broken: ``answer`` is not that of the first request."""
+        """:raises Broken: ``answer`` differs from the first request's answer."""
         is_same = answer == first
         if self.operation is not None and self.operation.policy.rebuild is not None:
-            is_same = answer.succeeded  # the answer is rebuilt, and may have a later state of a job
+            is_same = answer.succeeded  # the answer is rebuilt, and may show a later state of a job
         elif self.operation is not None and self.operation.policy.redact is not None:
             is_same = replace(answer, body=first.body) == first  # the replay has the redacted body
         if not is_same:
@@ -299,7 +299,7 @@ class Trial:
 
 
 class SimulatedCrashError(BaseException):
-    """Ends a request like the death of its process: no handler of errors catches it."""
+    """Ends a request like the death of its process: no error handler catches it."""
 
 
 def _crash() -> None:
@@ -327,7 +327,7 @@ def refused(answer: Answer) -> NotRun:
 def changed(payload: Any) -> Any:
     """The payload with every value changed and every name kept.
 
-    :raises NotRun: it has no value that can be changed, or it is made from the key.
+    :raises NotRun: it has no value to change, or it is made from the key.
     """
     if callable(payload):
         raise NotRun("the payload contains the key. Pass other_payload=")
@@ -350,7 +350,7 @@ def _changed(value: Any) -> Any:
 
 
 def _copy(client: Client) -> Client:
-    """A copy whose cookies don't reach the other client, as in a thread."""
+    """A copy with separate cookies, for use in a thread."""
     copied = copy.copy(client)
     copied.cookies = copy.deepcopy(client.cookies)
     return copied

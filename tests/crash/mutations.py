@@ -92,7 +92,7 @@ def take_over_of_the_living(patch):
 @mutation
 def not_executed_is_assumed(patch):
     """Recovery assumes that what was abandoned did not happen."""
-    patch.setattr(recovery, "_ask", lambda claim: recovery.NotExecuted())
+    patch.setattr(recovery, "_call_reconciler", lambda claim: recovery.NotExecuted())
 
 
 @mutation

@@ -32,7 +32,7 @@ mysql, portable, sqlite = MySQLStore(connection), Store(connection), SQLiteStore
     [("postgresql", PostgreSQLStore), ("mysql", MySQLStore), ("sqlite", SQLiteStore), ("oracle", Store)],
 )
 def test_a_database_gets_the_store_of_its_vendor(vendor, kind, monkeypatch):
-    monkeypatch.setattr(postgresql, "_ask", lambda connection: False)
+    monkeypatch.setattr(postgresql, "_query_citus", lambda connection: False)
     monkeypatch.setattr(type(connection), "vendor", vendor)
     stores = elsewhere(lambda: [store_for("default") for _ in range(2)])
     assert type(stores[0]) is kind

@@ -13,6 +13,7 @@ import django
 import pytest
 from django.apps import apps
 from django.contrib.auth.models import AnonymousUser, User
+from django.db import connection
 from django.db.models.functions import Now
 from django.test import Client, RequestFactory, override_settings
 from django.urls import path
@@ -339,6 +340,7 @@ def test_the_settings_for_other_origins_pass_the_checks(monkeypatch):
     written = {}
     exec(source, written)
     monkeypatch.setattr(apps, "is_installed", lambda name: name == "corsheaders")
+    written["CORS_ALLOW_ALL_ORIGINS"] = True
     with override_settings(**{name: value for name, value in written.items() if name.startswith("CORS_")}):
         assert check_cors(None) == []
 
@@ -347,8 +349,9 @@ FRAMEWORKS = "how-to/use-another-framework.md"
 MUTATION = 'mutation { charge(amount: %d, currency: "usd") %s { id amount } }'
 
 
-def test_the_ninja_route_takes_effect_once(run_page, settings):
+def test_the_ninja_route_takes_effect_once(run_page, settings, monkeypatch):
     pytest.importorskip("ninja", reason="Django Ninja is not installed")
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     UserFactory(pk=1)
     settings.ROOT_URLCONF = tuple(run_page(FRAMEWORKS)["urlpatterns"])
     headers = {"Authorization": "Bearer alices-token", "Idempotency-Key": "k"}

@@ -141,7 +141,7 @@ MUTANTS = {
     ),
     "one account for all": (
         idempotent("kit.account", account=lambda request: "everybody"),
-        {"other_account": "it learns of the first one's operation"},
+        {"other_account": "it can detect the first account's operation"},
     ),
     "the payload ignored": (
         idempotent("kit.payload", payload=lambda request: None),
@@ -242,7 +242,7 @@ def test_an_effect_that_a_crash_after_the_commit_loses_is_found(serve):
         transaction.on_commit(lambda: ledger.append(1))
         return plain_answer(request)
 
-    assert "callback of on_commit()" in broken(effects=count_payments)["lost_response"]
+    assert "on_commit() callback" in broken(effects=count_payments)["lost_response"]
     assert examine(effects=Transfer.objects).kept == EVERY_CHECK  # if the callback does what may be lost
 
 

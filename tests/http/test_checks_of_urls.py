@@ -74,9 +74,21 @@ def test_browsers_have_to_be_allowed_to_send_and_to_read_the_headers(
     settings, monkeypatch, installed, headers, warnings
 ):
     monkeypatch.setattr(apps, "is_installed", lambda name: installed and name == "corsheaders")
+    settings.CORS_ALLOWED_ORIGINS = ["https://shop.example"]
     for name, value in headers.items():
         setattr(settings, f"CORS_{name}", value)
     assert [message.id for message in check_cors(None)] == [f"idempotency.{warning}" for warning in warnings]
+
+
+@pytest.mark.parametrize("name", ["ALLOW_ALL_ORIGINS", "ALLOWED_ORIGINS", "ALLOWED_ORIGIN_REGEXES", "ORIGIN_WHITELIST"])
+def test_the_headers_matter_once_another_origin_is_allowed(settings, monkeypatch, name):
+    monkeypatch.setattr(apps, "is_installed", lambda name: name == "corsheaders")
+    settings.CORS_URLS_REGEX = "^/api/"
+    assert check_cors(None) == []
+    setattr(settings, f"CORS_{name}", [])
+    assert check_cors(None) == []
+    setattr(settings, f"CORS_{name}", ["https://shop.example"])
+    assert [message.id for message in check_cors(None)] == ["idempotency.W012", "idempotency.W016"]
 
 
 class TransfersElsewhere:

@@ -122,6 +122,14 @@ def test_an_action_is_protected_under_the_name_of_its_class(alice, route, method
     assert check_atomic_requests(None) == []
 
 
+@pytest.mark.usefixtures("atomic_requests")
+def test_the_audit_lists_an_action_once_although_its_route_has_a_format_suffix(route):
+    route(Stock, DefaultRouter())
+    found = {each.route for each in audit().routes if each.operation is not None}
+    assert "/stock/<pk>/" in found
+    assert not any("<format>" in each for each in found)
+
+
 def test_an_action_that_has_an_operation_keeps_it(alice, route, monkeypatch):
     route(Mixed)
     replayed(alice, "/stock/")

@@ -99,7 +99,7 @@ def test_a_derived_text_has_16_to_64_digits():
 
 @pytest.mark.parametrize("name", ["", None, 7])
 def test_a_derived_key_needs_a_name(name):
-    with pytest.raises(ValueError, match="name of its call"):
+    with pytest.raises(ValueError, match="must be a non-empty str"):
         SCOPE.derive_key(name)
 
 

@@ -53,11 +53,14 @@ class IdempotentRouterMixin:
 
     def get_urls(self) -> list[Any]:
         urls: list[Any] = super().get_urls()  # type: ignore[misc]
-        for pattern in urls:
-            if any(isinstance(value, _ByRouter) for value in getattr(pattern.callback, "initkwargs", {}).values()):
-                _refuse_lost_arguments(pattern.callback)
-                if databases_with_atomic_requests() and not opens_its_transactions(pattern.callback):
-                    pattern.callback = exempt(pattern.callback)
+        exempted = {}
+        for view in dict.fromkeys(pattern.callback for pattern in urls):
+            if any(isinstance(value, _ByRouter) for value in getattr(view, "initkwargs", {}).values()):
+                _refuse_lost_arguments(view)
+                if databases_with_atomic_requests() and not opens_its_transactions(view):
+                    exempted[view] = exempt(view)
+        for pattern in urls:  # the audit recognises a format suffix by the view that it shares with its route
+            pattern.callback = exempted.get(pattern.callback, pattern.callback)
         return urls
 
 

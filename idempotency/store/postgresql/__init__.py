@@ -1,4 +1,4 @@
-"""PostgreSQL: each change is one statement. On Citus it goes to one worker."""
+"""PostgreSQL: each change is one statement, which on Citus goes to one worker."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["CitusStore", "PostgreSQLStore", "choose"]
 
 _HAS_CITUS = "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus')"
 
-#: Whether a database has the extension, by its place. A process asks each database once.
+#: Whether a database has the extension, by its address. A process queries each database once.
 _has_citus: dict[tuple[str, ...], bool] = {}
 
 
 def choose(connection: BaseDatabaseWrapper) -> PostgreSQLStore:
-    """The store of a database, which depends on whether it has the extension Citus.
+    """The store for a database, which depends on whether it has the Citus extension.
 
-    If the database can't be asked, no statement succeeds either. The next call asks again.
+    If this query fails, the store's statements fail, too. The next call repeats the query.
     """
     place = tuple(str(connection.settings_dict[name]) for name in ("HOST", "PORT", "NAME"))
     if place not in _has_citus:
         try:
-            _has_citus[place] = _ask(connection)
+            _has_citus[place] = _query_citus(connection)
         except Error:
             store = PostgreSQLStore(connection)
             store.is_provisional = True
@@ -35,12 +35,12 @@ def choose(connection: BaseDatabaseWrapper) -> PostgreSQLStore:
     return (CitusStore if _has_citus[place] else PostgreSQLStore)(connection)
 
 
-def _ask(connection: Any) -> bool:
-    """The driver is asked and not Django's cursor, so that a test that counts statements does not count this one."""
+def _query_citus(connection: Any) -> bool:
+    """Query through the driver and not Django's cursor, so that tests that count statements don't count this one."""
     connection.ensure_connection()
     driver = connection.connection
     autocommit = driver.autocommit
-    # A transaction of which nothing was sent yet shall not begin with this question.
+    # A transaction that has sent nothing yet must not begin with this query.
     is_idle = driver.pgconn.transaction_status == TRANSACTION_IDLE
     with connection.wrap_database_errors:
         try:

@@ -1,9 +1,8 @@
-"""Citus: what is different if an extension spreads the tables over servers.
+"""Citus: the differences on tables that are distributed over servers.
 
-A coordinator plans each statement and sends it to the workers that hold its rows, which are in shards by account. The
-package's statements on one record go to one shard, so they are the same with Citus and without it. This module has the
-rest: the settings of a transaction, which Citus does not send along by itself, and locks, which Citus takes in one
-shard only.
+A coordinator plans each statement and sends it to the workers that hold its rows, which are sharded by account. The
+package's statements on one record go to one shard, so they are the same with and without Citus. This module has the
+rest: transaction settings, which Citus does not propagate by default, and locks, which Citus takes in only one shard.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _SHARDS_OF_ACCOUNTS = """
 SELECT get_shard_id_for_distribution_column(%s::regclass, account), account FROM unnest(%s::text[]) AS account
 """
 
-# Each shard is measured where it is. If one has no estimate or can't be asked, there is none. Citus's own functions for
-# sizes refuse a transaction that has written.
+# Each worker measures its shards. If one has no estimate or can't be queried, there is no total. Citus's size functions
+# refuse a transaction that has written.
 _MEASURE_SHARDS = """
 SELECT CASE WHEN bool_and(size IS NOT NULL) THEN sum(size)::bigint END,
     CASE WHEN bool_and(records IS NOT NULL) THEN round(sum(records))::bigint END
@@ -63,14 +62,14 @@ FROM (
 
 
 class CitusStore(PostgreSQLStore):
-    """A database that has the extension, whether or not its tables are distributed already."""
+    """A database with the extension. Its tables need not be distributed."""
 
     def is_distributed(self, table: str) -> bool:
-        # This is not kept, because only upkeep asks.
+        # This is not cached, because only upkeep calls it.
         return bool(self.row_of(_IS_DISTRIBUTED, [table])[0])
 
     def tables_outside_of_citus(self) -> list[str]:
-        if not self.row_of(_IS_CLUSTER)[0]:  # an extension that is not used
+        if not self.row_of(_IS_CLUSTER)[0]:  # the extension is not used
             return []
         with self.connection.cursor() as cursor:
             cursor.execute(_KNOWN_TABLES)
@@ -86,16 +85,16 @@ class CitusStore(PostgreSQLStore):
         return TableSize(*self.row_of(_MEASURE_SHARDS))
 
     def takes_several(self, cursor: Any) -> bool:
-        return False  # an update of several shards can't have the note, and a message is sent on as a whole
+        return False  # a multi-shard update can't write the note, and Citus forwards a message as a whole
 
     def _session(self, undone_by_crash: bool) -> int | None:
-        return None  # a session of the coordinator is in no worker's list
+        return None  # workers don't list the coordinator's sessions
 
     def end_leases_of_gone_sessions(self, limit: int) -> None:
         pass
 
     def _prepares(self, cursor: Any) -> bool:
-        return False  # the statement that claims and reads is not one task
+        return False  # the statement that claims and reads does not go to a single shard
 
     @contextmanager
     def own_statement(self, what: object) -> Iterator[None]:
@@ -103,9 +102,8 @@ class CitusStore(PostgreSQLStore):
             yield
 
     def _execute(self, cursor: Any, statement: str, parameters: Any, *settings: Setting) -> None:
-        # Citus sends a setting to the workers if a SET LOCAL has made it, and not if set_config() has, which it refuses
-        # in an update. It sends the whole message that holds the SET LOCAL, so the settings are in a block of their
-        # own.
+        # Citus propagates SET LOCAL to the workers, but not set_config(), which it also refuses in an update. It
+        # forwards the whole message that contains the SET LOCAL, so the settings are in a separate DO block.
         alone = with_settings(statement, ())
         if self.is_nested:
             cursor.execute(alone, parameters)
@@ -114,16 +112,16 @@ class CitusStore(PostgreSQLStore):
         block = f"DO $$ BEGIN SET LOCAL citus.propagate_set_commands TO 'local';{local} END $$"
         if self._sends_settings_along:
             cursor.execute(f"{block}; {alone}", parameters)
-            cursor.nextset()  # the first result is that of the block
+            cursor.nextset()  # skip the result of the block
         else:
             cursor.execute(block)
             cursor.execute(alone, parameters)
 
     @property
     def _sends_settings_along(self) -> bool:
-        """Whether a message can hold several statements. It can't if the server binds the parameters.
+        """Whether a message can hold several statements. It can't with server-side binding.
 
-        Then the settings are a message of their own, which has to be in the transaction of the statement.
+        In that case the settings are a separate message, which must be in the statement's transaction.
         """
         features: Any = self.connection.features
         return not features.uses_server_side_binding
@@ -131,16 +129,16 @@ class CitusStore(PostgreSQLStore):
     def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> Taken:
         if not self.is_distributed("idempotency_record"):
             return super().delete_records(statuses, limit, after)
-        return Store.delete_records(self, statuses, limit, after)  # a coordinator can't plan the one statement
+        return Store.delete_records(self, statuses, limit, after)  # a coordinator can't plan the single statement
 
     def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
         if not self.is_distributed(rows.model._meta.db_table):
             return super().select_unlocked(rows, limit)
-        # Rows are found in all shards at once, and then locked in one shard after the other.
+        # Find rows in all shards at once, then lock them one shard at a time.
         return self.lock_found(rows, limit, ["pk", "account_id"], partial(self._lock_in_shards, rows))
 
     def _lock_in_shards(self, rows: QuerySet[Any, _Found], found: list[tuple[Any, ...]]) -> list[_Found]:
-        """Lock rows that were found. The statements repeat the conditions, because a row may have changed since."""
+        """Lock the rows that were found. The statements repeat the conditions, because a row may have changed since."""
         shards: dict[int, list[str]] = defaultdict(list)
         with self.connection.cursor() as cursor:
             accounts = sorted({account for _, account in found})

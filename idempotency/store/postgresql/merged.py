@@ -1,9 +1,9 @@
 """Messages of several statements, so that BEGIN and COMMIT cost no round trips.
 
-BEGIN travels with the first statement of the handler, and COMMIT with the completing update. Each is one simple query
+BEGIN travels with the handler's first statement, and COMMIT with the completing update. Each pair is one simple query
 message: the server reads it as a whole before it runs anything, and skips the rest after an error. A pipeline would
 save the same round trips, but the server would run the update before it has read the COMMIT. A process that freezes
-between the two would hold the record's lock in a session that looks busy, so no limit on idle sessions would end it.
+between the two would hold the record's lock in a session that looks busy, which no idle timeout would end.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from django.utils.version import get_version_tuple
 
 from ..transaction_guard import TransactionWatch
 
-#: Asks about one socket by one system call. Windows has no poll().
+#: Polls one socket with one system call. Windows has no poll().
 Selector: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
-#: The releases of psycopg whose private ``_autocommit`` is known to be what ``PostgreSQLWatch`` takes it for: from the
-#: first, before the second. With any other release, the driver sends its own BEGIN as a message.
+#: The psycopg releases whose private ``_autocommit`` is known to work as ``PostgreSQLWatch`` expects: from the first,
+#: before the second. With any other release, the driver sends BEGIN as a separate message.
 TESTED: Final = ("3.2", "3.4")
 
-#: The states of libpq: no transaction is open, none of its statements has failed, one has.
+#: libpq's transaction states: none open, open, and open but failed.
 TRANSACTION_IDLE, TRANSACTION_SOUND, TRANSACTION_FAILED = 0, 2, 3
 
 
 @cache
 def is_tested(version: str) -> bool:
-    """Whether a release of psycopg is one of ``TESTED``."""
+    """Whether a psycopg release is in the range ``TESTED``."""
     first, end = (get_version_tuple(limit) for limit in TESTED)
     return first <= get_version_tuple(version) < end
 
 
 def has_open_transaction(driver: Any) -> bool:
-    """Whether the server has said last that a transaction is open. False if the session is lost."""
+    """Whether the server last reported an open transaction. False if the session is lost."""
     return driver.pgconn.transaction_status in {TRANSACTION_SOUND, TRANSACTION_FAILED}
 
 
 def is_silent(driver: Any) -> bool:
-    """Whether the server has said nothing unasked, such as that it has ended the session.
+    """Whether the server has sent no unsolicited message, such as the end of the session.
 
-    If a session has ended before COMMIT is sent, nothing was committed. Afterwards that would be unknown.
+    If the session ended before COMMIT is sent, nothing was committed. Once it is sent, that would be unknown.
     """
     with Selector() as selector:
         selector.register(driver.pgconn.socket, selectors.EVENT_READ)
@@ -54,14 +54,13 @@ def is_silent(driver: Any) -> bool:
 
 
 #: Statements that may end a transaction and begin another one at once: COMMIT AND CHAIN, or several statements in one
-#: text. ROLLBACK TO only goes back to a savepoint. END is also a part of CASE, so it counts only at the beginning of a
+#: text. ROLLBACK TO only returns to a savepoint. END is also part of CASE, so it counts only at the start of a
 #: statement.
 _ENDS = re.compile(r"\b(?:commit|abort|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b|(?:^|;)\s*end\b")
 
 
 def may_end_transaction(sql: str) -> bool:
-    # Search for the words first, because the pattern takes a hundred times as long, and every statement is checked
-    # here.
+    # Search for the words first, because the pattern takes a hundred times as long and every statement comes here.
     text = sql.lower()
     if "commit" in text or "rollback" in text or "abort" in text or "end" in text:
         return _ENDS.search(text) is not None
@@ -70,13 +69,13 @@ def may_end_transaction(sql: str) -> bool:
 
 @dataclass(eq=False, repr=False)
 class PostgreSQLWatch(TransactionWatch):
-    """Also sends BEGIN together with the first statement of its block, and detects COMMIT AND CHAIN.
+    """Also sends BEGIN together with its block's first statement, and detects COMMIT AND CHAIN.
 
-    Only Django's wrapper around a cursor comes here. COPY, ``stream()`` and ``callproc()`` don't, and they get the
-    BEGIN of the driver, as does each statement that can't be a part of a longer message.
+    Only statements through Django's cursor wrapper reach this watch. For COPY, ``stream()`` and ``callproc()``, and for
+    a statement that can't be part of a longer message, the driver sends BEGIN.
     """
 
-    #: Whether a message of a driver's cursor can hold several statements.
+    #: Whether a message from a driver's cursor can hold several statements.
     takes_several: Callable[[Any], bool]
 
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -101,9 +100,9 @@ class PostgreSQLWatch(TransactionWatch):
         self._begun = is_open
 
     def identity(self) -> object:
-        """When the open transaction began, which identifies it. None if it has failed and can't be asked.
+        """When the open transaction began, which identifies it. None if it has failed and can't be queried.
 
-        This asks the driver, because Django's cursor would call the watch again.
+        Queries through the driver, because Django's cursor would call this watch again.
         """
         driver = self.connection.connection
         if driver is None or driver.pgconn.transaction_status != TRANSACTION_SOUND:
@@ -116,28 +115,28 @@ class PostgreSQLWatch(TransactionWatch):
         if many or not self._can_follow_begin(sql, driver, cursor):
             return execute(sql, params, many, context)
         try:
-            # With autocommit on, the driver sends no BEGIN of its own. Its public setter refuses to switch it off again
-            # inside of a transaction. If it stayed on, Django would declare cursors WITH HOLD.
+            # With autocommit on, the driver sends no BEGIN. Its public setter refuses to switch autocommit off inside a
+            # transaction. If it stayed on, Django would declare cursors WITH HOLD.
             driver._autocommit = True
             try:
                 answer = execute(f"{_begin(driver)}; {sql}", params, many, context)
             finally:
                 driver._autocommit = False
-        except Error:  # another error, such as that of a signal's handler, is not to be lost
+        except Error:  # any other error, for example from a signal handler, must not be lost
             if driver.pgconn.transaction_status != TRANSACTION_IDLE:
                 raise
         else:
-            if cursor.nextset():  # from the result of BEGIN to that of the statement
+            if cursor.nextset():  # skip the result of BEGIN
                 return answer
-        # Either the text was refused as a whole, such as for a syntax error, and nothing of it ran. The driver's way
-        # leaves the transaction open and failed, as Django expects it, and the error names the place in the statement.
-        # Or the statement is empty, because only that has no result.
+        # Either the server refused the whole text, for example for a syntax error, and nothing ran. Run by the driver,
+        # the statement leaves the transaction open and failed, as Django expects, and the error gives the right
+        # position. Or the statement is empty, because only an empty one has no result.
         return execute(sql, params, many, context)
 
     def _can_follow_begin(self, sql: object, driver: Any, cursor: Any) -> bool:
         return (
-            # If a text of several statements fails, a COMMIT among them may have run. One statement can't commit and
-            # then fail.
+            # If a text of several statements fails, a COMMIT among them may have run. A single statement can't commit
+            # and then fail.
             isinstance(sql, str)
             and ";" not in sql.rstrip().rstrip(";")
             and self.takes_several(cursor)
@@ -145,7 +144,7 @@ class PostgreSQLWatch(TransactionWatch):
             and not driver.autocommit
             and driver.read_only is None
             and driver.deferrable is None
-            # A wrapper inside of this one may execute other statements while autocommit is on.
+            # A wrapper inside this one may execute other statements while autocommit is on.
             and self.connection.execute_wrappers[-1] is self
         )
 

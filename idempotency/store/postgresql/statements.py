@@ -1,15 +1,15 @@
 """The statements for claims. One statement claims, and a claim that does not win writes nothing.
 
-A second statement reads the winner's record, with the same cursor. If the insert also reads it, a replay saves a round
-trip, but every first execution costs the planning of both. So one statement does both only where the connection
+A second statement reads the winner's record with the same cursor. An insert that also reads it would save replays a
+round trip, but every first execution would pay for planning both. So one statement does both only where the connection
 prepares statements.
 
-Every time here is ``statement_timestamp()``. ``now()`` stands still during a transaction, and the completing update may
-be the end of a long one.
+Every time here is ``statement_timestamp()``. ``now()`` is constant during a transaction, and the completing update may
+end a long one.
 
-``{settings}`` is replaced by settings of the transaction: how long its statements wait, and what its COMMIT waits for.
-They are local to it (``set_config(..., true)``), because a pooler in transaction mode gives the session to another
-client right after it.
+``{settings}`` is replaced by transaction settings: how long statements wait, and what COMMIT waits for. They are local
+to the transaction (``set_config(..., true)``), because a pooler in transaction mode hands the session to another client
+right after it.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from .merged import TRANSACTION_IDLE, PostgreSQLWatch, has_open_transaction, is_
 
 
 class Setting(NamedTuple):
-    """A setting of one transaction."""
+    """A transaction-local setting."""
 
     name: str
     value: str
 
 
-#: How long a claim waits for another transaction's lock on its record. A record is locked until a COMMIT only, unless
-#: the holder of the lock is frozen. Then "in progress" is a better answer for the caller than a longer wait.
+#: How long a claim waits for another transaction's lock on its record. A record is locked only until a COMMIT, unless
+#: the lock's holder is frozen. Then "in progress" is a better answer for the caller than a longer wait.
 WAITING = Setting("lock_timeout", "1000ms")
-#: If a process freezes between its statement and its COMMIT, the server ends its session after this time. Until then it
-#: holds the record's lock.
+#: If a process freezes between its statement and its COMMIT, the server ends its session, and so its lock on the
+#: record, after this time.
 IDLING = Setting("idle_in_transaction_session_timeout", "5000ms")
 NO_DISK = Setting("synchronous_commit", "off")
 
 
 @cache
 def with_settings(statement: str, settings: tuple[Setting, ...]) -> str:
-    # set_config() returns the value that it has set, so the comparison is always true. A CASE with it costs less than a
-    # SELECT in a WHERE clause.
+    # set_config() returns the value that it sets, so the comparison is always true. It costs less in a CASE than as a
+    # SELECT in the WHERE clause.
     made = " || ".join(f"set_config('{name}', '{value}', true)" for name, value in settings)
     return statement.format(settings=f"{made} <> ''" if made else "true")
 
 
-# The process id of the session, if it is the one that the driver learned when it connected. A pooler invents one and
-# may run the handler in another session.
+# The session's process id, if it is the one that the driver received when it connected. A pooler makes one up, and may
+# run the handler in another session.
 SESSION = "CASE WHEN pg_backend_pid() = %s THEN pg_backend_pid() END"
 
 INSERT_CLAIM = f"""
@@ -67,7 +67,7 @@ ON CONFLICT (account_id, operation, idempotency_key) DO NOTHING
 RETURNING id
 """
 
-# The server compares the times, because it takes longer to read timestamps into Python.
+# The server compares the times, because parsing timestamps in Python takes longer.
 READ = """
 SELECT id, attempt, status, request_hash,
     date_part('epoch', lease_expires_at - statement_timestamp()), session, expires_at <= statement_timestamp(),
@@ -76,8 +76,8 @@ FROM idempotency_record
 WHERE account_id = %s AND operation = %s AND idempotency_key = %s
 """
 
-# The SELECT sees the table as it was before the insert, so one of its two parts has a row. Neither has one if the
-# record that is in the way was committed meanwhile. Both have one if the record was deleted meanwhile; then the claim
+# The SELECT sees the table as it was before the insert, so exactly one part returns a row, with two exceptions. If a
+# conflicting record was committed meanwhile, neither does. If the record was deleted meanwhile, both do, and the claim
 # counts.
 CLAIM_OR_READ = f"""
 WITH claimed AS ({INSERT_CLAIM})
@@ -95,17 +95,17 @@ WHERE account_id = %s AND operation = %s AND idempotency_key = %s AND id = %s AN
 """
 
 # The status is compared as an expression, so that the planner can't use the partial index of unfinished records. With
-# that index it would read every claim in progress to find one record, and under SERIALIZABLE each of these reads is a
-# conflict with another request.
+# that index it would read every claim in progress to find one record, and under SERIALIZABLE each of these reads
+# conflicts with another request.
 FENCED = f"""{OBSERVED} AND status || '' = 'in_progress'"""
 
-# The retention begins when an owner or an outcome is written.
+# The retention starts again when an owner or an outcome is written.
 KEEP = "greatest(expires_at, statement_timestamp() + %s::interval)"
 
 HISTORY = "history = " + APPENDED["postgresql"].format(history="history", entry="%s", now="statement_timestamp()")
 
-# The update checks status and lease again under the row's lock, so a claim that was renewed, completed or released
-# since it was read stays as it is.
+# The update checks status and lease again under the row lock, so it leaves alone a claim that was renewed, completed or
+# released since it was read.
 TAKE_OVER = f"""
 UPDATE idempotency_record
 SET status = CASE WHEN {{settings}} THEN 'in_progress' END, attempt = attempt + 1,
@@ -130,8 +130,8 @@ AND NOT (status || '' = 'in_progress' AND lease_expires_at > statement_timestamp
 """
 
 # The end of a session ends the lease of its claim, because the handler's transaction has ended with it: the server
-# removes it from its list after the COMMIT or ROLLBACK. Were it the wrong session, a run would be wasted: as after any
-# lease, the fence lets one attempt commit.
+# removes a session from its list after the COMMIT or ROLLBACK. If it were the wrong session, only a run would be
+# wasted: as after any lease, the fence lets one attempt commit.
 #
 # - The process dies before the claim is committed: there is no record. After that: the session ends when the server has
 #   finished its statement and finds the connection closed. After COMMIT: the record is completed.
@@ -139,10 +139,11 @@ AND NOT (status || '' = 'in_progress' AND lease_expires_at > statement_timestamp
 #   connection): the attempt has lost its transaction and can't complete.
 # - The session looks alive if the process is frozen, a pool in the process has handed it on, or another session has got
 #   its process id. Then the lease decides.
-# - A prepared transaction outlives its session. A handler may no more PREPARE its transaction than COMMIT it.
+# - A prepared transaction outlives its session. A handler must not PREPARE its transaction, just as it must not COMMIT
+#   it.
 #
-# The list names each session to every role, even with track_activities off. A transaction reads the list once, so a
-# later claim may name a session that is not in it. The attempt in the fence excludes that.
+# The list shows each session to every role, even with track_activities off. A transaction reads the list once, so a
+# later claim may name a session that is missing from it. The attempt in the fence excludes such a claim.
 END_LEASE = f"""
 UPDATE idempotency_record
 SET lease_expires_at = CASE WHEN {{settings}} THEN statement_timestamp() END, {HISTORY}
@@ -158,7 +159,7 @@ SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL, 
 AND lease_expires_at <= statement_timestamp()
 """
 
-# The next four updates do not check the lease, because an attempt that is late but was not taken over still owns its
+# The next four updates don't check the lease, because an attempt that is late but was not taken over still owns its
 # record.
 COMPLETE = f"""
 UPDATE idempotency_record
@@ -169,20 +170,21 @@ SET status = CASE WHEN {{settings}} THEN 'completed' END, completed_at = stateme
 {FENCED}
 """
 
-#: With these SQLSTATE classes a server may answer a COMMIT although it succeeded: connection exception, operator
-#: intervention (the server was told to stop), system error, internal error.
+#: A server may report these SQLSTATE classes for a COMMIT that succeeded: connection exception, operator intervention
+#: (a shutdown), system error, internal error.
 UNDECIDED_CLASSES = ("08", "57P", "58", "XX")
 
-#: What the server's log says if another attempt owns the record.
+#: The error in the server's log if another attempt owns the record.
 FENCE_MISSED = "idempotency: another attempt owns this record"
 
-# The SELECT fails if the update matched no row, so that the server skips the COMMIT. It looks for a note of the update.
-# RETURNING writes the note, because it is computed only for a row that has changed. SET is computed before the wait for
-# the row's lock, so a note in it would be there even if the row doesn't match any more. The note is the record's id. A
-# constant could be a setting of the role already. The planner computes constants, so the text that is cast is none.
+# The SELECT fails if the update matched no row, so that the server skips the COMMIT. It checks for a note that the
+# update leaves. RETURNING writes the note, because it is evaluated only for a row that has changed. SET is evaluated
+# before the wait for the row lock, so it would write the note even if the row no longer matches. The note is the
+# record's id, because a constant could already be a setting of the role. The text that is cast to integer is not a
+# constant either, because the planner would evaluate the cast.
 #
-# WITH completed AS (UPDATE ... RETURNING 1) SELECT 1 / count(*) FROM completed would need no note. For the same message
-# it took 1.13 times as long and 1.20 times the server's CPU, 50 microseconds of each, in 6,000 pairs on PostgreSQL.
+# WITH completed AS (UPDATE ... RETURNING 1) SELECT 1 / count(*) FROM completed would need no note. In 6,000 pairs on
+# PostgreSQL the same message took 1.13 times as long and 1.20 times the server's CPU, 50 microseconds more of each.
 COMPLETE_AND_COMMIT = f"""
 {with_settings(COMPLETE, ())} RETURNING set_config('idempotency.completed', id::text, true);
 SELECT (CASE current_setting('idempotency.completed', true) WHEN %s THEN '1' ELSE '{FENCE_MISSED}' END)::integer;
@@ -211,7 +213,7 @@ SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL, 
 
 
 class RecordStore(Store):
-    """Claims, the transactions around them, and what the server's errors mean."""
+    """Claims, the transactions around them, and the meaning of the server's errors."""
 
     @property
     def has_open_transaction(self) -> bool:
@@ -222,7 +224,7 @@ class RecordStore(Store):
         self, scope: Scope, request_hash: str, *, lease: timedelta, retention: timedelta, undone_by_crash: bool
     ) -> int | Row | None:
         settings = (*self._bounds(), NO_DISK) if undone_by_crash else self._bounds()
-        with self.connection.cursor() as cursor:  # which may have connected again
+        with self.connection.cursor() as cursor:  # which may have reconnected
             session = self._session(undone_by_crash)
             parameters = (*_parts(scope), request_hash, _interval(lease), _interval(retention), session)
             if self._prepares(cursor.cursor):
@@ -268,9 +270,9 @@ class RecordStore(Store):
         parameters = (_interval(retention), *response, body_retention, *_matching(fence))
         with self.connection.cursor() as cursor:
             if not commit or self.is_nested or not self.takes_several(cursor.cursor) or not is_silent(driver):
-                # After this update only this process can delay the COMMIT, if it freezes before sending it, and one
-                # setting bounds that. The others would also apply to COMMIT, which checks deferred foreign keys and may
-                # wait for rows that the handler needs.
+                # After this update only a freeze of this process can delay the COMMIT, and IDLING bounds that. WAITING
+                # would also apply to COMMIT, which checks deferred foreign keys and may wait for rows that the handler
+                # needs.
                 self._execute(cursor, COMPLETE, parameters, WAITING if driver.autocommit else IDLING)
                 return bool(cursor.rowcount == 1)
             try:
@@ -279,7 +281,7 @@ class RecordStore(Store):
                 if not has_open_transaction(driver):
                     raise CommitError(error) from None
                 # The COMMIT was not reached. A deferred trigger may raise the same text, but it runs in COMMIT.
-                if FENCE_MISSED in _said(error):
+                if FENCE_MISSED in _message_of(error):
                     return False
                 raise
             return True
@@ -308,13 +310,13 @@ class RecordStore(Store):
         return PostgreSQLWatch(self.connection, self.takes_several)
 
     def takes_several(self, cursor: Any) -> bool:
-        """Whether a message of the driver's cursor can hold several statements. It can't if the server binds the
-        parameters, and in a pipeline."""
+        """Whether a message from the driver's cursor can hold several statements. It can't with server-side binding or
+        in a pipeline."""
         connection: Any = self.connection
         return isinstance(cursor, connection.Database.ClientCursor) and not connection.connection.pgconn.pipeline_status
 
     def _prepares(self, cursor: Any) -> bool:
-        """Whether the driver prepares statements that this cursor executes often."""
+        """Whether the driver prepares statements that this cursor executes repeatedly."""
         connection: Any = self.connection
         return connection.connection.prepare_threshold is not None and not isinstance(
             cursor, connection.Database.ClientCursor
@@ -330,21 +332,21 @@ class RecordStore(Store):
         return _sqlstate(error) == "25P02"  # in failed SQL transaction
 
     def commit_was_refused(self, error: BaseException) -> bool:
-        # An SQLSTATE says that the server has answered. A failed COMMIT may have any class: a deferred constraint (23),
-        # a serialization failure (40), or what a deferred trigger raises. A broken connection gives no SQLSTATE.
+        # An SQLSTATE means that the server has answered. A failed COMMIT may have any class: a deferred constraint
+        # (23), a serialization failure (40), or the error of a deferred trigger. A broken connection has no SQLSTATE.
         sqlstate = _sqlstate(error)
         return bool(sqlstate) and not sqlstate.startswith(UNDECIDED_CLASSES)
 
     def is_permanent(self, error: BaseException) -> bool:
         # Class 42 is a syntax error or access rule violation (a missing table, column or permission), 0A an unsupported
-        # feature, 22 a data exception. 23502 is a NOT NULL column that this code doesn't know.
+        # feature, 22 a data exception. 23502 is a NOT NULL column that this release doesn't fill.
         return _sqlstate(error)[:2] in {"42", "0A", "22"} or _sqlstate(error) == "23502"
 
     def is_duplicate(self, error: BaseException) -> bool:
-        return False  # ON CONFLICT answers without an error
+        return False  # ON CONFLICT reports no error
 
     def _session(self, undone_by_crash: bool) -> int | None:
-        """What ``SESSION`` compares, for a claim whose handler runs in this connection's transaction."""
+        """The parameter of ``SESSION``, for a claim whose handler runs in this connection's transaction."""
         driver: Any = self.connection.connection
         return int(driver.pgconn.backend_pid) if undone_by_crash and not self.is_nested else None
 
@@ -353,7 +355,7 @@ class RecordStore(Store):
         cursor.execute(with_settings(statement, () if self.is_nested else settings), parameters)
 
     def _bounds(self) -> tuple[Setting, ...]:
-        """The settings of a short transaction. If it is one statement, it is never idle."""
+        """The settings for a short transaction. In autocommit it is never idle."""
         return (WAITING,) if self.connection.connection.autocommit else (WAITING, IDLING)
 
     def _change(self, update: str, *parameters: Any) -> bool:
@@ -378,17 +380,17 @@ def _row(scope: Scope, found: tuple[Any, ...]) -> Row:
 
 @lru_cache
 def _interval(duration: timedelta) -> str:
-    """A duration as a parameter. As a timedelta it would take the driver and the server longer at each request."""
+    """A duration as a parameter. A timedelta would cost the driver and the server more time."""
     return f"{duration.total_seconds():f} seconds"
 
 
-#: The parameters by which a statement finds a scope, and those by which ``OBSERVED`` finds what a fence names.
+#: The parameters that find a scope, and the parameters of ``OBSERVED``, which find the record that a fence names.
 _parts = attrgetter("account_id", "operation", "idempotency_key")
 _matching = attrgetter("scope.account_id", "scope.operation", "scope.idempotency_key", "id", "attempt", "request_hash")
 
 
-def _said(error: BaseException) -> str:
-    """The server's message, without details and without the place in the statement."""
+def _message_of(error: BaseException) -> str:
+    """The server's primary message, without details and position."""
     return getattr(getattr(error.__cause__, "diag", None), "message_primary", None) or ""
 
 

@@ -1,4 +1,4 @@
-"""The store of PostgreSQL: the purge and what checks ask. ``statements.py`` has the claims."""
+"""The store for PostgreSQL: the purge, and the queries of system checks. ``statements.py`` has the claims."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from ..base import Replication, TableSize, Taken
 from ..history import entry
 from .statements import HISTORY, RecordStore
 
-# Locked rows are skipped, because such a row is being claimed again or deleted by another purge. So purges that run at
-# once can't deadlock, and share the work. The SELECT walks the index on expires_at, whose condition it repeats; of a
-# partitioned table, it merges those of the partitions. It is a CTE, because a join may run a subquery with a LIMIT more
-# than once, each time with other rows.
+# Locked rows are skipped, because such a row is being claimed again or deleted by another purge. So concurrent purges
+# can't deadlock, and they share the work. The SELECT walks the index on expires_at, whose condition it repeats. On a
+# partitioned table it merges the indexes of the partitions. It is a CTE, because a join may run a subquery with a LIMIT
+# more than once, each time with different rows.
 #
-# The DELETE finds the rows by an array of their ids. For a join the planner may read the whole table, above all if that
-# is partitioned. The DELETE sees the rows as they were when the statement began, so it repeats the conditions on
-# their present values. IS TRUE keeps the planner from an index for them, which would find all records that are due.
+# The DELETE finds the rows by an array of ids. For a join the planner may read the whole table, especially a
+# partitioned one. The DELETE sees the rows as they were when the statement began, so it repeats the conditions, which
+# PostgreSQL checks against their present values. IS TRUE keeps the planner from using an index for the conditions,
+# which would find all due records.
 _DELETE_RECORDS = """
 WITH due AS MATERIALIZED (
     SELECT id, expires_at
@@ -41,7 +42,7 @@ WITH due AS MATERIALIZED (
 SELECT (SELECT count(*) FROM deleted), count(*), max(expires_at) FROM due
 """
 
-# As in END_LEASE, a claim may name a session that is younger than the list. So a locked row must still be of the
+# As in END_LEASE, a claim may name a session that is younger than the list. So a locked row must still be at the
 # attempt that was found. Locked rows are skipped, because a retry or another sweep ends their leases.
 _END_LEASES = f"""
 WITH gone AS MATERIALIZED (
@@ -61,8 +62,8 @@ SET lease_expires_at = statement_timestamp(), {HISTORY}
 WHERE id = ANY(ARRAY(SELECT id FROM free))
 """
 
-# The number of rows as the planner estimates it: the rows per page of the last ANALYZE times today's number of pages. A
-# table that was never analysed has no estimate. The rows are in the table itself or, if it is partitioned, in its
+# The planner's estimate of the number of rows: the rows per page at the last ANALYZE times the current number of pages.
+# A table that was never analysed has no estimate. The rows are in the table itself or, if it is partitioned, in its
 # partitions.
 _MEASURE = """
 SELECT sum(pg_total_relation_size(relation.oid))::bigint,
@@ -77,8 +78,8 @@ WHERE relation.relkind = 'r'
     )
 """
 
-# A role without the rights of pg_monitor gets NULL for the state of each standby, and so counts none. A subscriber or
-# another reader of changes is no standby: its slot is a logical one.
+# A role without pg_monitor gets NULL for the state of each standby, and so counts none. A logical slot belongs to a
+# subscriber or another reader of changes, not to a standby.
 _REPLICATION = """
 SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names') <> '', (
     SELECT count(*) FROM pg_stat_replication AS standby
@@ -88,7 +89,7 @@ SELECT current_setting('synchronous_commit'), current_setting('synchronous_stand
 )
 """
 
-# A standby has the names and numbers of its primary, but starts at another time.
+# A standby has the same names and ids as its primary, but another start time.
 _IDENTITY = "SELECT current_database(), to_regclass('idempotency_record')::oid, pg_postmaster_start_time()"
 
 
@@ -103,7 +104,7 @@ class PostgreSQLStore(RecordStore):
         }
         with self.connection.cursor() as cursor:
             if not self.is_nested:
-                # A planner without statistics, as after an upgrade of the server, would sort all that is due.
+                # Without statistics, as after a server upgrade, the planner would sort all due rows.
                 cursor.execute("SET LOCAL enable_sort = off")
             cursor.execute(_DELETE_RECORDS, parameters)
             return Taken(*cursor.fetchone())
@@ -122,6 +123,6 @@ class PostgreSQLStore(RecordStore):
         return tuple(self.row_of(_IDENTITY))
 
     def is_pooled(self) -> bool:
-        # A pooler names a process of its own when a client connects, because it doesn't know the server's yet.
+        # A pooler sends a made-up process id when a client connects, because it doesn't know the server's yet.
         (server,) = self.row_of("SELECT pg_backend_pid()")
         return bool(server != self.connection.connection.info.backend_pid)

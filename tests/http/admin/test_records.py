@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from idempotency.admin import display, records
 from idempotency.lifecycle import Status
+from idempotency.outcome import encode_body
 from idempotency.store import statement_timeout
 from tests.aliases import another_alias
 from tests.concurrency.traces import session_settings
@@ -47,6 +48,17 @@ def test_a_long_body_is_shown_in_part(reader, monkeypatch):
     monkeypatch.setattr(display, "MAX_SHOWN", 5)
     (pk,) = make_records(1, response_body='"0123456789"')
     assert '"0123… (7 more characters)' in text(reader.get(detail(pk)))
+
+
+@pytest.mark.parametrize("keys", [None, ["A" * 43 + "="]], ids=["", "encrypted"])
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [(b'say "paid"', 'say "paid"'), (b"\xff", '{"$idempotency-envelope": {"encoding": "base64", "data": "/w=="}}')],
+)
+def test_a_body_of_text_is_shown_without_its_envelope(reader, settings, keys, content, shown):
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": keys}
+    (pk,) = make_records(1, response_body=encode_body(content, "text/plain"))
+    assert f"Body: {shown}" in text(reader.get(detail(pk)))
 
 
 @pytest.mark.scenario_28
