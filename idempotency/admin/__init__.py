@@ -1,4 +1,4 @@
-"""The admin's pages for records and decisions about them. They contain no logic: they call functions of ``operate``."""
+"""The admin's pages for records and decisions about them. The logic is in ``operate``."""
 
 from . import records
 

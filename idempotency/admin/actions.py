@@ -114,9 +114,9 @@ FORGET = Action(
     name="forget",
     title=_("Forget"),
     consequence=_(
-        "The next request with each key runs as a new one, whatever its payload, and retries no longer get the "
-        "recorded outcome. An operation that took effect takes effect a second time. Forget a record only if you want "
-        "that, for example after a bug fix."
+        "The next request with each key runs as a new request, even with another payload, and retries no longer get "
+        "the recorded outcome. An operation that took effect takes effect a second time. Forget a record only if you "
+        "want that, for example after a bug fix."
     ),
     permission="forget",
     form=ReasonForm,

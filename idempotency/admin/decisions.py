@@ -1,7 +1,7 @@
 """Decisions in the admin: actions, their confirmation page, and the buttons that lead to it.
 
-A decision applies only to the state that the confirmation page showed. A row that has changed since is left alone and
-reported.
+A decision applies only to the state that the confirmation page showed. A row that has changed since is left unchanged
+and reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from django.utils.translation import gettext_lazy as _
 from ..exceptions import IdempotencyError
 from .display import NONE, ReadOnlyAdmin, format_duration, show_text, show_with_detail, time_left, url_of
 
-#: The most rows that an operator can review on one page. To decide about more, call the actions' functions in a script.
+#: The maximum number of rows on one page, so that an operator can review them. To decide about more rows, call the
+#: actions' functions in a script.
 MAX_DECIDED = 100
 
 
@@ -49,28 +50,28 @@ class ReasonForm(forms.Form):
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """A decision about rows."""
+    """A kind of decision about rows."""
 
     name: str
     title: Any
     #: Its effect, shown above the form.
     consequence: Any
-    #: As Django's admin names it: ``resolve`` stands for the method ``has_resolve_permission``.
+    #: In the notation of Django's admin: ``resolve`` stands for the method ``has_resolve_permission``.
     permission: str
     form: type[ReasonForm]
     #: Called with the row as it was shown, the form's arguments, and ``by``, the user. The page shows its error.
     decide: Callable[..., None]
     #: Offered for rows in these statuses.
     statuses: frozenset[str]
-    #: Returns why the action can't be taken on a row in one of these statuses, or None.
+    #: Returns the reason why the action can't be taken on a row in one of these statuses, or None.
     problem_of: Callable[[Any], Any] = lambda row: None
-    #: Whether it takes one row at a time.
+    #: Whether it accepts only one row at a time.
     single: bool = False
-    #: Whether a wrong decision can make an operation take effect twice. Its button is red then.
+    #: Whether a wrong decision can make an operation take effect twice. If so, its button is red.
     is_dangerous: bool = False
 
     def obstacle(self, row: Any) -> Any:
-        """Why the action can't be taken on a row, which is annotated with ``database_time``; None if it can."""
+        """The reason why the action can't be taken on a row, or None. The row is annotated with ``database_time``."""
         return self.problem_of(row) if row.status in self.statuses else _("Its state does not allow this action.")
 
     def as_admin_action(self) -> Callable[..., HttpResponse | None]:
@@ -82,7 +83,7 @@ class Action:
 
 
 class DecisionAdmin(ReadOnlyAdmin):
-    """An admin of rows that can't be edited, only decided about.
+    """An admin of rows that can't be edited, only resolved by decisions.
 
     Everything on a row's page is a read-only field, because a theme may replace the page's template.
     """
@@ -94,7 +95,7 @@ class DecisionAdmin(ReadOnlyAdmin):
     page_fields: ClassVar[tuple[str, ...]] = ("subject", "situation")
     #: Columns that need a permission. They may be long, so they are loaded only where they are shown.
     hidden_columns: ClassVar[tuple[str, ...]]
-    #: Lookups allowed in a URL. With response_body__startswith, a hidden text could be guessed letter by letter.
+    #: Lookups allowed in a URL. With response_body__startswith, hidden text could be guessed character by character.
     allowed_lookups: ClassVar[frozenset[str]]
 
     @abstractmethod
@@ -115,7 +116,7 @@ class DecisionAdmin(ReadOnlyAdmin):
 
     @abstractmethod
     def state(self, row: Any) -> Any:
-        """A badge."""
+        """The state, as a badge."""
 
     @abstractmethod
     def details(self, row: Any) -> list[str]:
@@ -135,7 +136,7 @@ class DecisionAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("state"))
     def state_with_details(self, row: Any) -> Any:
-        """State, attempt and lease in one column, because screens are narrow."""
+        """State, attempt and lease in one column, to fit narrow screens."""
         return show_with_detail(self.state(row), *self.details(row))
 
     def cell(self, row: Any, name: str) -> Any:
@@ -182,7 +183,7 @@ class DecisionAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
     ) -> HttpResponse | None:
         for pk in request.POST.getlist(ACTION_CHECKBOX_NAME):
-            parse_number(pk)  # Django would pass any text to the database
+            parse_number(pk)  # because Django would pass any text to the database
         return super().response_action(request, queryset, *args, **kwargs)
 
 
@@ -203,12 +204,12 @@ class Seen:
         pk, _separator, rest = token.partition(":")
         attempt, _separator, status = rest.partition(":")
         if status not in statuses:
-            raise BadRequest("The form names a state that this action does not accept.")
+            raise BadRequest("The form contains a state that this action does not accept.")
         return cls(parse_number(pk), parse_number(attempt), status)
 
 
 def admin_of(site: admin.AdminSite, model: type[Model]) -> DecisionAdmin | None:
-    """The package's admin of a model, or None if the site has none or another one."""
+    """This package's admin of a model, or None if the site has no admin or a different one for it."""
     model_admin: Any = site.get_model_admin(model) if site.is_registered(model) else None
     return model_admin if isinstance(model_admin, DecisionAdmin) else None
 
@@ -217,7 +218,7 @@ def parse_number(text: str) -> int:
     """:raises BadRequest: the text is not a valid id."""
     if text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= BigIntegerField.MAX_BIGINT:
         return int(text)
-    raise BadRequest("The form has an invalid id.")
+    raise BadRequest("The form contains an invalid id.")
 
 
 class DecisionPage:
@@ -234,7 +235,7 @@ class DecisionPage:
         if "decided" not in self.request.POST:
             return self._confirm_selection(selected)
         # Take the rows from the page's fields. Django filters the selection again, so it may lack a row that another
-        # operator has resolved meanwhile and that the page has to report.
+        # operator resolved in the meantime, which the page must report.
         seen = [Seen.parse(token, self.action.statuses) for token in self.request.POST.getlist("seen")][:MAX_DECIDED]
         rows = self._find(seen)
         form = self.action.form(self.request.POST)
@@ -264,7 +265,7 @@ class DecisionPage:
         return self._confirm(free, self.action.form(), left_out)
 
     def _find(self, seen: list[Seen]) -> dict[int, Any]:
-        """Read the rows as they are now, but set attempt and status to what the page showed."""
+        """Read the current rows, but set attempt and status to the values that the page showed."""
         rows: dict[int, Any] = self.shown.get_queryset(self.request).in_bulk([state.pk for state in seen])
         for state in seen:
             if state.pk in rows:
@@ -313,7 +314,7 @@ class DecisionPage:
 
     @property
     def _came_from_page(self) -> bool:
-        """Whether the action was started by a button on a row's page, and not in the list."""
+        """Whether the action was started by a button on a row's page instead of in the list."""
         return self.request.POST.get("came_from") == "page"
 
     def _origin(self, pks: list[int]) -> str:

@@ -30,10 +30,10 @@ else:
     AnyModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
 
-#: A list ends here, after a hundred pages. Use a search or a filter to find a later row.
+#: A list ends here, after a hundred pages. Later rows can be found by a search or a filter.
 MAX_LISTED = 10_000
 
-#: A longer body or payload is cut.
+#: A longer body or payload is truncated.
 MAX_SHOWN = 20_000  # characters
 
 #: A list shortens longer keys.
@@ -55,7 +55,7 @@ class IndexedList(ChangeList):
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
         values = [value for values in self.get_filters_params().values() for value in values]
-        # PostgreSQL rejects a NUL, and Citus an account that is longer than its column.
+        # PostgreSQL rejects NUL, and Citus rejects an account that is longer than its column.
         if any("\x00" in value or len(value) > MAX_ACCOUNT_LENGTH for value in values):
             raise IncorrectLookupParameters
         return super().get_queryset(request, exclude_parameters)
@@ -137,7 +137,7 @@ def show_key(key: str) -> SafeString:
 
 
 def show_code(text: str) -> SafeString:
-    """A whole key or trace, which one click selects."""
+    """A whole key or trace, selectable with one click."""
     return format_html('<code class="idempotency-code">{}</code>', text)
 
 

@@ -46,7 +46,7 @@ from .display import (
 from .sections import join_sections
 from .timeline import names_of_steps, timeline_of
 
-#: The limit of a search for a key without an account.
+#: The maximum number of results of a search for a key without an account.
 MAX_FOUND = 100
 
 #: A search for a trace reads up to this many records.
@@ -76,7 +76,7 @@ class RecordStateFilter(StateFilter):
 
 
 class OperationFilter(admin.SimpleListFilter):
-    """Filters by an operation that is declared in this process. To list those of the table, it would be read whole."""
+    """Filters by an operation declared in this process. Listing the table's operations would read the whole table."""
 
     title: Any = _("operation")
     parameter_name: str = "operation"
@@ -92,7 +92,7 @@ class OperationFilter(admin.SimpleListFilter):
 
 
 class BoundedList(IndexedList):
-    """A list that is empty, with a warning, if the database would have to read too many records.
+    """A list that is empty, with a warning, if the query exceeds a time limit.
 
     No index begins with the operation or the key. If few records match, they may be anywhere in the table.
     """
@@ -181,7 +181,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
 
     @admin.display(description=_("derived keys"))
     def derived_keys(self, record: IdempotencyRecord) -> str:
-        """The keys of calls named after steps, and of those that the page's URL names."""
+        """The derived keys of calls named after steps, and of calls named in the page's URL."""
         request: Any = record.request  # type: ignore[attr-defined]
         names = dict.fromkeys([*names_of_steps(record), *filter(None, request.GET.getlist("call"))])
         return render_to_string(
@@ -214,7 +214,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
         return queryset.filter(pk__in=[*found, *traced]), False
 
     def _find(self, request: HttpRequest, queryset: QuerySet[Any], term: str) -> QuerySet[Any]:
-        """Try one search after another, because an OR costs as much as its most expensive part."""
+        """Try one search after another, because an OR costs as much as its most expensive operand."""
         of_account = _of_account(queryset, term)
         if of_account.exists():
             return of_account
@@ -226,8 +226,8 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     def _find_trace(self, request: HttpRequest, records: QuerySet[Any], trace: str) -> list[int]:
         """The ids of the newest records with a trace.
 
-        The trace of a first operation is a digest that no column holds: an index on it would cost every claim a random
-        page, for a rare search. So it is computed here for the newest records.
+        The trace of a first operation is a digest that no column stores, because an index on it would cost every claim
+        a random page, for a rare search. So it is computed here for the newest records.
         """
         newest = records.order_by("-pk").values_list("pk", "account_id", "operation", "idempotency_key")[:MAX_SEARCHED]
         try:
@@ -246,15 +246,15 @@ class IdempotencyRecordAdmin(DecisionAdmin):
         return found
 
     def _find_key(self, request: HttpRequest, queryset: QuerySet[Any], key: str) -> QuerySet[Any]:
-        """Records whose key begins with a text, up to ``MAX_FOUND``.
+        """Up to ``MAX_FOUND`` records whose key begins with ``key``.
 
         No index begins with the key. So the unfinished records are searched first, in their small index, and the whole
-        table only within the time limit, which is enough if the project adds an index on the key.
+        table only within the time limit, which suffices if the project adds an index on the key.
         """
         matching = queryset.filter(idempotency_key__startswith=key)
         gave_up = False
         for records in (matching.filter(status__in=_UNFINISHED), matching):
-            # Without an order, because the database might follow the index of the order and read the whole table.
+            # Unordered, because the database might follow the index of the order and read the whole table.
             found = records.order_by().values_list("pk", flat=True)[:MAX_FOUND]
             try:
                 with statement_timeout.time_limit(queryset.db):
@@ -277,7 +277,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             self.message_user(request, text, messages.WARNING)
 
     def get_ordering(self, request: HttpRequest) -> Any:
-        # In the order of ids, the database would skip over all records that are not past their retention.
+        # Ordered by id, the database would have to skip all records that are not past their retention.
         past_retention = request.GET.get(RecordStateFilter.parameter_name) == "past_retention"
         return ("-expires_at", "-id") if past_retention else self.ordering
 
@@ -320,7 +320,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
 
     @admin.display(description=_("headers"))
     def headers(self, record: IdempotencyRecord) -> str:
-        # A newer release may have written them in another form.
+        # A newer release may have written them in a different form.
         return show_text("\n".join(": ".join(header) for header in record.response_headers or ()))
 
     @admin.display(description=_("reference"))

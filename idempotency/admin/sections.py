@@ -1,4 +1,4 @@
-"""One section of the admin index for the models of all the package's apps. Django makes one for each app."""
+"""One section of the admin index for the models of all the package's apps. Django shows one section per app."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LABELS: Final = (FIRST, "idempotency_outbox", "idempotency_dashboard")
 def join_sections(site: AdminSite) -> None:
     """Join the package's sections in the site's ``get_app_list``.
 
-    The site is patched, not replaced, because a project may have a site of another class.
+    The site is patched, not replaced, because a project may use a custom site class.
     """
     get_app_list = site.get_app_list
 

@@ -1,8 +1,8 @@
 """The timeline on the page of a record.
 
-An ordinary request writes nothing for it. It is made of the record's times, its history, its steps, the decisions in
-the admin's log, and the additions of extensions, such as messages. Every query reads a bounded number of rows through
-an index.
+An ordinary request writes nothing for it. It consists of the record's times, its history, its steps, the decisions in
+the admin's log, and events of extensions, such as messages. Every query reads a bounded number of rows through an
+index.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..models import IdempotencyRecord, IdempotencyStep
 from .decisions import DecisionAdmin
 from .display import format_duration, time_left
 
-#: The most steps, decisions and messages of each kind that are listed.
+#: The maximum number of listed steps, decisions and messages of each kind.
 MAX_ROWS = 50
 
 
@@ -37,11 +37,11 @@ class Event:
 
 
 def timeline_of(record: IdempotencyRecord, request: HttpRequest, records: DecisionAdmin) -> dict[str, Any]:
-    """Read the timeline of a record, as far as the user may view it.
+    """Read the parts of a record's timeline that the user may view.
 
     :param record: annotated with ``database_time``.
     :param records: the admin of records.
-    :returns: ``events``, each with its time since the record's creation, and ``notes`` about missing ones.
+    :returns: ``events``, each with its time since the record's creation, and ``notes`` about missing events.
     """
     notes: list[str] = []
     events = [*_of_record(record), *_steps(record, notes), *_decisions(record)]
@@ -84,14 +84,14 @@ def _describe(entry: dict[str, Any]) -> str:
         "taken_over": gettext("Attempt %(attempt)s began. The previous one was released, or its lease was over."),
         "started_over": gettext("Attempt %(attempt)s began as a new request, because the retention was over."),
     }
-    # A newer release may have written another event.
+    # A newer release may have written an unknown event.
     text: str = texts.get(entry["event"], entry["event"])
     why = entry.get("why", gettext("its response is not recorded, or it released its claim."))
     return text % {"attempt": entry.get("attempt", ""), "why": why}
 
 
 def _time_of(entry: dict[str, Any], record: IdempotencyRecord) -> datetime:
-    """The time of an entry, in the form in which Django reads the record's other times."""
+    """The time of an entry, aware or naive like the record's other times."""
     moment = datetime.fromisoformat(entry["at"])
     if is_naive(record.created_at):
         return moment if is_naive(moment) else make_naive(moment)

@@ -1,7 +1,7 @@
 """``python -m idempotency.conformance --url http://127.0.0.1:8000/charges/ --profile ietf --body '{"amount": 1}'``.
 
-The exit code is 0 if no case failed, 1 if one did, and 2 if nothing could be judged. With ``--strict`` a deviation is a
-failure.
+The exit code is 0 if no case failed, 1 if one did, and 2 if nothing could be judged. With ``--strict``, a deviation is
+a failure.
 """
 
 from __future__ import annotations
@@ -30,48 +30,46 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m idempotency.conformance",
-        description="Judge a server that takes an Idempotency-Key. It gets real requests: never do this in production.",
+        description="Judge a server that accepts an Idempotency-Key. Sends real requests: never run it in production.",
     )
     add = parser.add_argument
     add("--url", required=True, help="the protected operation")
     add("--profile", required=True, choices=sorted(PROFILES))
     add("--method", default="POST")
-    add("--body", required=True, help="a body that succeeds; {unique} in it is new in each operation")
-    add("--other-body", help="another one that succeeds")
-    add("--refused-body", help="one that the operation answers with 4xx")
-    add("--crashing-body", help="one that the operation answers with 5xx")
-    add("--throttled-body", help="one that it answers with 429")
-    add("--unavailable-body", help="one that it answers with 503")
-    add("--other-url", help="another protected operation that takes the same body")
-    add("--header", action="append", default=[], help="Name: value, sent with each request; replaces a default")
-    add("--other-account", metavar="HEADER", help="the header that another account sends in place of that of --header")
-    add("--count-url", help="an address that shows the number of effects, maybe among other numbers")
-    add("--count-command", help="a command that does")
+    add("--body", required=True, help="a body that succeeds; {unique} is replaced by a new value for each operation")
+    add("--other-body", help="a different body that succeeds")
+    add("--refused-body", help="a body that the operation answers with 4xx")
+    add("--crashing-body", help="a body that the operation answers with 5xx")
+    add("--throttled-body", help="a body that the operation answers with 429")
+    add("--unavailable-body", help="a body that the operation answers with 503")
+    add("--other-url", help="another protected operation that accepts the same body")
+    add("--header", action="append", default=[], help="Name: value, sent with each request; overrides a default")
+    add("--other-account", metavar="HEADER", help="another account's header; replaces the --header of the same name")
+    add("--count-url", help="a URL that shows the number of effects, possibly among other numbers")
+    add("--count-command", help="a command that prints the number of effects")
     add(
         "--duplicates",
         type=_numbers,
         default=(2, 50, 200),
         metavar="N,…",
-        help="how many requests are sent at once (default: 2,50,200)",
+        help="how many requests to send at once (default: 2,50,200)",
     )
-    add("--ttl", type=float, help="the retention in seconds; a case waits for its end")
+    add("--ttl", type=float, help="the retention in seconds; one case waits for its end")
     for name in COMMANDS:
-        add(f"--{name}", help=f"a command that does this to the server: {name}")
-    add("--timeout", type=float, default=30.0, help="seconds for one answer (default: %(default)s)")
-    add(
-        "--patience", type=float, default=120.0, help="seconds for retries; more than locks last (default: %(default)s)"
-    )
+        add(f"--{name}", help=f"a command to {name} the server")
+    add("--timeout", type=float, default=30.0, help="seconds to wait for an answer (default: %(default)s)")
+    add("--patience", type=float, default=120.0, help="seconds to retry; longer than a lock (default: %(default)s)")
     add(
         "--declare",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help=f"what the server documents otherwise than the profile: {', '.join(DECLARABLE)}",
+        help=f"a documented difference from the profile: {', '.join(DECLARABLE)}",
     )
-    add("--only", action="append", default=[], help="the name of a case, or its beginning; can be repeated")
-    add("--strict", action="store_true", help="a deviation is a failure")
-    add("--junit", type=Path, help="write the report as JUnit's XML")
-    add("--html", type=Path, help="write the report as a page")
+    add("--only", action="append", default=[], help="the name of a case, or a prefix; can be repeated")
+    add("--strict", action="store_true", help="treat a deviation as a failure")
+    add("--junit", type=Path, help="write the report as JUnit XML")
+    add("--html", type=Path, help="write the report as an HTML page")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The cases in which a client repeats its request, after the answer or while the first one runs."""
+"""Cases in which a client repeats its request, after the answer or while the first request runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .profiles import PROMISE, SUITE, Expected, Level, Rule
 from .target import NotJudgedError, Operation
 from .wire import Answer
 
-#: In seconds, the longest time after which a client may be sent away from a request that runs.
+#: The longest acceptable Retry-After for a duplicate of a running request, in seconds.
 LONGEST_WAIT = 600
-_RETRY_AFTER = Rule(Level.SHOULD, f"{SUITE}: a client learns when to come back, within {LONGEST_WAIT} s")
-_RECORDED = Rule(Level.MUST, f"{SUITE}: what ends a retry is a result")
-#: When a duplicate of a running request is sent, in parts of the time that the operation takes.
+_RETRY_AFTER = Rule(Level.SHOULD, f"{SUITE}: a refusal states when to retry, within {LONGEST_WAIT} s")
+_RECORDED = Rule(Level.MUST, f"{SUITE}: retries end with a result")
+#: When a duplicate of a running request is sent, as fractions of the operation's duration.
 _LATE = (0.25, 0.5, 0.75, 0.9)
 
 
@@ -51,7 +51,7 @@ def _replay_is_marked(trial: Trial) -> str:
 
 def _echo(trial: Trial) -> str:
     if not trial.profile.echoed:
-        raise NotJudgedError("the profile doesn't ask for it")
+        raise NotJudgedError("the profile doesn't require it")
     operation = trial.operation()
     for answer in (operation.first(), operation.send()):
         if (seen := answer.field(trial.profile.header)) != operation.key:
@@ -60,7 +60,7 @@ def _echo(trial: Trial) -> str:
 
 
 def all_answers(answers: list[Answer | Exception]) -> list[Answer]:
-    """:raises NotJudgedError: a request has none."""
+    """:raises ViolationError: a request has no answer."""
     found = [answer for answer in answers if isinstance(answer, Answer)]
     if len(found) < len(answers):
         error = next(answer for answer in answers if isinstance(answer, Exception))
@@ -69,7 +69,7 @@ def all_answers(answers: list[Answer | Exception]) -> list[Answer]:
 
 
 def _together(operation: Operation, count: int) -> list[Answer]:
-    """The answers to duplicates that were sent at once.
+    """Send duplicates at once and return their answers.
 
     :raises NotJudgedError: one was answered before the last was sent.
     """
@@ -80,7 +80,7 @@ def _together(operation: Operation, count: int) -> list[Answer]:
 
 
 def _require_one_result(trial: Trial, operation: Operation, answers: list[Answer]) -> str:
-    """Of duplicates that were sent while the first request ran."""
+    """Check the answers to duplicates that were sent while the first request ran."""
     last = trial.require_settled(operation)
     trial.require_effects(operation, 1)
     waiting = [answer for answer in answers if answer.status == trial.profile.in_progress.status]
@@ -117,7 +117,7 @@ def _late_duplicates(trial: Trial) -> str:
 
 
 def _refused_in_progress(trial: Trial) -> list[Answer]:
-    """Of two duplicates at once, the one that was refused. None if it has waited for the result instead."""
+    """Send two duplicates at once and return the refused ones. Empty if the second waited for the result."""
     answers = _together(trial.operation(), 2)
     if not any(trial.profile.is_result(answer) for answer in answers):
         raise NotJudgedError(f"neither of two duplicates succeeded: {answers[0]}")
@@ -149,7 +149,7 @@ def _retry_after(trial: Trial) -> str:
 def _is_repeated(trial: Trial, body: str, operation: Operation, first: Answer, retry: Answer) -> bool:
     """Whether the retry got the recorded answer.
 
-    :raises NotJudgedError: one can't tell.
+    :raises NotJudgedError: a replay can't be distinguished from an execution.
     """
     marker = trial.profile.marker
     if marker is not None and retry.field(marker[0]) is not None:
@@ -177,7 +177,7 @@ def _error(option: str, statuses: range, expected: Expected, trial: Trial) -> st
     if retry.status not in statuses and not trial.profile.is_result(retry):
         raise ViolationError(f"the first answer was {first}, and the retry's was {retry}")
     if expected is Expected.UNSPECIFIED:
-        return f"{first.status}, then {retry.status}; the profile doesn't say whether it is recorded"
+        return f"{first.status}, then {retry.status}; the profile doesn't specify whether it is recorded"
     is_repeated = _is_repeated(trial, body, operation, first, retry)
     if expected is Expected.FRESH:
         if is_repeated:
@@ -203,13 +203,13 @@ def _late_effects(trial: Trial) -> str:
         raise NotJudgedError("the run began without a count")
     late = trial.target.effects() - trial.began_with - trial.seen_effects
     if late:
-        raise HarmError(f"{late} effects came after the case of their request was over")
-    return f"{trial.seen_effects} effects, each seen in its case"
+        raise HarmError(f"{late} effects occurred after the case of their request was over")
+    return f"{trial.seen_effects} effects, each counted in its case"
 
 
 def retry_cases(trial: Trial) -> list[Case]:
     """The cases of this module. Some depend on the profile or on the command line."""
-    concurrent = "Duplicates that arrive at once have one effect, and each gets its result or has to wait."
+    concurrent = "Duplicates that arrive at once have one effect, and each gets the result or has to wait."
     profile = trial.profile
     errors = {
         "client-error": ("A 4xx is recorded as declared.", "refused_body", range(400, 500), profile.client_error),
@@ -220,15 +220,15 @@ def retry_cases(trial: Trial) -> list[Case]:
     return [
         Case("sequential", "Retries of a completed operation have no effect.", PROMISE, _sequential),
         Case("replay-is-equal", "A retry gets the first status, headers and body.", PROMISE, _replay_is_equal),
-        Case("replay-is-marked", "A client can tell a replay from an execution.", PROMISE, _replay_is_marked),
+        Case("replay-is-marked", "A client can distinguish a replay from an execution.", PROMISE, _replay_is_marked),
         Case("echo", "Each answer repeats the key.", PROMISE, _echo),
         *(
             Case(f"concurrent-{count}", concurrent, PROMISE, partial(_concurrent, count))
             for count in trial.target.duplicates
         ),
-        Case("late-duplicates", "Duplicates that arrive late in a run have no effect.", PROMISE, _late_duplicates),
-        Case("in-progress", "A duplicate waits, or learns that the first request runs.", PROMISE, _in_progress),
-        Case("retry-after", "The refusal of a running duplicate says when to retry.", _RETRY_AFTER, _retry_after),
+        Case("late-duplicates", "Late duplicates of a running request have no effect.", PROMISE, _late_duplicates),
+        Case("in-progress", "A duplicate waits, or is refused while the first request runs.", PROMISE, _in_progress),
+        Case("retry-after", "The refusal of a duplicate states when to retry.", _RETRY_AFTER, _retry_after),
         *(
             Case(name, proves, _RECORDED, partial(_error, option, statuses, expected))
             for name, (proves, option, statuses, expected) in errors.items()
@@ -240,5 +240,5 @@ def closing_cases() -> list[Case]:
     """The cases that come last, because they judge the whole run."""
     return [
         Case("remembered", "A key is remembered while many others are used.", PROMISE, _remembered),
-        Case("late-effects", "No effect comes after its request was judged.", PROMISE, _late_effects),
+        Case("late-effects", "No effect occurs after its request was judged.", PROMISE, _late_effects),
     ]

@@ -1,4 +1,4 @@
-"""The cases in which a client's connection ends early, or delivers the request in pieces."""
+"""Cases in which the client's connection ends early, or delivers the request in pieces."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .profiles import PROMISE
 from .target import NotJudgedError, Operation
 from .wire import Answer
 
-#: For how many seconds an answer would be too early.
+#: How long to wait for a premature answer after each piece, in seconds.
 EARLY = 0.05
 
 
 def _half_close(trial: Trial, data: bytes, operation: Operation) -> Answer | Exception:
-    """Send so much, say that nothing more follows, and wait for what the server makes of it."""
+    """Send ``data``, close the sending direction, and return the server's answer."""
     if trial.target.url.startswith("https:"):
         raise NotJudgedError("a TLS connection can't be closed in one direction")
     with operation.connect() as connection:
@@ -29,10 +29,10 @@ def _cut_before_the_end(trial: Trial) -> str:
     request = operation.request()
     answer = _half_close(trial, (request.head + request.body)[:-1], operation)
     if operation.effects() or (isinstance(answer, Answer) and answer.succeeded):
-        raise HarmError(f"half a request was taken for a whole one: {answer}")
+        raise HarmError(f"an incomplete request was taken for a whole one: {answer}")
     trial.require_settled(operation)
     trial.require_effects(operation, 1)
-    return "1 effect, of the retry"
+    return "1 effect, from the retry"
 
 
 def _cut_after_the_end(trial: Trial) -> str:
@@ -52,7 +52,7 @@ def _half_closed(trial: Trial) -> str:
     if isinstance(answer, Answer):
         return _answered_once(trial, operation, answer)
     trial.require_one_effect(operation, trial.require_settled(operation))
-    return "1 effect; the server gave up the connection"
+    return "1 effect; the server dropped the connection"
 
 
 def _in_pieces(trial: Trial) -> str:
@@ -79,8 +79,8 @@ def _answered_once(trial: Trial, operation: Operation, answer: Answer | Exceptio
 def connection_cases() -> list[Case]:
     """The cases of this module."""
     return [
-        Case("cut-before-the-end", "Half a request has no effect, its retry has one.", PROMISE, _cut_before_the_end),
+        Case("cut-before-the-end", "A truncated request has no effect; its retry does.", PROMISE, _cut_before_the_end),
         Case("cut-after-the-end", "A client that didn't read the answer retries safely.", PROMISE, _cut_after_the_end),
-        Case("half-closed", "A client that closes its direction causes no second effect.", PROMISE, _half_closed),
+        Case("half-closed", "A half-closed connection causes no second effect.", PROMISE, _half_closed),
         Case("in-pieces", "A request that arrives in pieces is one request.", PROMISE, _in_pieces),
     ]

@@ -1,4 +1,4 @@
-"""The cases that strike the server, by commands of the person who runs the suite, and the one that waits for expiry."""
+"""Cases that kill or freeze the server by the operator's commands, and the case that waits for expiry."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from .profiles import PROMISE, SUITE, Level, Rule
 from .target import NotJudgedError, Operation
 from .wire import Answer, Connection
 
-#: More than the difference between two clocks, in seconds.
+#: An upper bound for the difference between two clocks, in seconds.
 MARGIN = 0.5
-#: The retention in which an early end is looked for ends so soon before the documented one, or in this part of it.
+#: A record must still exist after this fraction of the retention, or ``MARGIN`` before its end if that is later.
 ALMOST = 0.75
-#: How often the counter is read until it shows the effect after which the server is killed, in seconds.
+#: Seconds between two readings of the counter, until it shows the effect after which the server is killed.
 POLL = 0.005
-#: How often a kill is tried that must meet a running request.
+#: How many attempts a kill has to hit a running request.
 TRIES = 3
-#: When the server is killed, in parts of the time that the operation takes.
+#: When the server is killed, as fractions of the operation's duration.
 MOMENTS = {"early": 0.1, "while-it-runs": 1 / 3, "late": 0.8}
 _RETENTION = Rule(Level.MUST, f"{SUITE}: the retention is as documented")
 
 
 class _MissedError(NotJudgedError):
-    """The request was answered before it was struck."""
+    """The request was answered before the server was killed or frozen."""
 
 
 @contextmanager
 def _running(trial: Trial, operation: Operation, part: float) -> Iterator[Connection]:
-    """Send the request, and wait for a part of the time that another operation took.
+    """Send the request, and wait for a fraction of the time that another operation took.
 
-    :raises _MissedError: it was answered too soon, so that nothing can strike it while it runs.
+    :raises _MissedError: it was answered before that.
     """
     takes = trial.seconds_of_an_operation()
     operation.start_counting()
@@ -59,9 +59,9 @@ def _results(trial: Trial, *answers: Answer | Exception | None) -> list[Answer]:
 
 
 def _recovered(trial: Trial, operation: Operation, results: list[Answer]) -> str:
-    """After a crash, retries end with the result that the client already has, or with one that is replayed.
+    """Check that retries after a crash end with the result that the client already has, or with one that is replayed.
 
-    If the server documents that it can't know whether the operation ran, they may end with that.
+    They may also end with the ``unknown`` status, if the server documents it.
     """
     settled = operation.settle()
     if settled is not None and trial.profile.is_unknown(settled) and not results:
@@ -132,7 +132,7 @@ def _frozen(trial: Trial) -> str:
 
 def _expiry(trial: Trial) -> str:
     if (ttl := trial.target.ttl) is None:
-        raise NotJudgedError("it takes as long as the retention; --ttl SECONDS says how long that is")
+        raise NotJudgedError("it takes as long as the retention; set --ttl SECONDS")
     almost = max(ttl * ALMOST, ttl - MARGIN)
     kept, expired = trial.operation(), trial.operation()
     sent = time.monotonic()
@@ -142,26 +142,26 @@ def _expiry(trial: Trial) -> str:
     if answered > sent + almost:
         raise NotJudgedError("the retention is shorter than the operation takes")
     # The clock of another server can't be moved from here.
-    time.sleep(sent + almost - answered)  # only the server knows when its record expires
+    time.sleep(sent + almost - answered)  # nothing reports when the server's record expires
     trial.require_replay(kept.send(), first)
     time.sleep(max(0.0, answered + ttl + MARGIN - time.monotonic()))  # as above
     new = trial.operation(key=expired.key, unique=expired.unique)
     answer = new.send()
     if not trial.profile.is_result(answer):
-        raise HarmError(f"after its retention, the key got {answer}")
+        raise HarmError(f"after the retention, the key got {answer}")
     return f"kept for {almost:g} s, and new after {ttl:g} s"
 
 
 def crash_cases() -> list[Case]:
-    """The cases of this module. Each is reported, also if it lacks its command."""
-    doubles_nothing = "A crash doubles nothing and blocks nothing."
+    """The cases of this module. A case without its command is reported as not judged."""
+    doubles_nothing = "A crash repeats no effect and blocks no retry."
     return [
-        Case("expiry", "A key is kept for its retention, and is new after it.", _RETENTION, _expiry),
+        Case("expiry", "A key is kept for its retention, and is new afterwards.", _RETENTION, _expiry),
         Case("restarted", "A result survives a crash once a client has it.", PROMISE, _restarted),
         *(
             Case(f"killed-{moment}", doubles_nothing, PROMISE, partial(_killed, part))
             for moment, part in MOMENTS.items()
         ),
         Case("killed-after-the-effect", doubles_nothing, PROMISE, _killed_after_the_effect),
-        Case("frozen-while-it-runs", "A process that comes back late doubles nothing.", PROMISE, _frozen),
+        Case("frozen-while-it-runs", "A process that resumes late repeats no effect.", PROMISE, _frozen),
     ]

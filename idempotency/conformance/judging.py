@@ -1,4 +1,4 @@
-"""How a case is declared and judged, and what is checked after each case, whatever its own rule says."""
+"""How a case is declared and judged, and the audit after each case, which doesn't depend on the case's rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .profiles import PROMISE, Level, Profile, Refusal, Rule
 from .target import NotJudgedError, Operation, Target
 from .wire import WIRE_ERRORS, Answer, Request
 
-#: Header fields that describe the result. Others may differ from one response to the next, such as ``Date``.
+#: Header fields that describe the result. Others, such as ``Date``, may differ between responses.
 DESCRIBING = ("Content-Type", "Content-Language", "Content-Encoding", "Location", "ETag", "Link")
 
 
@@ -26,26 +26,26 @@ class Verdict(Enum):
 
 
 class ViolationError(Exception):
-    """The server breaks the rule of the case. The message says how."""
+    """The server breaks the rule of the case. The message describes how."""
 
 
 class HarmError(ViolationError):
-    """A client is harmed, which is a failure however binding the rule of the case is.
+    """A client is harmed, which is a failure even if the rule of the case is a SHOULD.
 
-    There was a second effect; a success was reported that never was; a result was shown to the wrong request; a retry
-    never ends; or the server broke down where it had to refuse.
+    There was a second effect; a success was reported for an operation that didn't run; a result was shown to the wrong
+    request; retries never end; or the server failed where it had to refuse.
     """
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that a server has to do."""
+    """One requirement for a server."""
 
     name: str
     proves: str
-    #: Unless the profile has one of its own for this case.
+    #: The default, which the profile may override.
     rule: Rule
-    #: Returns what was seen if the server keeps the rule.
+    #: Returns a summary of the observations if the server keeps the rule.
     judge: Callable[[Trial], str]
 
 
@@ -59,21 +59,21 @@ class Result:
 
 
 class Trial:
-    """What the cases share: the server, the profile, and the checks that most of them make."""
+    """State and checks that the cases share: the server and its profile."""
 
     def __init__(self, target: Target, profile: Profile) -> None:
         self.target = target
         self.profile = profile
-        #: Whether two operations are known to have different answers, so that an equal one is that of another.
+        #: Whether each operation is known to have a different answer, so that an equal answer is a leak.
         self.results_differ: bool = False
         self.leaks: Leaks = Leaks()
-        #: The operations of the current case, and how many effects there were before it.
+        #: The operations of the current case, and the number of effects before it.
         self.operations: list[Operation] = []
         self._before: int | None = None
-        #: How many effects there were before the first case, and how many were seen in the cases.
+        #: The number of effects before the first case, and the number counted in the cases.
         self.began_with: int | None = None
         self.seen_effects: int = 0
-        #: The first operation of all.
+        #: The first operation of the run.
         self.oldest: Operation | None = None
 
     def operation(self, body: str | None = None, *, key: str | None = None, unique: str = "") -> Operation:
@@ -83,13 +83,16 @@ class Trial:
         return operation
 
     def counted(self, body: str | None = None) -> Operation:
-        """An operation whose effects are counted from now on."""
+        """A new operation whose effects are counted from now on."""
         operation = self.operation(body)
         operation.start_counting()
         return operation
 
     def option(self, name: str) -> str:
-        """An optional part of the target, such as ``other_body``."""
+        """An optional attribute of the target, such as ``other_body``.
+
+        :raises NotJudgedError: it was not given.
+        """
         value: str | None = getattr(self.target, name)
         if value is None:
             raise NotJudgedError(f"this case needs --{name.replace('_', '-')}")
@@ -104,7 +107,7 @@ class Trial:
             raise (HarmError if effects > expected else ViolationError)(f"{effects} effects instead of {expected}")
 
     def require_replay(self, replay: Answer, first: Answer) -> None:
-        """Both answers have the same status, body, byte for byte, and header fields that describe the result."""
+        """Require the same status, the same bytes as body, and the same header fields in ``DESCRIBING``."""
         if replay.status != first.status:
             raise ViolationError(f"the first answer was {first}, and the retry's was {replay}")
         if replay.body != first.body:
@@ -126,21 +129,18 @@ class Trial:
         return self.require_result(operation.settle())
 
     def require_result(self, last: Answer | None) -> Answer:
-        """Retries that ended with this answer ended with a result."""
+        """Require that the last answer to retries is a result."""
         if last is None or not self.profile.is_result(last):
             raise HarmError(f"retries for {self.target.patience:g} s ended with {last or 'no answer'}")
         return last
 
     def require_one_effect(self, operation: Operation, settled: Answer, first: Answer | None = None) -> None:
-        """The result with which retries ended is the first answer, or is replayed if there was none.
-
-        There was one effect.
-        """
+        """Require one effect, and that ``settled`` equals the first answer or, without one, is replayed."""
         self.require_replay(settled if first else operation.send(), first or settled)
         self.require_effects(operation, 1)
 
     def seconds_of_an_operation(self) -> float:
-        """How long an operation takes now. The first one after a restart doesn't count."""
+        """Measure an operation. An operation before it is not measured, because a restart may slow it down."""
         self.operation().first()
         started = time.monotonic()
         self.operation().first()
@@ -152,9 +152,9 @@ class Trial:
         self._before = self.target.effects() if self.target.is_counted else None
 
     def audit(self) -> None:
-        """Check, at the end of a case, what holds whatever its rule and its verdict say.
+        """Check, at the end of each case, the promises that don't depend on its rule and verdict.
 
-        :raises HarmError: it doesn't hold.
+        :raises HarmError: one is broken.
         """
         sent = [(operation, request) for operation in self.operations for request in operation.answers]
         succeeded = [(operation, request) for operation in self.operations for request in operation.results()]
@@ -173,7 +173,7 @@ class Trial:
             self.leaks.learn(operation.results()[request][0])
 
     def _require_no_leak(self, result: Answer, answer: Answer, receiver: Operation, request: Request) -> None:
-        """Nothing of a result is in an answer to another request."""
+        """Require that an answer to another request discloses nothing of a result."""
         if not receiver.profile.is_result(answer):
             if shown := self.leaks.shown(result, answer, request):
                 raise HarmError(f"a refusal shows {shown} of another request's result: {answer}")
@@ -202,13 +202,13 @@ def judge(case: Case, trial: Trial) -> Result:
         trial.begin()
         return case.judge(trial)
 
-    seen = _verdict(run, rule)
+    judged = _verdict(run, rule)
     audited = _verdict(trial.audit, PROMISE)
     if audited[0] is Verdict.NOT_JUDGED:
-        trial.began_with = None  # late effects may have come in this case
-    if Verdict.FAILED is seen[0] is audited[0]:
-        seen = (*seen[:2], f"{seen[2]}; {audited[2]}")
-    # An audit that finds a harm, or that can't be made, is worse than what it comes after.
+        trial.began_with = None  # effects of this case may be missing from the count
+    if Verdict.FAILED is judged[0] is audited[0]:
+        judged = (*judged[:2], f"{judged[2]}; {audited[2]}")
+    # Harm found by the audit, or an audit that could not be made, overrides a better verdict of the case.
     weight = [Verdict.PASSED, Verdict.NOT_JUDGED, Verdict.DEVIATES, Verdict.FAILED]
-    worst = max(seen, audited, key=lambda judged: weight.index(judged[0]))
+    worst = max(judged, audited, key=lambda found: weight.index(found[0]))
     return Result(case, worst[1], worst[0], worst[2], time.monotonic() - started)

@@ -1,4 +1,4 @@
-"""Whether an answer shows what belongs to the result of another request."""
+"""Detects that an answer discloses part of another request's result."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 from .wire import Answer, Request
 
-#: A text that is shorter may appear anywhere by chance.
+#: A shorter text may appear anywhere by chance.
 TELLING = 8
-#: A number so near to the current time, in seconds, is taken for a time.
+#: A number this close to the current Unix time, in seconds, is taken for a time.
 DAY = 86400.0
 _TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d")
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
-    """Each member of a document with a plain value, at any depth, also of JSON within JSON."""
+    """Yield each member with a scalar value, at any depth, including JSON inside strings."""
     if isinstance(value, list):
         for item in value:
             yield from _pairs(item)
@@ -39,7 +39,7 @@ def _parsed(text: str | bytes) -> Any:
 
 
 def _is_telling(value: Any) -> bool:
-    """Whether a value is neither a time nor a truth, which different results may have in common."""
+    """Whether a value may identify a result. Times, booleans and null don't: unrelated results may share them."""
     if isinstance(value, str):
         return not _TIME.search(value)
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value - time.time()) > DAY
@@ -50,7 +50,7 @@ def _members(body: bytes) -> set[tuple[str, str]]:
 
 
 def _traces(answer: Answer) -> set[tuple[str, str]]:
-    """What a result could be known by."""
+    """The (name, value) pairs by which a result could be recognised."""
     found = {("Location", answer.field("Location") or "")}
     if isinstance(_parsed(answer.body), list | dict):
         return found | _members(answer.body)
@@ -58,7 +58,7 @@ def _traces(answer: Answer) -> set[tuple[str, str]]:
 
 
 class Leaks:
-    """It learns from results what most of them have, such as a status, so that this tells nothing."""
+    """Compares answers with results. Learns which values several results share, because these identify none."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[str, str]] = set()
@@ -70,9 +70,12 @@ class Leaks:
         self._seen |= traces
 
     def shown(self, result: Answer, answer: Answer, request: Request) -> str | None:
-        """What of the result is in the answer to another request, whose sender may know what is in it."""
+        """The part of the result that the answer to another ``request`` discloses, or None.
+
+        Values that ``request`` itself contains don't count, because its sender knows them.
+        """
         members = _members(answer.body)
-        # Escapes are undone, because a body may hold JSON in JSON.
+        # Parsed values too, because a body may hold JSON in JSON, where values are escaped.
         texts = [value for _, value in (*answer.fields, *members)]
         text = "\n".join([answer.body.decode(errors="replace"), *texts])
         sent = (request.head + request.body).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What has to work before anything can be judged: two operations, an effect each, and a counter that shows it."""
+"""Preconditions of a run: two operations succeed, and the counter shows one effect for each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .wire import WIRE_ERRORS, Answer, exchange, exchange_together
 
 
 class UnjudgeableError(Exception):
-    """Nothing can be judged. The message is a sentence that says what to change."""
+    """Nothing can be judged. The message is a sentence that describes the cause."""
 
 
 def _succeed(operation: Operation) -> Answer:
@@ -22,7 +22,7 @@ def _succeed(operation: Operation) -> Answer:
         raise UnjudgeableError(f"{operation.target.url} doesn't answer: {error!r}.") from error
     if not answer.succeeded:
         raise UnjudgeableError(
-            f"The operation answered {answer} in place of a success: see --url, --body, --header and --declare."
+            f"The operation answered {answer}, which is not a success. Check --url, --body, --header and --declare."
         )
     operation.note(answer, request)
     return answer
@@ -36,13 +36,16 @@ def _read(target: Target) -> list[int]:
 
 
 def _index(readings: list[list[int]]) -> int:
-    """Which number counts effects: it was read twice, and once more after each of two operations."""
+    """The index of the number that counts effects.
+
+    :param readings: two readings before the first operation, and one after each of two operations.
+    """
     columns = list(zip(*readings, strict=False))
     found = [i for i, (idle, first, *more) in enumerate(columns) if (first - idle, *more) == (0, first + 1, first + 2)]
     if not found:
         seen = ", ".join(str(reading[0] if len(reading) == 1 else reading) for reading in readings[1:])
         raise UnjudgeableError(
-            f"The counter must show one more effect after each operation, but before and after two it showed {seen}."
+            f"The counter must grow by one with each operation, but before and after two operations it showed {seen}."
         )
     if len({columns[i] for i in found}) > 1:
         raise UnjudgeableError(f"The counter shows several numbers that grow by one: {readings[-1]}.")
@@ -50,9 +53,9 @@ def _index(readings: list[list[int]]) -> int:
 
 
 def _do_results_differ(target: Target, profile: Profile) -> bool:
-    """Whether two operations have different answers, besides what these repeat of their requests.
+    """Whether two operations have different answers, apart from values that they echo from their requests.
 
-    They run at once, so a timestamp alone makes no difference.
+    They run at once, so that a timestamp alone is unlikely to make a difference.
     """
     operations = [Operation(target, profile) for _ in range(2)]
     answers, _ = exchange_together([operation.request() for operation in operations], target.timeout)

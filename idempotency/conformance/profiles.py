@@ -1,4 +1,4 @@
-"""What each profile asks of a server. Everything that a case expects stands in this table."""
+"""The requirements of each profile. Every expectation of a case is defined here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .wire import Answer
 
 
 class Level(Enum):
-    """How binding a rule is. A server that doesn't keep a MUST fails. One that doesn't keep a SHOULD deviates."""
+    """How binding a rule is. A server that breaks a MUST fails. A server that breaks a SHOULD deviates."""
 
     MUST = "MUST"
     SHOULD = "SHOULD"
@@ -20,31 +20,31 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """Where it stands that a server has to do this."""
+    """The source of a requirement."""
 
     level: Level
     source: str
 
 
 class Expected(Enum):
-    """What becomes of a request, where profiles differ."""
+    """The expected treatment of a request, where profiles differ."""
 
     #: The first answer is recorded, and a retry gets it.
     REPLAYED = "replayed"
-    #: It runs as a request of its own.
+    #: It runs as a new request.
     FRESH = "fresh"
     #: It is refused, and has no effect.
     REFUSED = "refused"
-    #: The profile doesn't say.
+    #: The profile doesn't specify it.
     UNSPECIFIED = "unspecified"
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """How the server says no."""
+    """An expected error response."""
 
     status: int
-    #: The machine-readable reason. None: any.
+    #: The machine-readable reason. None accepts any.
     code: str | None = None
 
 
@@ -53,23 +53,23 @@ class KeyForm:
     """A form of the key on the wire."""
 
     name: str
-    #: Each is a header field of its own. ``{key}`` is where a fresh key goes.
+    #: One header field each. ``{key}`` is replaced by a fresh key.
     values: tuple[bytes, ...]
     #: None: the server may accept or refuse it.
     is_valid: bool | None
     rule: Rule
-    #: How many characters the key has.
+    #: The length of the key, in characters.
     length: int = 36
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One contract between clients and servers."""
+    """A contract between clients and servers."""
 
     name: str
     document: str
     header: str = "Idempotency-Key"
-    #: Whether keys are sent as a string of RFC 8941, in double quotes.
+    #: Whether keys are sent as RFC 8941 strings, in double quotes.
     quoted: bool
     #: The header field that only a replay has, and its value.
     marker: tuple[str, str] | None
@@ -78,9 +78,9 @@ class Profile:
     missing: Refusal | None
     reused: Refusal
     in_progress: Refusal
-    #: The status that ends retries after a crash if the server can't know whether the operation ran. None: it knows.
+    #: The status that ends retries after a crash if the server can't know whether the operation ran. None if it can.
     unknown: int | None = None
-    #: Returns what is wrong with the form of a refusal, or None.
+    #: Returns a description of the mistake in the form of a refusal, or None.
     complaint: Callable[[Answer, Refusal], str | None]
     client_error: Expected = Expected.REPLAYED
     server_error: Expected
@@ -90,7 +90,7 @@ class Profile:
     #: The same JSON with its members in another order.
     reordered: Expected = Expected.UNSPECIFIED
     keys: tuple[KeyForm, ...]
-    #: By the name of a case. A case without an entry here has its own rule.
+    #: The rules by the names of cases. A case without an entry has its default rule.
     rules: Mapping[str, Rule] = field(default_factory=dict)
 
     def is_result(self, answer: Answer) -> bool:
@@ -98,7 +98,7 @@ class Profile:
         return answer.succeeded and answer.status != self.in_progress.status
 
     def is_unknown(self, answer: Answer) -> bool:
-        """Whether an operator has to find out what became of the operation. There is nothing to wait for."""
+        """Whether the outcome is unknown until an operator decides. Without Retry-After, retries should end."""
         return answer.status == self.unknown and answer.field("Retry-After") is None
 
 
@@ -119,7 +119,7 @@ def _json_object(answer: Answer) -> dict[str, Any]:
 
 
 def _problem_complaint(answer: Answer, refusal: Refusal) -> str | None:
-    """The form of RFC 9457, as the draft's examples have it, or a ``Link`` to the documentation."""
+    """Require an RFC 9457 problem, as in the draft's examples, or a ``Link`` to the documentation."""
     if "describedby" in (answer.field("Link") or ""):
         return None
     if (answer.field("Content-Type") or "").partition(";")[0].strip() != "application/problem+json":
@@ -156,7 +156,7 @@ def _no_complaint(answer: Answer, refusal: Refusal) -> str | None:
     return None
 
 
-#: What holds whatever the profile.
+#: The source of the rules that every profile shares.
 SUITE = "this suite's promise"
 PROMISE = _must(f"{SUITE}: one operation, at most one effect, and its own result")
 
@@ -164,7 +164,7 @@ _KEY = b"{key}"
 _SENDABLE = _must(f"{SUITE}: a client's malformed key doesn't break the server")
 _STRING = _should("draft section 2.1: an Item of RFC 8941, which is a String")
 
-#: What no client may send. The server may refuse it or read something else, but the promise still holds.
+#: Keys that HTTP forbids. The server may refuse or misread them, but must keep the promise.
 _UNSENDABLE = (
     KeyForm("NUL", (b"a\x00" + _KEY,), None, _SENDABLE),
     KeyForm("line feed", (b"a\n" + _KEY,), None, _SENDABLE),
@@ -288,7 +288,7 @@ ACP = Profile(
 PROFILES = {profile.name: profile for profile in (IETF, STRIPE, ACP)}
 
 _DECLARED = _must(f"{SUITE}: as the server documents")
-#: The forms of the key where a server declares keys without quotes.
+#: The forms of the key for a server that declares keys without quotes.
 _BARE = (
     KeyForm("bare", (_KEY,), True, _DECLARED),
     KeyForm("empty", (b"",), False, _DECLARED),
@@ -297,7 +297,7 @@ _BARE = (
 )
 
 
-#: The names that ``declare`` knows.
+#: The names that ``declare`` accepts.
 DECLARABLE = (
     *("header", "marker", "quoted", "missing", "reused", "in-progress", "unknown", "errors"),
     *("client-error", "server-error", "throttled", "unavailable", "other-path"),
@@ -305,14 +305,14 @@ DECLARABLE = (
 
 
 def declare(profile: Profile, declaration: str) -> Profile:
-    """Change what a profile expects to what the server's own documentation says.
+    """Return the profile with one expectation changed to the server's documented behaviour.
 
     :param declaration: ``name=value``. Names: ``header`` and ``marker`` (names of header fields), ``quoted`` (yes or
         no), ``missing``, ``reused`` and ``in-progress`` (a status; ``missing=none``: keys are optional), ``unknown``
         (the status that ends retries if the server can't know whether an operation ran before a crash), ``errors=any``
-        (refusals have no particular form), ``client-error``, ``server-error``, ``throttled``, ``unavailable`` and
+        (refusals may have any form), ``client-error``, ``server-error``, ``throttled``, ``unavailable`` and
         ``other-path`` (an ``Expected``).
-    :raises ValueError: there is no such name, or the value is none for it.
+    :raises ValueError: the name is unknown, or the value is invalid for it.
     """
     name, _, value = declaration.partition("=")
     changes: dict[str, Any] = {}
@@ -335,5 +335,5 @@ def declare(profile: Profile, declaration: str) -> Profile:
     elif name in ("client-error", "server-error", "throttled", "unavailable", "other-path"):
         changes[name.replace("-", "_")] = Expected(value)
     else:
-        raise ValueError(f"{declaration!r} declares nothing")
+        raise ValueError(f"{declaration!r} is not a valid declaration")
     return replace(profile, **changes)

@@ -1,4 +1,4 @@
-"""What a run reports: as text, as JUnit's XML, and as a page that needs no other file."""
+"""The report of a run, as text, as JUnit XML, and as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from html import escape
 from .judging import Result, Verdict
 from .profiles import Profile
 
-#: What an operator reads first.
+#: The order on the page: verdicts that need attention first.
 ORDER = (Verdict.FAILED, Verdict.DEVIATES, Verdict.NOT_JUDGED, Verdict.PASSED)
 #: Options whose values may hold a secret.
 _SECRET = ("--header", "--other-account")
@@ -48,12 +48,12 @@ def printable(arguments: Sequence[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A run of the suite."""
+    """The results of a run, with its circumstances."""
 
     results: Sequence[Result]
     profile: Profile
     url: str
-    #: What the server documents otherwise than the profile.
+    #: The ``--declare`` options.
     declared: Sequence[str]
     #: How effects were counted.
     counted: str
@@ -65,19 +65,19 @@ class Report:
         return any(result.verdict is Verdict.FAILED for result in self.results)
 
     def facts(self) -> Iterator[tuple[str, str]]:
-        """What has to be known to understand, or to repeat, the run."""
+        """The circumstances needed to understand or repeat the run, as names and values."""
         yield "server", self.url
         yield "profile", f"{self.profile.name}, {self.profile.document}"
         yield "declared", ", ".join(self.declared) or "nothing"
         yield "effects", self.counted
         yield "began", f"{self.began:%Y-%m-%d %H:%M:%S} UTC"
-        # The package is imported, because this module is in it. A checkout has no metadata.
+        # From the package, which is imported with this module: a checkout has no metadata.
         version = sys.modules[__name__.partition(".")[0]].__version__
         yield "judged by", f"django-idempotency {version}, Python {sys.version.partition(' ')[0]}"
         yield "command", self.command
 
     def summary(self) -> str:
-        """The closing line. A run that judged nothing says so."""
+        """The closing line, for example ``checked 4: 3 passed, 1 deviates, 0 failed, 2 not judged``."""
         counts = Counter(result.verdict for result in self.results)
         checked = len(self.results) - counts[Verdict.NOT_JUDGED]
         return f"checked {checked}: {', '.join(f'{counts[verdict]} {verdict.value}' for verdict in Verdict)}"
@@ -91,7 +91,7 @@ class Report:
         return "\n".join([*lines, "", self.summary(), ""])
 
     def as_junit(self) -> str:
-        """A deviation is neither a failure, because no rule forbids it, nor a pass: it is skipped, with its reason."""
+        """The report as JUnit XML. JUnit has no deviations: they are reported as skipped, with the reason."""
         counts = Counter(result.verdict for result in self.results)
         numbers = {
             "tests": len(self.results),
@@ -140,5 +140,5 @@ class Report:
 
 
 def _printable(text: str) -> str:
-    """XML has no place for control characters."""
+    """Replace control characters, which XML can't represent."""
     return "".join(character if character.isprintable() else " " for character in text)

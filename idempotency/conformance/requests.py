@@ -1,4 +1,4 @@
-"""The cases in which a key, or one like it, comes with another request, and those of the key's form."""
+"""Cases in which a key, or a similar one, is sent with another request, and cases about the key's form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .profiles import PROMISE, Expected, KeyForm
 from .target import NotJudgedError, Operation, new_key
 from .wire import Answer
 
-#: A server may answer so to a method that it doesn't have.
+#: The only acceptable 5xx for a method that the server doesn't have.
 NOT_IMPLEMENTED = 501
 
 
@@ -47,7 +47,7 @@ def _other_payload_in_flight(trial: Trial) -> str:
 
 def _reordered_payload(trial: Trial) -> str:
     if trial.profile.reordered is not Expected.REPLAYED:
-        raise NotJudgedError("the profile doesn't say whether the order of members matters")
+        raise NotJudgedError("the profile doesn't specify whether the order of members matters")
     operation = trial.counted()
     try:
         members = json.loads(operation.body)
@@ -125,7 +125,7 @@ def _other_method(method: str, trial: Trial) -> str:
     control = Operation(trial.target, trial.profile)
     control.start_counting()
     if trial.profile.is_result(control.send(control.request(method=method))) and not control.effects():
-        raise NotJudgedError(f"{method} succeeds without an effect, so that it is another operation")
+        raise NotJudgedError(f"{method} succeeds without an effect, so it is another operation")
     trial.operations.append(control)
     operation = trial.counted()
     operation.first()
@@ -134,7 +134,7 @@ def _other_method(method: str, trial: Trial) -> str:
 
 def _similar_keys(odd: str, plain: str, trial: Trial) -> str:
     """
-    :param odd: a key that the server may refuse for its form. ``{key}`` in both is where a fresh one goes.
+    :param odd: a key that the server may refuse for its form. ``{key}`` in both is replaced by a fresh key.
     """
     for first, second in ((odd, plain), (plain, odd)):
         fresh = uuid4().hex
@@ -176,7 +176,7 @@ def _key_form(form: KeyForm, trial: Trial) -> str:
     if isinstance(answer, Answer) and trial.profile.is_result(answer) and form.is_valid is not False:
         trial.require_replay(operation.send(request), answer)
         trial.require_effects(operation, 1)
-        return "accepted, and honoured"
+        return "accepted and honoured"
     if isinstance(answer, Answer) and answer.status >= 500:
         raise HarmError(f"expected it to be {'accepted' if form.is_valid else 'refused'}, got {answer}")
     if form.is_valid or (isinstance(answer, Answer) and trial.profile.is_result(answer)):
@@ -185,7 +185,7 @@ def _key_form(form: KeyForm, trial: Trial) -> str:
     return f"refused: {answer}"
 
 
-#: The names of pairs of keys, with both keys. The first of a pair is one that a server may refuse for its form.
+#: Pairs of similar keys by name. A server may refuse the first of a pair for its form.
 _SIMILAR = {
     "the first character": ("a{key}", "b{key}"),
     "case": ("K-{key}-ABC", "K-{key}-abc"),
@@ -202,15 +202,15 @@ _SIMILAR = {
 
 def request_cases(trial: Trial) -> list[Case]:
     """The cases of this module. Some depend on the profile."""
-    alone = "A key never gets the result of another request, and nothing of it."
-    similar = "Keys that differ little are different keys."
+    alone = "A key never discloses the result of another request, or part of it."
+    similar = "Similar keys are different keys."
     return [
         Case("other-payload", "A key can't be used for another request.", PROMISE, _other_payload),
-        Case("other-payload-in-flight", "Nor while the first one runs.", PROMISE, _other_payload_in_flight),
+        Case("other-payload-in-flight", "The same, while the first one runs.", PROMISE, _other_payload_in_flight),
         Case("reordered-payload", "The same JSON in another order is a retry.", PROMISE, _reordered_payload),
-        Case("other-account", "Two accounts can use one key without meeting.", PROMISE, _other_account),
-        Case("other-account-in-flight", "Nor while one of them waits.", PROMISE, _other_account_in_flight),
-        Case("no-credentials", "Without credentials, a key shows nothing.", PROMISE, _no_credentials),
+        Case("other-account", "Two accounts can use the same key independently.", PROMISE, _other_account),
+        Case("other-account-in-flight", "The same, at the same time.", PROMISE, _other_account_in_flight),
+        Case("no-credentials", "Without credentials, a key discloses nothing.", PROMISE, _no_credentials),
         Case("other-path", "A key on another path never gets this path's answer.", PROMISE, _other_path),
         *(
             Case(f"other-method: {method}", alone, PROMISE, partial(_other_method, method))
@@ -231,7 +231,7 @@ def request_cases(trial: Trial) -> list[Case]:
                 partial(_key_form, form),
             )
             for form in trial.profile.keys
-            # Where a key is optional, an empty field may count as none.
+            # Where a key is optional, an empty field may count as a missing key.
             if trial.profile.missing is not None or form.values != (b"",)
         ),
     ]

@@ -13,7 +13,7 @@ from .requests import request_cases
 
 def all_cases(trial: Trial, only: Sequence[str] = ()) -> list[Case]:
     """
-    :param only: names, or how names begin. Empty: all.
+    :param only: names of cases, or prefixes. Empty: all cases.
     """
     cases = [*retry_cases(trial), *request_cases(trial), *connection_cases(), *crash_cases(), *closing_cases()]
     return [case for case in cases if not only or case.name.startswith(tuple(only))]

@@ -1,4 +1,4 @@
-"""The server under test: where it is, what to send to it, and how to count its effects from outside."""
+"""The server under test: its URL, the requests to send, and how to count effects outside the server."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from uuid import uuid4
 from .profiles import Profile
 from .wire import WIRE_ERRORS, Answer, Connection, Request, build, exchange, exchange_together
 
-#: Seconds between two retries, unless the server asks for more; and the most that a retry waits.
+#: Seconds between two retries without a Retry-After, and the longest wait with one.
 PAUSE, LONGEST_PAUSE = 0.05, 1.0
-#: After these statuses a client retries, besides that of a running duplicate.
+#: The statuses after which a client retries, in addition to the profile's ``in_progress``.
 BUSY = (425, 429, 502, 503, 504)
 #: Header fields that identify a caller, unless ``--other-account`` names another one.
 CREDENTIALS = frozenset({"authorization", "cookie", "x-api-key"})
 
 
 class NotJudgedError(Exception):
-    """This case can't be judged. The message says why."""
+    """This case can't be judged. The message gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What the command line says of a server. Bodies may contain ``{unique}``, which is new in each operation."""
+    """The options that describe a server. ``{unique}`` in a body is replaced by a new value for each operation."""
 
     url: str
     method: str = "POST"
@@ -42,12 +42,12 @@ class Target:
     other_url: str | None = None
     #: ``Name: value``, added to each request.
     fields: tuple[str, ...] = ("Content-Type: application/json",)
-    #: What another account sends in place of the field of the same name.
+    #: The field with which another account replaces the field of the same name.
     other_account: str | None = None
-    #: An address or a command that shows how many effects there were, maybe among other numbers.
+    #: A URL or a command that shows the number of effects, possibly among other numbers.
     count_url: str | None = None
     count_command: str | None = None
-    #: Which of these numbers it is.
+    #: The index of that number.
     count_index: int = 0
     #: How many duplicates are sent at once, one case for each number.
     duplicates: tuple[int, ...] = (2, 50, 200)
@@ -55,7 +55,7 @@ class Target:
     ttl: float | None = None
     #: By name: kill, restart, freeze, thaw.
     commands: Mapping[str, str] = field(default_factory=dict)
-    #: How many seconds an answer may take, and how long a client keeps retrying.
+    #: How long to wait for an answer, and how long to keep retrying, in seconds.
     timeout: float = 30.0
     patience: float = 120.0
 
@@ -87,7 +87,7 @@ class Target:
         return numbers
 
     def effects(self) -> int:
-        """How many effects the server has had.
+        """The number of effects so far.
 
         :raises NotJudgedError: as ``counted``.
         """
@@ -105,7 +105,7 @@ class Target:
     def strike(self, name: str) -> None:
         """Run one of the optional commands.
 
-        :raises NotJudgedError: it has failed.
+        :raises NotJudgedError: it failed.
         """
         self._run(self.commands[name])
 
@@ -131,22 +131,22 @@ def new_key(length: int = 36) -> str:
 
 
 class Operation:
-    """One logical operation: a fresh key, a body, and all answers that came under the key."""
+    """One logical operation: a fresh key, a body, and all answers to requests with that key."""
 
     def __init__(
         self, target: Target, profile: Profile, body: str | None = None, *, key: str | None = None, unique: str = ""
     ) -> None:
         """
-        :param body: in place of the target's.
-        :param key: in place of a fresh one.
-        :param unique: in place of a fresh value of ``{unique}``.
+        :param body: the body; by default the target's.
+        :param key: the key; by default a fresh one.
+        :param unique: the value of ``{unique}``; by default a fresh one.
         """
         self.target: Final = target
         self.profile: Final = profile
         self.key: Final = key or new_key()
         self.unique: Final = unique or uuid4().hex
         self.body: bytes = self.fill(target.body if body is None else body)
-        #: What came of each request. Equal requests are one request and its retries.
+        #: The answers to each request. Equal requests are one request and its retries.
         self.answers: dict[Request, list[Answer]] = {}
         self._before = 0
 
@@ -154,7 +154,7 @@ class Operation:
         return body.replace("{unique}", self.unique).encode()
 
     def blank(self, answer: Answer) -> bytes:
-        """The body of an answer without what it repeats of the request."""
+        """The body of an answer without the values that it echoes from the request."""
         return answer.body.replace(self.key.encode(), b"").replace(self.unique.encode(), b"")
 
     def request(
@@ -168,8 +168,8 @@ class Operation:
         is_anonymous: bool = False,
     ) -> Request:
         """
-        :param keys: the values of the key's header field, one for each time that it is sent.
-        :param account: a header field in place of the one of the same name.
+        :param keys: the values of the key's header field, which is sent once for each.
+        :param account: a header field that replaces the field of the same name.
         :param is_anonymous: leave the caller's credentials out.
         """
         if keys is None:
@@ -188,13 +188,13 @@ class Operation:
             self._before = self.target.effects()
 
     def effects(self) -> int:
-        """How many effects there were since ``start_counting``. Without a counter: how many results differ."""
+        """The number of effects since ``start_counting``. Without a counter, the number of different results."""
         if self.target.is_counted:
             return self.target.effects() - self._before
         return len({result.body for results in self.results().values() for result in results})
 
     def results(self) -> dict[Request, list[Answer]]:
-        """The requests that were answered as if they had run, with these answers."""
+        """The requests with the answers that report that the operation ran."""
         found = {
             request: [answer for answer in answers if self.profile.is_result(answer)]
             for request, answers in self.answers.items()
@@ -207,14 +207,14 @@ class Operation:
         return Connection(request, self.target.timeout)
 
     def note(self, answer: Answer | Exception | None, request: Request | None = None) -> None:
-        """Remember that a request was sent, which may have an effect, and what came of it."""
+        """Record that a request was sent, which may have an effect, and its answer."""
         known = self.answers.setdefault(request or self.request(), [])
         if isinstance(answer, Answer):
             known.append(answer)
 
     def send(self, request: Request | None = None, *, retries: Request | None = None) -> Answer:
         """
-        :param retries: the request that this one retries, although it has other bytes.
+        :param retries: the request that this one retries with different bytes.
         :raises NotJudgedError: there is no answer.
         """
         request = request or self.request()
@@ -236,7 +236,7 @@ class Operation:
     def first(self) -> Answer:
         """The answer to the first request.
 
-        :raises NotJudgedError: the operation doesn't succeed, which says nothing about its retries.
+        :raises NotJudgedError: the operation doesn't succeed, so its retries can't be judged.
         """
         answer = self.send()
         if not self.profile.is_result(answer):
@@ -244,9 +244,9 @@ class Operation:
         return answer
 
     def settle(self, also: Collection[int] = BUSY) -> Answer | None:
-        """Retry as a client does, while the server is unreachable or still runs the first request.
+        """Retry like a client while the server is unreachable or still runs the first request.
 
-        :param also: the other statuses after which a client retries.
+        :param also: other statuses after which to retry.
         :returns: the last answer. None if the server didn't answer at all.
         """
         request = self.request()
@@ -266,4 +266,4 @@ class Operation:
                 pause = min(float(wait), LONGEST_PAUSE) if wait.isdecimal() else PAUSE
             if time.monotonic() + pause > deadline:
                 return answer
-            time.sleep(pause)  # before a retry: what Retry-After asks for, and a short one after a broken connection
+            time.sleep(pause)  # before a retry: Retry-After, or a short pause after a broken connection

@@ -1,4 +1,4 @@
-"""HTTP/1.1 over a socket: requests that an HTTP library would refuse to send, and clients that behave badly."""
+"""HTTP/1.1 over a socket, for requests that an HTTP library would refuse to send, and for misbehaving clients."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from typing import Self
 
-#: Header fields as they go on the wire, so that a field can be sent twice, and a value can hold any byte.
+#: Header fields as sent on the wire. A field can be repeated, and a value can hold any byte.
 Fields = Sequence[tuple[str, bytes]]
 
-#: What can happen instead of an answer.
+#: Errors that can occur instead of an answer.
 WIRE_ERRORS = (OSError, HTTPException)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole response."""
+    """A complete response."""
 
     status: int
     #: Names are in lower case.
@@ -48,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Request:
-    """A request, and where it goes. ``head`` ends with the empty line."""
+    """A request and its URL. ``head`` ends with the empty line."""
 
     url: str
     head: bytes
@@ -70,7 +70,7 @@ def build(method: str, url: str, fields: Fields, body: bytes) -> Request:
 
 
 class Connection:
-    """One TCP connection, for one request. As a context manager it closes itself."""
+    """A TCP connection for one request. As a context manager, it closes itself."""
 
     def __init__(self, request: Request, timeout: float) -> None:
         """
@@ -81,7 +81,7 @@ class Connection:
         self.request = request
         address = (parts.hostname or "", parts.port or (443 if is_secure else 80))
         self._socket = socket.create_connection(address, timeout)
-        # Without it, the kernel would hold back the last byte until the first ones are acknowledged.
+        # Otherwise the kernel would hold back the last byte until the first ones are acknowledged.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if is_secure:
             context = ssl.create_default_context()
@@ -110,25 +110,25 @@ class Connection:
         self.send((self.request.head + self.request.body)[-1:])
 
     def half_close(self) -> None:
-        """Tell the server that nothing more is sent. It can still answer."""
+        """Close the sending direction. The server can still answer."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
-        """Let the connection be reset when it is closed."""
+        """Make the later close reset the connection."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def is_answered(self, within: float = 0) -> bool:
-        """Whether something has arrived.
+        """Whether data or the end of the connection has arrived.
 
-        :param within: how many seconds to wait for it.
+        :param within: how long to wait for it, in seconds.
         """
         return bool(select.select([self], [], [], within)[0])
 
     def read(self) -> Answer:
         """Read the answer.
 
-        :raises OSError: no answer came in time, or the server has cut the connection.
-        :raises http.client.HTTPException: what came is not a whole answer.
+        :raises OSError: no answer arrived in time, or the server dropped the connection.
+        :raises http.client.HTTPException: the answer is incomplete or malformed.
         """
         with HTTPResponse(self._socket) as response:
             response.begin()
@@ -136,7 +136,7 @@ class Connection:
             return Answer(response.status, fields, response.read())
 
     def attempt(self) -> Answer | Exception:
-        """As ``read``, but an error is returned."""
+        """As ``read``, but return an error instead of raising it."""
         try:
             return self.read()
         except WIRE_ERRORS as error:
@@ -155,9 +155,9 @@ def exchange(request: Request, timeout: float) -> Answer:
 
 
 def exchange_together(requests: Iterable[Request], timeout: float) -> tuple[list[Answer | Exception], bool]:
-    """Send requests at once: the server has all but the last byte of each before it gets the last byte of any.
+    """Send requests at once: all but the last byte of each, then the last bytes.
 
-    :returns: what came of each request; and whether none had succeeded before the last one was sent.
+    :returns: the answer or error of each request, and whether none had succeeded before the last request was sent.
     """
     with ExitStack() as opened:
         connections = [opened.enter_context(Connection(request, timeout)) for request in requests]
@@ -166,8 +166,7 @@ def exchange_together(requests: Iterable[Request], timeout: float) -> tuple[list
         *others, last = connections
         for connection in others:
             connection.send_the_last_byte()
-        # After the last request is sent, a prompt answer no longer means that a request came too late: it may refuse a
-        # duplicate.
+        # Checked before the last byte is sent. Afterwards, a prompt answer may be the refusal of a duplicate.
         early = [connection.is_answered() for connection in others]
         last.send_the_last_byte()
         answers = _answers(connections, timeout)
@@ -179,7 +178,7 @@ def exchange_together(requests: Iterable[Request], timeout: float) -> tuple[list
 
 
 def _answers(connections: Sequence[Connection], timeout: float) -> list[Answer | Exception]:
-    """What comes of each. Each is closed once it is read, because a server may wait for that."""
+    """The answer or error of each connection. Each is closed once it is read, because a server may wait for that."""
     answers: dict[Connection, Answer | Exception] = {}
     while waiting := [connection for connection in connections if connection not in answers]:
         answered = select.select(waiting, [], [], timeout)[0]

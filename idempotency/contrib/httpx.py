@@ -1,6 +1,6 @@
 """httpx: transports that send one logical request under one key until its outcome is known.
 
-They wrap any other transport. Sync and async share everything but the lines with ``await``.
+They wrap any other transport. Sync and async share everything except the lines with ``await``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class UnresolvedRequestError(httpx.TransportError):
         self.response = response
         if request is not None and response is not None:
             response.request = request
-            with suppress(httpx.DecodingError):  # the body is not needed to know that the outcome is open
+            with suppress(httpx.DecodingError):  # the outcome is unknown, even if the body can't be read
                 response.read()
 
 
@@ -115,7 +115,7 @@ class HttpxTries(Tries):
                 answer = httpx.Response(answer.status_code, headers=answer.headers, content=self.body)
             return answer.json()
         except httpx.DecodingError as error:
-            raise ValueError("The body does not have the encoding that its headers name.") from error
+            raise ValueError("The body does not match the Content-Encoding of the response.") from error
 
 
 class IdempotentTransport(httpx.BaseTransport):
@@ -127,15 +127,15 @@ class IdempotentTransport(httpx.BaseTransport):
     the claim: by the name in ``extensions={"idempotency_name": "provider.charge"}``, or else by method, URL and the
     number of the call.
 
-    The bodies of request and response are kept in memory. With ``extensions={"idempotency_stream": True}`` the caller
-    can stream the response, and an error in its body is not retried.
+    The request and response bodies are kept in memory. With ``extensions={"idempotency_stream": True}``, the caller can
+    stream the response, and an error in its body is not retried.
 
     :param transport: the transport that sends, by default ``httpx.HTTPTransport()``. Set its certificates, proxies and
         HTTP/2 here, because ``httpx.Client`` does not pass these options on to a given transport.
     :param policy: what is retried, and how often; by default ``RetryPolicy()``.
     :param sleep: called with the seconds to wait before a retry.
     :raises UnresolvedRequestError: from a request, when the bounds are reached and the outcome is unknown. If the first
-        attempt fails with an error that a retry can't help, that error is raised instead.
+        attempt fails with an error that a retry can't fix, that error is raised instead.
     :raises LeaseLostError: from a request inside a protected operation, if another attempt has taken over. The request
         was not sent, or not sent again.
     """
@@ -177,8 +177,8 @@ class IdempotentTransport(httpx.BaseTransport):
 class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
     """``IdempotentTransport`` for ``httpx.AsyncClient``.
 
-    Tasks run under the claim that is current where they are started. Give the calls of concurrent tasks names, because
-    another attempt may make them in another order.
+    Tasks run under the claim that is current where they are started. Name the calls of concurrent tasks, because
+    another attempt may make them in a different order.
 
     :param transport: the transport that sends, by default ``httpx.AsyncHTTPTransport()``.
     :param policy: as for ``IdempotentTransport``.
@@ -224,9 +224,9 @@ def fetch_key_status(client: httpx.Client, url: str, key: str) -> KeyStatus:
 
     :param client: any client, with the credentials of the account that used the key.
     :param url: the URL of a ``KeyStatusView``, absolute or below the client's ``base_url``.
-    :param key: the key, as it was sent.
+    :param key: the key, as sent.
     :raises httpx.HTTPError: there is no response, or its status is not 2xx.
-    :raises ValueError: the response is not that of a ``KeyStatusView``.
+    :raises ValueError: the response does not come from a ``KeyStatusView``.
     """
     response = client.get(url, headers={HEADER: key}).raise_for_status()
     return read_key_status(response.json(), response.headers)

@@ -1,4 +1,4 @@
-"""The metrics of Prometheus and OpenTelemetry: counters from the signals, and gauges from the statistics."""
+"""The metrics for Prometheus and OpenTelemetry: counters from the signals, and gauges from the statistics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EVENTS_DESCRIPTION: Final = "Events of records, by operation and event"
 class Count:
     """A counter without labels.
 
-    :param name: without the suffix that Prometheus adds.
+    :param name: the name without the suffix that Prometheus adds.
     :param signal: adds its ``count``, or else 1.
     """
 
@@ -58,7 +58,7 @@ Values = dict[tuple[str, ...], float]
 
 @dataclass(frozen=True)
 class Gauge:
-    """A number that is read from the tables, so that it is the same in every process.
+    """A number read from the tables, so it is the same in every process.
 
     :param unit: in OpenTelemetry's notation: ``s``, ``By``, or the counted thing in braces.
     :param labels: the names of the labels.
@@ -84,7 +84,7 @@ def _by_operation(name: str, description: str, unit: str, field: str) -> Gauge:
     return Gauge(name, description, unit, ("operation",), read_counts)
 
 
-#: Distinguishes an unreadable database from one in which nothing is wrong.
+#: Distinguishes an unreadable database from a healthy one.
 AVAILABLE: Final = "idempotency_stats_available"
 
 GAUGES: Final = (
@@ -143,13 +143,13 @@ GAUGES: Final = (
     ),
 )
 
-#: Seconds per statement, on PostgreSQL, because a scrape has ten. If a migration locks a table, every scrape would
-#: block a thread.
+#: Seconds per statement on PostgreSQL, because a scrape times out after ten. Without a limit, every scrape would block
+#: a thread while a migration locks a table.
 TIME_LIMIT: Final = 3.0
 
 
 def read_gauges() -> dict[str, Values]:
-    """Read all gauges: the table of records once, and the outbox once. Closes connections that it has opened.
+    """Read all gauges: the table of records once, and the outbox once. Closes the connections that it opened.
 
     :returns: the values by the names of the gauges; only ``AVAILABLE`` if the database refuses or is too slow, so that
         the process's counters can still be exported.
@@ -167,7 +167,7 @@ def read_gauges() -> dict[str, Values]:
         return {AVAILABLE: {(): 0}}
     except SynchronousOnlyOperation:
         logger.error(
-            "The metrics were collected in the thread of an event loop, which can't read the database. Serve them by "
+            "The metrics were collected in an event loop's thread, which can't read the database. Serve them with "
             "idempotency.contrib.prometheus.views.metrics or another synchronous view."
         )
         return {AVAILABLE: {(): 0}}

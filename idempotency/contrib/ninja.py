@@ -1,7 +1,7 @@
 """Django Ninja: the adapter with which ``@idempotent`` protects a route, and the route's description in Ninja's schema.
 
-Ninja authenticates, throttles and validates before it calls the handler, so also before a replay. Its refusals are
-never recorded.
+Ninja authenticates, throttles and validates before it calls the handler, and therefore before a replay. Its refusals
+are never recorded.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class NinjaAdapter(Adapter):
     def prepare_view(cls, view: Any) -> None:
         if hasattr(view, "_ninja_operation"):  # set by Ninja's decorator
             raise ImproperlyConfigured(
-                f"@idempotent({view.operation.name!r}) is above Ninja's decorator, which has made a route of the "
-                f"unprotected function. Put it below, closest to the function."
+                f"@idempotent({view.operation.name!r}) is above Ninja's decorator, which has registered the "
+                f"unprotected function as a route. Put it below, closest to the function."
             )
         contribute_operation_callback(view, functools.partial(_declare, view.operation))
         decorate_view(_remember_operation)(view)
 
     @classmethod
     def handlers_of(cls, callback: Any) -> list[RoutedHandler] | None:
-        # Ninja makes a function around the view of a path.
+        # Ninja wraps the view of a path in a function.
         held = (value for layer in decorator_stack(callback) for value in held_by(layer))
         view = next((value for value in held if isinstance(value, PathView)), None)
         if view is None:
@@ -79,7 +79,7 @@ class NinjaAdapter(Adapter):
         return match.url_name is not None and match.url_name == getattr(self.route, "url_name", None)
 
     def render(self, answer: Any) -> Any:
-        # The handler may have set headers of the response that it has as a parameter.
+        # The handler may have set headers on the response that it received as a parameter.
         response = self.kwargs.get(self.route.signature.response_arg)
         if response is None:
             response = self.route.api.create_temporal_response(self.request)
@@ -91,15 +91,15 @@ class NinjaAdapter(Adapter):
         except Exception as unhandled:
             if unhandled is not error:
                 raise
-        return super().answer_to_exception(error)  # an error that Ninja doesn't know, but Django answers
+        return super().answer_to_exception(error)  # an error unknown to Ninja, which Django may handle
 
 
 def _remember_operation(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate the ``run()`` of an operation, and, by Ninja, of each of its copies."""
+    """Decorate an operation's ``run()``. Ninja also decorates each copy of the operation."""
     operation = getattr(inspect.unwrap(run), "__self__", None)
     if operation is None:
         raise ImproperlyConfigured(
-            "A decorator of decorate_view() below @idempotent hides Ninja's operation. Use functools.wraps() in it, or "
+            "A decorator in decorate_view() below @idempotent hides Ninja's operation. Use functools.wraps() in it, or "
             "put decorate_view() above @idempotent."
         )
 
@@ -122,7 +122,7 @@ def _declare(operation: Operation, route: Any) -> None:
             f"Operation {operation.name!r} is declared for route {route.path!r}, which streams its response. A stream "
             f"can't be recorded. Return a response with rebuild= instead."
         )
-    # The system checks report a wrong setting, and could not run if this raised.
+    # Ignore a wrong setting: the system checks report it, but could not run if this raised.
     with suppress(ImproperlyConfigured):
         _describe(operation, route)
 
@@ -130,7 +130,7 @@ def _declare(operation: Operation, route: Any) -> None:
 def _describe(operation: Operation, route: Any) -> None:
     """Add the header and the responses to the schema of a route, unless one of its methods is not protected.
 
-    Ninja describes all methods of a route together. The project's own descriptions stay.
+    Ninja describes all methods of a route together. The project's descriptions are kept.
     """
     if not all(protects_function(operation, method, route.methods) for method in route.methods):
         return
@@ -139,7 +139,7 @@ def _describe(operation: Operation, route: Any) -> None:
         described["parameters"] = [key_parameter(operation), *described.get("parameters", [])]
     own = _by_number(described.get("responses", {}))
     responses = {status: own.get(status, {}) for status in (*own, *route.response_models) if status is not ...}
-    # Inline, because Ninja's schema has only models as components.
+    # Inline, because the components of Ninja's schema can only be models.
     profile = operation.policy.profile
     name, schema = PROBLEMS[profile]
     problem = {PROFILES[profile].content_type: {"schema": {"title": name, **schema}}}
@@ -148,7 +148,7 @@ def _describe(operation: Operation, route: Any) -> None:
 
 
 def _by_number(responses: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The responses with Ninja's integer statuses, with which strings can't be merged or sorted."""
+    """The responses with integer statuses, as in Ninja. Strings could not be merged or sorted with them."""
     return {int(status) if str(status).isdigit() else status: response for status, response in responses.items()}
 
 

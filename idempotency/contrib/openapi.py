@@ -1,6 +1,6 @@
 """Describes a protected operation in an OpenAPI 3 document: the request's header, the responses, and their headers.
 
-The functions change plain dictionaries and need no schema generator. The project's own descriptions stay.
+The functions change plain dictionaries and need no schema generator. The project's descriptions are kept.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ KEY_DESCRIPTION = (
     f"characters, bare or in double quotes. A random UUID is enough."
 )
 
-#: The statuses of a key, also in refusals, because these may have the HTTP status of an outcome.
+#: The statuses of a key, including refusals, because a refusal may have the HTTP status of an outcome.
 KEY_STATUS_VALUES = ["executed", "replayed", "recorded", "in-progress", "reused", "not-recorded", "unknown"]
 
 
@@ -98,7 +98,7 @@ def add_responses(operation: Operation, responses: dict[Any, Any], content: dict
 
 
 def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """This package's own responses, by status."""
+    """This package's responses, by status."""
     profile = PROFILES[operation.policy.profile]
     by_status: dict[int, list[type[IdempotencyError]]] = {}
     for error in _errors(operation.policy):
@@ -120,14 +120,14 @@ def _answers(operation: Operation, content: dict[str, Any] | None) -> Iterator[t
 
 
 def _errors(policy: Policy) -> list[type[IdempotencyError]]:
-    """The errors that the operation may answer with."""
+    """The errors that the operation may respond with."""
     kinds = (*exceptions.RequestError.__subclasses__(), *exceptions.DuplicateError.__subclasses__(), UnavailableError)
     can_happen: dict[type[IdempotencyError], bool] = {
         exceptions.KeyMissingError: policy.key_required,
         exceptions.KeyExpiredError: policy.max_key_age is not None,
         exceptions.BodyGoneError: policy.body_retention is not None,
     }
-    # Without those of a project.
+    # Exclude subclasses that the project defines.
     return [error for error in kinds if error.__module__ == exceptions.__name__ and can_happen.get(error, True)]
 
 
@@ -136,9 +136,9 @@ def _headers_of_outcome(policy: Policy) -> dict[str, Any]:
     return {
         keys.HEADER: _header("The key, as it was sent.", type="string"),
         RETENTION_HEADER: _header(
-            "For how many seconds an outcome is kept and a retry recognised.", type="integer", minimum=0
+            "The number of seconds for which an outcome is kept and a retry is recognised.", type="integer", minimum=0
         ),
-        STATUS_HEADER: _header("What has become of the key.", type="string", enum=values),
+        STATUS_HEADER: _header("The status of the key.", type="string", enum=values),
         PROFILES[policy.profile].replayed: _header(
             "Present if this is the recorded outcome of an earlier request.", type="string", enum=["true"]
         ),
@@ -146,7 +146,7 @@ def _headers_of_outcome(policy: Policy) -> dict[str, Any]:
 
 
 def _complete(described: dict[str, Any], addition: dict[str, Any]) -> None:
-    """Add the missing parts, unless the response is a reference."""
+    """Add missing parts, unless the response is a reference."""
     if "$ref" in described:
         return
     for part in ("content", "headers"):

@@ -1,6 +1,6 @@
 """pytest fixtures: ``idempotent_client`` and ``idempotent_api_client``.
 
-pytest loads this module before Django's settings are known, so the fixtures import what needs them.
+pytest loads this module before Django is configured, so imports that need settings are inside the fixtures.
 """
 
 from typing import Any

@@ -63,7 +63,7 @@ class RequestsTries(Tries):
 
     @property
     def marks(self) -> MutableMapping[str, Any]:
-        # The only dictionary that a request shares with the copies that redirects and challenges make of it.
+        # The only dictionary that a request shares with its copies for redirects and challenges.
         return self.request.hooks  # type: ignore[no-any-return]
 
     def document(self, answer: requests.Response) -> Any:
@@ -76,8 +76,8 @@ class IdempotentAdapter(HTTPAdapter):
         session = requests.Session()
         session.mount("https://", IdempotentAdapter())
 
-    Keys, retries and errors are those of ``IdempotentTransport``. To name a call for its derived key, set
-    ``headers={NAME_HEADER: "provider.charge"}``, which is not sent. With ``stream=True`` the caller can stream the
+    Keys, retries and errors work as in ``IdempotentTransport``. To name a call for its derived key, set
+    ``headers={NAME_HEADER: "provider.charge"}``, which is not sent. With ``stream=True``, the caller can stream the
     response, and an error in its body is not retried.
 
     :param policy: what is retried, and how often; by default ``RetryPolicy()``.
@@ -121,7 +121,7 @@ class IdempotentAdapter(HTTPAdapter):
                 except ContentDecodingError:
                     if response.status_code not in self.policy.statuses:
                         raise
-                    response.close()  # the body is not needed to know that the outcome is open
+                    response.close()  # the status alone shows that the outcome is unknown
             return response
 
         return Retrying(sleep=self.sleep, **tries.options)(attempt)
@@ -134,10 +134,10 @@ def fetch_key_status(
 
     :param session: any session, with the credentials of the account that used the key.
     :param url: the URL of a ``KeyStatusView``.
-    :param key: the key, as it was sent.
-    :param timeout: in seconds, as ``requests`` takes it.
-    :raises requests.RequestException: there is no response, or its status is 4xx or 5xx, or it is not JSON.
-    :raises ValueError: the response is not that of a ``KeyStatusView``.
+    :param key: the key, as sent.
+    :param timeout: in seconds, in any form that ``requests`` accepts.
+    :raises requests.RequestException: there is no response, its status is 4xx or 5xx, or it is not JSON.
+    :raises ValueError: the response does not come from a ``KeyStatusView``.
     """
     response = session.get(url, headers={HEADER: key}, timeout=timeout)
     response.raise_for_status()
@@ -152,7 +152,7 @@ def hold_body(request: Any) -> Callable[[], object]:
     if not hasattr(body, "read"):
         request.body = b"".join(_encoded(part) for part in body)
         return lambda: None
-    # Keep it a file with the position that requests has noted, because redirects and challenges rewind it to that.
+    # Keep a file with the position that requests recorded, because redirects and challenges rewind to it.
     start = request._body_position if isinstance(request._body_position, int) else 0
     stream = io.BytesIO(b"\0" * start + _encoded(body.read()))
     request.body = stream
@@ -168,9 +168,9 @@ def _text(value: str | bytes | None) -> str | None:
 
 
 def _cut(timeout: Any, left: float) -> Any:
-    """``timeout`` in any form that requests accepts, cut to the seconds that are left."""
+    """``timeout`` in any form that requests accepts, limited to the remaining seconds."""
     if isinstance(timeout, tuple):
         return tuple(bounded(part, left) for part in timeout)
     if timeout is None or isinstance(timeout, (int, float)):
         return bounded(timeout, left)
-    return timeout  # a urllib3 Timeout has its own state
+    return timeout  # a urllib3 Timeout is stateful

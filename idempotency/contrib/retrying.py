@@ -1,4 +1,4 @@
-"""What ``contrib.httpx`` and ``contrib.requests`` share: the key of a request, and whether and when to retry it.
+"""Shared by ``contrib.httpx`` and ``contrib.requests``: the key of a request, and whether and when to retry it.
 
 No Django project is needed.
 """
@@ -29,20 +29,20 @@ logger: Final = logging.getLogger("idempotency")
 
 __all__ = ["RetryPolicy"]
 
-#: Statuses that leave the outcome open. A retry would usually get a 500 again.
+#: Statuses that leave the outcome unknown. A 500 is missing, because a retry would usually get it again.
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 
-#: The least time of an attempt, in seconds, also shortly before the end of the total. With less it would only fail.
+#: The minimum timeout of an attempt in seconds, even close to the end of the total. A shorter attempt would only fail.
 LEAST_TIMEOUT = 1.0
 
-#: The header with the server's state of the key.
+#: The response header with the status of the key.
 STATUS_HEADER = "Idempotency-Status"
-#: Its values with the operation's outcome.
+#: Its values for responses that are the operation's outcome.
 OUTCOMES = frozenset({"executed", "replayed"})
-#: Its values after which a retry would get nothing else.
+#: Its values for responses that a retry would not change.
 SETTLED = OUTCOMES | {"recorded", "reused", "ignored"}
 
-#: The codes of the profiles for "in progress".
+#: The profiles' codes for "in progress".
 IN_PROGRESS_CODES = frozenset({"idempotency_in_progress", "idempotency_key_in_use", "idempotency_in_flight"})
 
 #: The mark of a request that holds its ``MadeKey``.
@@ -53,22 +53,22 @@ _SECONDS = re.compile(r"[0-9]+")
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """What is retried, and within which bounds. Durations are in seconds.
+    """Which requests are retried, and within which bounds. Durations are in seconds.
 
     :param methods: the methods that get a key and are retried. Other requests pass through unchanged.
     :param attempts: the maximum number of requests, including the first.
     :param total: the maximum time for all attempts and waits. Inside a protected operation it is also bounded by the
         operation's ``heartbeat`` or else ``lease``, because after that the claim may be lost.
-    :param first_wait: the wait before the second attempt is a random time from 0 to this.
-    :param longest_wait: the range of the random wait doubles with each attempt, up to this. A ``Retry-After`` is added.
-    :param statuses: the statuses that are retried. A response for a request in progress is always retried, one with a
-        recorded outcome or for a key that protects nothing never.
+    :param first_wait: the maximum of the random wait before the second attempt.
+    :param longest_wait: the maximum doubles with each attempt, up to this limit. A ``Retry-After`` is added.
+    :param statuses: the statuses that are retried. A request in progress is always retried. A recorded outcome, or a
+        key that protects nothing, is never retried.
     :raises ValueError: a bound is not positive.
     """
 
     methods: Collection[str] = frozenset({"POST", "PATCH"})
     attempts: int = 10
-    total: float = 120.0  # longer than a server's default lease, so that a client outlasts a worker that was killed
+    total: float = 120.0  # longer than a server's default lease, so that a client outlasts a killed worker
     first_wait: float = 0.5
     longest_wait: float = 30.0
     statuses: Collection[int] = RETRYABLE_STATUSES
@@ -96,10 +96,10 @@ def read_key_status(document: Any, headers: Mapping[str, str]) -> KeyStatus:
 
 @dataclass
 class MadeKey:
-    """The key that was made for a request, shared with requests that redirects and challenges make from it."""
+    """The key generated for a request. Its copies for redirects and challenges share it."""
 
     key: str
-    #: Whether the outcome is known. The same request sent later is then a new one.
+    #: Whether the outcome is known. The same request sent later is then a new logical request.
     is_used: bool = False
 
 
@@ -119,7 +119,7 @@ class Tries(ABC):
     errors: ClassVar[type[Exception]]
     #: The errors after which another attempt may learn the outcome.
     retryable: ClassVar[tuple[type[Exception], ...]]
-    #: Subclasses of these errors that every attempt would meet again.
+    #: Subclasses of these errors that every attempt would raise again.
     permanent: ClassVar[tuple[type[Exception], ...]]
 
     def __init__(self, policy: RetryPolicy, request: Any, place: str, key: str | None, name: str | None) -> None:
@@ -144,7 +144,7 @@ class Tries(ABC):
             operation = self.claim.operation
             self.total = min(self.total, (operation.policy.heartbeat or operation.policy.lease).total_seconds())
         self.attempts: int = 0
-        #: The error of the latest attempt, and the latest response that left the outcome open.
+        #: The error of the latest attempt, and the latest response that left the outcome unknown.
         self.error: BaseException | None = None
         self.last: Any = None
         self._started = time.monotonic()
@@ -153,7 +153,7 @@ class Tries(ABC):
     @property
     @abstractmethod
     def marks(self) -> MutableMapping[str, Any]:
-        """A dictionary that a request shares with those that redirects and challenges make from it."""
+        """A dictionary that a request shares with its copies for redirects and challenges."""
 
     @abstractmethod
     def document(self, answer: Any) -> Any:
@@ -165,7 +165,7 @@ class Tries(ABC):
     def begin(self) -> float:
         """Begin an attempt, and return its timeout in seconds.
 
-        :raises LeaseLostError: the lease was lost meanwhile, so the request must not be sent.
+        :raises LeaseLostError: the lease was lost in the meantime, so the request must not be sent.
         """
         if self.claim is not None:
             self.claim.ensure_owned()
@@ -173,7 +173,7 @@ class Tries(ABC):
         return max(LEAST_TIMEOUT, self.total - self._spent())
 
     def _spent(self) -> float:
-        # A pause counts in full even if ``sleep`` returns early, as in tests, so that the retries end.
+        # Count pauses in full even if ``sleep`` returns early, as in tests, so that the retries end.
         return max(time.monotonic() - self._started, self._waited)
 
     @property
@@ -199,7 +199,7 @@ class Tries(ABC):
         code = self._code_of(answer)
         if code.startswith("idempotency_"):
             return code in IN_PROGRESS_CODES
-        # The 409 of another server is taken for "in progress" if it has a Retry-After.
+        # Treat another server's 409 as "in progress" if it has a Retry-After.
         return "Retry-After" in answer.headers
 
     def _code_of(self, answer: Any) -> str:
@@ -231,17 +231,17 @@ class Tries(ABC):
         if isinstance(error, self.retryable) and not isinstance(error, self.permanent) and not _is_untrusted(error):
             return True
         if isinstance(error, self.errors) and self.attempts > 1:
-            self._raise_unresolved(state)  # a retry can't help, but an earlier attempt may have taken effect
+            self._raise_unresolved(state)  # a retry can't succeed, but an earlier attempt may have taken effect
         return False
 
     def _wait(self, state: RetryCallState) -> float:
         """``Retry-After`` plus a random time, so that clients don't all retry at once."""
         drawn = wait_random_exponential(multiplier=self.policy.first_wait, max=self.policy.longest_wait)(state)
-        asked = retry_after(self.last.headers) if self.error is None else None
-        return drawn + (asked or 0.0)
+        required = retry_after(self.last.headers) if self.error is None else None
+        return drawn + (required or 0.0)
 
     def _must_stop(self, state: RetryCallState) -> bool:
-        # If the Retry-After is longer than the time that is left, stop: an earlier retry would get the same response.
+        # Stop if the Retry-After exceeds the remaining time: an earlier retry would get the same response.
         return self.attempts >= self.policy.attempts or self._spent() + state.upcoming_sleep >= self.total
 
     def _postpone(self, state: RetryCallState) -> None:
@@ -301,7 +301,7 @@ def bounded(timeout: float | None, left: float) -> float:
 
 
 def _is_untrusted(error: BaseException | None) -> bool:
-    """Whether the server's certificate was refused. A retry would refuse it, too."""
+    """Whether the server's certificate was rejected. A retry would reject it again."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return True

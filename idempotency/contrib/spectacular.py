@@ -66,13 +66,13 @@ class AutoSchema(openapi.AutoSchema):
             named = ("header", keys.HEADER.lower())
             parameters = described.get("parameters", [])
             headers = [header for header in parameters if (header["in"], header["name"].lower()) == named]
-            if len(headers) > 1:  # the project's own has other capitals
+            if len(headers) > 1:  # the project describes it with different capitals
                 parameters.remove(next(header for header in headers if header["name"] == keys.HEADER))
         return described
 
     def get_problem_content(self) -> dict[str, Any] | None:
-        """The content of this package's errors, by content type; None if ``ERROR_RESPONSE`` or the project's own
-        ``EXCEPTION_HANDLER`` makes it. Then override this to describe it.
+        """The content of this package's errors, by content type. None if ``ERROR_RESPONSE`` or the project's
+        ``EXCEPTION_HANDLER`` creates it: override this method to describe it.
         """
         operation = self._operation()
         if (
@@ -81,7 +81,7 @@ class AutoSchema(openapi.AutoSchema):
             or self.view.get_exception_handler() is not exception_handler
         ):
             return None
-        make: Any = ResolvedComponent  # it has no types
+        make: Any = ResolvedComponent  # it has no type annotations
         name, schema = PROBLEMS[operation.policy.profile]
         component = make(name=name, type=ResolvedComponent.SCHEMA, object=name, schema=copy.deepcopy(schema))
         self.registry.register_on_missing(component)

@@ -1,7 +1,7 @@
-"""Ready values of ``account`` for callers other than the authenticated user.
+"""Ready-made values of ``account`` for callers other than the authenticated user.
 
-An account must follow from verified data, never from a mere claim of the request. An account that names its kind
-(``organisation=7``) can't be equal to one of another kind.
+An account must follow from verified data, never from an unverified claim of the request. An account that names its kind
+(``organisation=7``) can't be equal to an account of another kind.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Fixed:
 @dataclass(frozen=True, init=False)
 class FirstOf:
     """The first account that a resolver finds, for example ``FirstOf(api_key, authenticated_user)`` for a view that
-    takes API keys and sessions.
+    accepts API keys and sessions.
 
-    :param resolvers: two or more functions of the request that return an account or None. Two kinds of accounts must
-        never have the same text.
+    :param resolvers: two or more functions that take the request and return an account or None. Two kinds of accounts
+        must never have the same text.
     :raises ValueError: there are fewer than two.
     """
 
@@ -60,11 +60,11 @@ class FirstOf:
 
 @dataclass(frozen=True)
 class FromRoute:
-    """An argument of the URL, such as an organisation for which many users act.
+    """A URL argument, such as an organisation for which many users act.
 
     :param argument: the argument's name.
-    :param allows: ``callable(request, value) -> bool``: whether the caller may act for this account. A replay doesn't
-        run the handler, so a check there would come too late.
+    :param allows: ``callable(request, value) -> bool``: whether the caller may act for this account. A check in the
+        handler would not protect replays, which don't run it.
     """
 
     argument: str
@@ -108,10 +108,10 @@ class InTenant:
     """The caller and the tenant for which the caller acts in this request.
 
     Without the tenant in the account, a key that was used in one organisation replays its outcome in another. The
-    tenant may be a mere claim, because it is joined with the verified caller. Check above ``@idempotent`` whether the
+    tenant may be unverified, because it is combined with the verified caller. Check above ``@idempotent`` whether the
     caller may still act for it, because a replay does not run the handler.
 
-    :param account: the resolver of the caller; by default that of the authenticated user.
+    :param account: the resolver of the caller; by default the resolver of the authenticated user.
     :param header: the header that names the tenant. Give one of ``header``, ``session`` and ``tenant``.
     :param session: the session's key that names the tenant.
     :param tenant: ``callable(request)`` that returns the tenant's identifier, or None.
@@ -139,7 +139,7 @@ class InTenant:
         else:
             assert self.tenant is not None
             tenant = self.tenant(request)
-        # Without a tenant, the handler has a default or refuses.
+        # Without a tenant, the handler uses a default or refuses.
         named = {"account": account} if tenant is None else {"account": account, "tenant": str(tenant)}
         return urlencode(named, errors="surrogatepass")
 
@@ -147,9 +147,9 @@ class InTenant:
 def api_key(request: Any) -> str | None:
     """The API key that authenticated the request: ``request.auth``. A new API key is a new account.
 
-    The account of a model instance is its primary key. A text, and a primary key that is a text, may be the secret
-    itself, so the account is their digest. Any other value gives None: True would be the same account for all callers,
-    and the text of an object may contain its address in memory, which differs at each retry.
+    The account of a model instance is its primary key. A string, or a primary key that is a string, may be the secret
+    itself, so the account is its digest. Any other value gives None: True would be the same account for all callers,
+    and an object's string may contain its memory address, which differs at each retry.
     """
     credential = getattr(request, "auth", None)
     if isinstance(credential, str) and credential:
@@ -161,9 +161,9 @@ def api_key(request: Any) -> str | None:
 
 
 def user_or_visitor(request: Any) -> str | None:
-    """The authenticated user, or else the visitor whom ``remember_visitor()`` has stored in the session.
+    """The authenticated user, or else the visitor that ``remember_visitor()`` stored in the session.
 
-    A visitor who deletes cookies, uses another browser or logs in becomes another account, and the same key runs again.
+    A visitor who deletes cookies, switches browsers or logs in becomes another account, and the same key runs again.
     """
     account = authenticated_user(request)
     if account is not None:
@@ -174,9 +174,9 @@ def user_or_visitor(request: Any) -> str | None:
 
 
 def remember_visitor(request: Any) -> None:
-    """Give an anonymous visitor's session an identifier that survives a change of the session's key.
+    """Store an identifier for an anonymous visitor in the session. It survives a change of the session key.
 
-    Call it where the form is shown. A session that began with the form's first request would be lost with its response,
+    Call it where the form is shown. A session that began with the form's submission would be lost with a lost response,
     and the retry would come from another visitor.
     """
     if VISITOR not in request.session:

@@ -39,7 +39,7 @@ DETERMINISTIC_FAILURES = (Http404, PermissionDenied, SuspiciousOperation, BadReq
 
 
 class Adapter:
-    """One request, and what is particular to its framework.
+    """One request, and the behaviour specific to its framework.
 
     ``request`` is the handler's argument. ``http`` is Django's request inside it.
     """
@@ -59,7 +59,7 @@ class Adapter:
 
     @classmethod
     def prepare_view(cls, view: Any) -> None:
-        """Called once for each view and method under ``@idempotent``, of any framework."""
+        """Called once for each view or method under ``@idempotent``, regardless of its framework."""
 
     @classmethod
     def handlers_of(cls, callback: Any) -> list[RoutedHandler] | None:
@@ -78,12 +78,12 @@ class Adapter:
 
     @classmethod
     def unsafe_handlers_of_class(cls, view_class: type) -> Collection[str]:
-        """The names that handlers of unsafe methods may have in a class, as far as known before it is routed."""
+        """The possible names of handlers of unsafe methods in a class, as far as known before it is routed."""
         return {"post", "put", "patch", "delete"}
 
     @classmethod
     def doubts_about(cls, callback: Any, parameters: Collection[str]) -> list[str]:
-        """Sentences about checks of a URL's handlers that do not run before a replay.
+        """Warnings about checks of a URL's handlers that a replay skips, as sentences.
 
         :param parameters: the names of the URL's parameters.
         """
@@ -94,22 +94,22 @@ class Adapter:
         return {name.upper()} if name in View.http_method_names else set()
 
     def is_place_named(self, match: ResolverMatch) -> bool:
-        """Whether the project has named the URL pattern. Patterns with the same name are the same place."""
+        """Whether the project named the URL pattern. Patterns with the same name are the same place."""
         return bool(match.url_name)
 
     def payload(self, policy: Policy) -> object:
-        """The payload for the fingerprint. The handler must find the request as if this had not read it."""
+        """The payload for the fingerprint. The request must stay unread for the handler."""
         return parsed_body(self.http) if policy.payload is None else policy.payload(self.request)
 
     def render(self, answer: Any) -> Any:
-        """The final, rendered response from what the handler returned. Called in the run's transaction.
+        """Render the handler's return value. Called in the run's transaction.
 
         The caller refuses anything but a response.
         """
         return answer.render() if hasattr(answer, "render") else answer
 
     def form_to_record(self, response: Any) -> Any:
-        """The response to record, which differs if ``response`` is made for one person only."""
+        """The response to record. It differs from ``response`` if that is personalised."""
         return response
 
     def answer_to_exception(self, error: Exception) -> Any | None:
@@ -119,41 +119,41 @@ class Adapter:
         return None
 
     def answer_to_error(self, error: IdempotencyError) -> Any:
-        """The response to an error of this package, in the format of the framework's errors."""
+        """The response to an error of this package, in the framework's error format."""
         return problem_response(error, self.profile)
 
     def permit_replay(self) -> None:
-        """Run the handler's own checks, as far as the framework makes that possible, and undo what they write.
+        """Run the handler's own checks as far as the framework allows, and undo their writes.
 
         :raises Exception: a check refused the caller, or failed.
         """
 
     def replay(self, outcome: Outcome) -> Any:
-        """A response with the type and the attributes of the recorded one.
+        """A response with the type and attributes of the recorded response.
 
         :raises OutcomeUnreadableError: the record is damaged.
         """
         return response_of(outcome)
 
 
-#: The frameworks with adapters in ``contrib``, each of which is loaded if its app is installed.
+#: The frameworks with adapters in ``contrib``. An adapter is loaded if the framework's app is installed.
 FRAMEWORKS: Final = ("rest_framework", "ninja")
 
 
 def frameworks_without_adapter() -> list[str]:
-    """The frameworks that are imported, but missing in ``INSTALLED_APPS``."""
+    """The frameworks that are imported but missing from ``INSTALLED_APPS``."""
     return [name for name in FRAMEWORKS if name in sys.modules and f"idempotency.contrib.{name}" not in sys.modules]
 
 
 def advice_on_adapters() -> str:
-    """A sentence about frameworks missing in ``INSTALLED_APPS``; empty if there are none."""
+    """A sentence about frameworks missing from ``INSTALLED_APPS``; empty if there are none."""
     names = " and ".join(map(repr, frameworks_without_adapter()))
     return names and f" Add {names} to INSTALLED_APPS to load the adapter that protects views of that framework."
 
 
 _AdapterType = TypeVar("_AdapterType", bound="type[Adapter]")
 
-#: The adapters in the order in which they are tried. ``Adapter`` is the last, because it takes any ``HttpRequest``.
+#: The adapters in the order in which they are tried. ``Adapter`` is last, because it accepts any ``HttpRequest``.
 adapters: list[type[Adapter]] = [Adapter]
 
 
@@ -173,7 +173,7 @@ def hooks_of(view_class: type) -> set[str]:
 
 
 def unsafe_handlers_of_class(view_class: type) -> list[str]:
-    """The names of a class's handlers of unsafe methods, of all frameworks."""
+    """The names of a class's handlers of unsafe methods, according to all adapters."""
     names = {name for adapter in adapters for name in adapter.unsafe_handlers_of_class(view_class)}
     return sorted(name for name in names if hasattr(view_class, name))
 
@@ -184,7 +184,7 @@ def adapter_for(request: object) -> Adapter | None:
 
 
 def http_of(request: Any) -> HttpRequest:
-    """Django's request inside a framework's."""
+    """Django's request inside a framework's request."""
     adapter = adapter_for(request)
     http: HttpRequest = request if adapter is None else adapter.http
     return http
@@ -202,7 +202,7 @@ _REDIRECTS = frozenset({302, 303, 307}) | _PERMANENT_REDIRECTS
 
 
 def response_of(outcome: Outcome) -> HttpResponse:
-    """The recorded response, in the class that Django uses for its status and content, so a redirect has its ``url``.
+    """The recorded response, in Django's class for its status and content, so that a redirect has its ``url``.
 
     :raises OutcomeUnreadableError: the record is damaged.
     :raises BodyGoneError: the body is no longer kept.
@@ -211,13 +211,13 @@ def response_of(outcome: Outcome) -> HttpResponse:
         names = {name.lower(): value for name, value in outcome.headers}
         kind = _class_of(outcome.status, names)
         response = kind.__new__(kind)
-        # Not the constructor of its own class, which needs the data, or rejects a redirect to an app's own scheme.
+        # Not the subclass's constructor, which needs the data, or rejects a redirect to an app's custom scheme.
         HttpResponse.__init__(response, decode_body(outcome.body), status=outcome.status, headers=dict(outcome.headers))
     except UNREADABLE as error:
         raise OutcomeUnreadableError from error
     if "content-type" not in names:
         del response["Content-Type"]  # Django's default, which was not sent
-    # Of a TemplateResponse. A decorator that changes it must not fail at a replay.
+    # As on a TemplateResponse. A decorator that changes it must not fail at a replay.
     response.context_data = {}  # type: ignore[attr-defined]
     return response
 

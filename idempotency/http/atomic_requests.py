@@ -1,6 +1,6 @@
-"""Which views open the transactions of ATOMIC_REQUESTS themselves.
+"""Views that open the transactions of ATOMIC_REQUESTS themselves.
 
-A claim must commit before the handler runs, and the outcome must be recorded after all that the handler wrote is
+A claim must commit before the handler runs, and the outcome must be recorded after all of the handler's writes are
 committed. Neither is possible in a transaction around the whole view, so a view with a protected handler is exempt from
 ATOMIC_REQUESTS on every database. ``handler.py`` opens the same transactions.
 """
@@ -19,7 +19,7 @@ class EveryDatabase(set[str]):
     """The names of all databases, as the set of databases on which Django exempts a view.
 
     :param view: the view that opens the transactions itself. Decorators above it have a copy of the attribute.
-    :param exempted: where the project has exempted the view. Django's ``non_atomic_requests`` calls ``add()``.
+    :param exempted: the databases that the project exempted. Django's ``non_atomic_requests`` calls ``add()``.
     """
 
     def __init__(self, view: object, exempted: Iterable[str] = ()) -> None:

@@ -1,7 +1,7 @@
-"""Detects that a client's connection ended before its whole body had arrived.
+"""Detects that a client's connection ended before the whole body arrived.
 
-A WSGI server hands over what has arrived, and Django takes that for the body. Only the server's own stream shows the
-difference, because middleware may read the body before the view, or replace it, for example with an unpacked one. So
+A WSGI server passes on the bytes that have arrived, and Django takes them for the whole body. Only the server's stream
+shows the difference, because middleware may read the body before the view, or replace it, for example decompress it. So
 the stream of each request is watched from the beginning.
 
 A chunked body has no length, so Django takes it for empty. If a handler reads it, the server raises an error where it
@@ -22,14 +22,14 @@ from ..exceptions import PayloadInvalidError
 
 #: The key of the ``BodyStream`` in the environment of a WSGI request.
 BODY_STREAM: Final = "idempotency.body_stream"
-#: In its place, if the request has none.
+#: The substitute if a request has no ``BodyStream``.
 UNWATCHED: Final[AbstractContextManager[None]] = nullcontext()
 
 
 class BodyStream:
-    """The server's stream of a body, with the methods of PEP 3333.
+    """Wraps the server's body stream, with the methods of PEP 3333.
 
-    Within its ``with`` block, which is a protected request, a read that ends too early raises an error.
+    Within its ``with`` block, which a protected request enters, a read that ends too early raises an error.
 
     :param length: the Content-Length; 0 if the body is chunked.
     """
@@ -37,8 +37,8 @@ class BodyStream:
     def __init__(self, stream: Any, length: int) -> None:
         self._stream = stream
         self._missing = length
-        self._requests = 0  # an operation may call another one
-        #: Whether the connection ended before the whole body had arrived.
+        self._requests = 0  # a counter, because an operation may call another one
+        #: Whether the connection ended before the whole body arrived.
         self.is_cut: bool = False
 
     def __enter__(self) -> None:
@@ -66,7 +66,7 @@ class BodyStream:
         data = b""
         try:
             data = read(size)
-            # Only an empty read is the end of the stream, and Django doesn't read again after a short one.
+            # Only an empty read means the end of the stream, and Django doesn't read again after a short one.
             while len(data) < wanted and not data.endswith(ends_at):
                 more = read(wanted - len(data))
                 data += more
@@ -85,7 +85,7 @@ class BodyStream:
 
 @receiver(request_started)
 def watch_body(environ: dict[str, Any] | None = None, **signal: object) -> None:
-    """Put a ``BodyStream`` into the environment of a WSGI request with a body, before Django makes the request."""
+    """Put a ``BodyStream`` into the environment of a WSGI request with a body, before Django creates the request."""
     if environ is None:
         return
     try:

@@ -45,12 +45,12 @@ def check(*tags: str) -> Callable[[Callable[[], Iterator[CheckMessage]]], Callab
 
 
 def declared_operations() -> list[Operation]:
-    list(places())  # imports the views, because Django runs the checks in any order
+    list(places())  # imports the views: another check may not have done so yet
     return list(registry)
 
 
 def _valid_operations() -> list[Operation]:
-    """The declared operations without mistakes, which another check reports."""
+    """The declared operations without mistakes. Another check reports mistakes."""
     if mistakes_in_settings():
         return []
     return [operation for operation in declared_operations() if not operation.mistakes()]
@@ -77,7 +77,7 @@ def check_models() -> Iterator[CheckMessage]:
 
 
 def model_written_elsewhere(view_class: Any, operation: Operation) -> type[Model] | None:
-    """The model of a class-based view, if it is written outside of the operation's transaction."""
+    """The model of a class-based view, if it is written outside the operation's transaction."""
     meta = getattr(getattr(view_class, "serializer_class", None), "Meta", None)
     named = (getattr(source, "model", None) for source in (getattr(view_class, "queryset", None), view_class, meta))
     model = next((model for model in named if isinstance(model, type) and issubclass(model, Model)), None)
@@ -172,7 +172,7 @@ def _allows_other_origins() -> bool:
 
 def _not_listed(setting: str, *names: str) -> list[str]:
     listed = {name.lower() for name in getattr(django_settings, setting, ())}
-    # Browsers take "*" for all headers, but not in a request with credentials (Fetch standard, section 3.2).
+    # Browsers treat "*" as all headers, except in a request with credentials (Fetch standard, section 3.2).
     if "*" in listed and not getattr(django_settings, "CORS_ALLOW_CREDENTIALS", False):
         return []
     return [name for name in names if name.lower() not in listed]
@@ -203,7 +203,7 @@ def check_profiles() -> Iterator[CheckMessage]:
 
 
 def _broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
-    """The rules of its profile that an operation breaks, each with a hint."""
+    """The profile's rules that an operation breaks, each with a hint."""
     profile = PROFILES[policy.profile]
     if policy.retention < profile.least_retention:
         yield (

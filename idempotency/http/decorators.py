@@ -1,4 +1,4 @@
-"""``@idempotent``: protects a view or a method of a class-based view, or refuses the declaration."""
+"""``@idempotent``: protects a view or a method of a class-based view, or refuses to."""
 
 from __future__ import annotations
 
@@ -46,21 +46,20 @@ def idempotent(
     method or ``@action`` of a DRF view. Put it closest to the function. Decorators above it (``login_required``,
     ``api_view``, permissions) run before every replay.
 
-    A handler of a class is protected whatever its method, a function for the methods in ``methods``. Two functions
-    can't share the name of an operation, but they can share an ``Operation``.
+    A handler of a class is protected for any method, a function for the methods in ``methods``. Two functions can't
+    share the name of an operation, but they can share an ``Operation``.
 
     :param operation: the operation's name, or an ``Operation`` declared elsewhere.
     :param policy: the keyword arguments of ``Operation``, if a name is given.
     :returns: a decorator that keeps the view's signature.
     :raises ImproperlyConfigured: the policy is incomplete or contradictory, another function has the name, or the
         decorated object can't be protected here.
-    :raises TypeError: unknown keyword argument.
+    :raises TypeError: a keyword argument is unknown.
     """
-    if callable(operation) or operation == "":  # without parentheses, or with nothing in them
-        above = f", above {dotted(operation)}" if operation else ""
+    if callable(operation) or operation == "":  # without parentheses, or with empty ones
+        above = f" above {dotted(operation)}" if operation else ""
         raise ImproperlyConfigured(
-            f'@idempotent needs the name of an operation: write @idempotent("orders.create"), with a name of your own'
-            f"{above}."
+            f'@idempotent needs the name of an operation. For example, write @idempotent("orders.create"){above}.'
         )
     declared = operation_for(operation, policy)
 
@@ -86,8 +85,8 @@ class Protected(Protection):
         # Django Ninja evaluates a view's annotations in its globals, without __wrapped__.
         functools.update_wrapper(self, view, (*functools.WRAPPER_ASSIGNMENTS, "__globals__"))
         super().__init__(operation, view)
-        #: The attribute of its class, if it is a handler, and whether Python has called __set_name__, which it doesn't
-        #: if another decorator is above.
+        #: The attribute's name in the class, if it is a handler, and whether Python called __set_name__. It doesn't if
+        #: another decorator is above.
         self.name, self._is_seen = getattr(view, "__name__", ""), False
         #: The class, if as_view() made the view.
         self._view_class = class_of(view)
@@ -95,7 +94,7 @@ class Protected(Protection):
         self._is_async = iscoroutinefunction(view)
         if self._is_async:
             markcoroutinefunction(self)
-        #: Until the name is bound. A method must know its class first, because it may override an inherited one.
+        #: True until the name is bound. A method must know its class first: it may override an inherited method.
         self._owes_name = owns_name
         outer = getattr(view, "__qualname__", "").rpartition(".")[0]
         is_in_class_body = outer and not outer.endswith("<locals>") and self._view_class is None
@@ -125,7 +124,7 @@ class Protected(Protection):
         return self._responder(call, adapter)()
 
     async def _respond_within_a_run(self, call: functools.partial[Any], adapter: Adapter) -> Any:
-        # In the thread in which the handler's queries would run.
+        # Checked in the thread in which the handler's queries would run.
         if await sync_to_async(is_running)(self.operation, adapter.http):
             return await call()
         return await self._responder(call, adapter)()
@@ -179,9 +178,9 @@ async def _shielded(respond: Callable[[], Any]) -> Any:
     """Run the exchange in the request's thread, to its end even if the client disconnects.
 
     Transactions belong to a thread's connection, so claim, handler and completion run in one thread. The handler's
-    coroutine runs in this event loop, and what it passes to ``sync_to_async`` runs in that thread, inside the
+    coroutine runs in this event loop, and its calls through ``sync_to_async`` run in that thread, inside the
     transaction. A request that is cancelled because its client disconnected is still recorded, because its retry may
-    already be on its way. Then the cancellation is passed on.
+    already be on its way. Then the cancellation is re-raised.
     """
 
     async def respond_in_thread() -> Any:
@@ -209,7 +208,7 @@ async def _shielded(respond: Callable[[], Any]) -> Any:
 
 
 def _home_of(view: Any) -> str:
-    """Where a view is defined, which a reloaded module does not change."""
+    """The dotted path of a view's definition, which reloading the module does not change."""
     defined = class_of(view) or view  # as_view() makes one function for all classes
     while isinstance(defined, functools.partial) and not hasattr(defined, "__qualname__"):
         defined = defined.func
@@ -230,7 +229,7 @@ def _refuse_unprotectable(operation: Operation, view: Any) -> None:
         )
     if isinstance(view, (staticmethod, classmethod)) or not callable(view):
         raise ImproperlyConfigured(f"Use @idempotent({name!r}) on a view or a method, not on {view!r}.")
-    if view.__module__ == "django.utils.decorators":  # what method_decorator() decorates first
+    if view.__module__ == "django.utils.decorators":  # the function that method_decorator() decorates first
         raise ImproperlyConfigured(
             f"@idempotent({name!r}) is within method_decorator(), which hides it from the class. Put it on the method "
             f"itself, without method_decorator(), or write in the class body: post = idempotent({name!r})(Base.post)"
@@ -277,8 +276,8 @@ def refuse_hook(operation: Operation, view_class: type, name: str) -> None:
 def guard(view_class: type, complete: Callable[[Any, Any], None] | None = None) -> None:
     """Make ``as_view()`` of a class, or of a mixin, check the declarations and exempt the view from ATOMIC_REQUESTS.
 
-    Wrapping ``dispatch()`` would have no effect if another class in the MRO overrides it. What a guarded ``as_view()``
-    of a base has done is not repeated.
+    Wrapping ``dispatch()`` would have no effect if another class in the MRO overrides it. The work of a base's guarded
+    ``as_view()`` is not repeated.
 
     :param complete: called with the class and its view before the check.
     """
@@ -303,7 +302,7 @@ def guard(view_class: type, complete: Callable[[Any, Any], None] | None = None) 
 
 
 def inherited(cls: type | None, name: str, handler: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls the next handler after ``cls`` in the MRO, or the class's own if ``cls`` is None."""
+    """A function that calls the next handler after ``cls`` in the MRO, or the class's handler if ``cls`` is None."""
 
     def find(self: Any) -> Any:
         return MethodType(getattr(type(self), name), self) if cls is None else getattr(super(cls, self), name)
@@ -332,7 +331,7 @@ def refuse_atomic_dispatch(view_class: Any) -> None:
 
 
 def _check(view_class: Any, handlers: Collection[RoutedHandler]) -> None:
-    """Check what is known only when the class is routed: its bases and its methods."""
+    """Check the bases and methods, which are known only when the class is routed."""
     for name in ("dispatch", *sorted(hooks_of(view_class))):
         protection = protection_of(getattr(view_class, name, None))
         if protection is not None:

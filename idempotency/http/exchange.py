@@ -56,8 +56,8 @@ _CRASH = "_idempotency_crash"
 class Exchange:
     """A request, its operation, and its unprotected handler.
 
-    The key, the account and the payload are never in local variables, because a crash report shows those of every frame
-    above the handler. They are in attributes, and in objects whose ``repr`` hides them.
+    The key, the account and the payload are never in local variables, because a crash report shows the local variables
+    of every frame above the handler. They are in attributes, and in objects whose ``repr`` hides them.
     """
 
     policy: Policy
@@ -77,7 +77,7 @@ class Exchange:
         self.adapter.profile = PROFILES[self.policy.profile]
         self.adapter.headers = {STATUS_HEADER: "unknown"}  # until the record has been looked up
         try:
-            with http.META.get(BODY_STREAM, UNWATCHED):  # in which half a body is an error
+            with http.META.get(BODY_STREAM, UNWATCHED):  # within it, a truncated body raises an error
                 self.key = _key_of(self.policy, self.adapter) or ""
                 response: Any = self._answer() if self.key else None
         except IdempotencyError as error:
@@ -93,7 +93,7 @@ class Exchange:
                 self.adapter.headers = {STATUS_HEADER: "ignored"}
                 setattr(http, HEADERS, self.adapter.headers)
                 response = self.handler.pass_through()
-                if not isinstance(response, HttpResponseBase):  # Ninja makes the response later
+                if not isinstance(response, HttpResponseBase):  # Ninja creates the response later
                     return response
         for name, value in self.adapter.headers.items():
             response.headers[name] = value
@@ -102,7 +102,7 @@ class Exchange:
     def _answer(self) -> Any | None:
         """The response, or None if the request has no account and the operation doesn't require a key."""
         policy, http = self.policy, self.adapter.http
-        # As it was sent, which is harmless because it is valid.
+        # As the client sent it: safe to echo, because it is valid.
         self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
         self.adapter.headers[RETENTION_HEADER] = str(int(policy.retention.total_seconds()))
         setattr(http, HEADERS, self.adapter.headers)  # for Django's response to a crash
@@ -138,7 +138,7 @@ class Exchange:
                 adapter.payload(self.policy),
                 method=str(http.method),
                 route=route_of(http.resolver_match, adapter.kwargs, adapter.is_place_named),
-                # payload= returns all that counts. A provider may put a new signature of each delivery in the query.
+                # payload= returns everything that counts. A provider may sign each delivery in the query.
                 query=http.META.get("QUERY_STRING", "") if self.policy.payload is None else "",
             )
         except RecursionError as error:
@@ -146,7 +146,7 @@ class Exchange:
         try:
             payload.request_hash  # noqa: B018 - computed here, where an error becomes a 400
         except TypeError as error:
-            # A new error, because the frames of this one have the payload in local variables.
+            # A new error, because the frames of the caught one hold the payload in local variables.
             raise TypeError(str(error)) from None
         return payload
 
@@ -163,7 +163,7 @@ class Exchange:
                 setattr(self.adapter.http, _CRASH, error)
             raise
         finally:
-            if attempt.end is End.COMMITTED:  # also if an on_commit callback has failed
+            if attempt.end is End.COMMITTED:  # even if an on_commit callback failed
                 self.adapter.headers[STATUS_HEADER] = "executed"
         return attempt.response
 
@@ -191,7 +191,7 @@ class Exchange:
         return response
 
     def _rebuilt(self, outcome: Outcome, reference: str) -> tuple[Any, bool]:
-        """The response that ``rebuild`` makes, and whether it is the outcome. It may instead be a refusal."""
+        """The response from ``rebuild``, and whether it is the outcome rather than a refusal."""
         rebuild = self.policy.rebuild
         if rebuild is None:
             raise OutcomeUnreadableError("The recorded outcome is a reference, and the operation declares no rebuild=.")
@@ -214,12 +214,12 @@ class Exchange:
         is_of_database = isinstance(error, (DatabaseError, InterfaceError))
         if is_of_database and not self.request.store.is_permanent(error):
             return UnavailableError(f"{problem} Retry with the same Idempotency-Key.", retry_after=1)
-        return UnavailableError(f"{problem} A retry fails, too, until the service is repaired.")
+        return UnavailableError(f"{problem} Retries fail as well until the service is repaired.")
 
     def _refuse(self, error: IdempotencyError) -> Any:
         report(error, self.policy.operation.name, self.key)
         status = self.adapter.headers[STATUS_HEADER]
-        if status != "recorded":  # which stays true, whatever the error
+        if status != "recorded":  # which no later error makes untrue
             self.adapter.headers[STATUS_HEADER] = KEY_STATUSES.get(error.code, status)
         if isinstance(error, InProgressError):
             answer = self.policy.in_progress
@@ -237,7 +237,7 @@ def _key_of(policy: Policy, adapter: Adapter) -> str | None:
     :raises KeyMissingError: the request has no key, and the operation requires one.
     :raises KeyInvalidError: the key is malformed, or the request has two different keys.
     """
-    # policy.key comes first, because a crash report of it shows the local variables of this frame.
+    # policy.key is called first, because a crash report of it shows the local variables of this frame.
     own = None if policy.key is None else policy.key(adapter.request)
     if own is not None:
         own = keys.validate_key(own)

@@ -1,4 +1,4 @@
-"""Forms with a key, made when the form is shown, so that a double click and the back button send it again."""
+"""Forms with a key generated when the form is shown, so that a double click or the back button sends the same key."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .key_sources import FORM_FIELD
 class KeyField(forms.CharField):
     """A hidden field with a new key each time a form is shown.
 
-    It never shows the form's data, because the corrected payload of a form shown with its errors is another one, nor
-    initial values, because these may come from a link's query, and all forms shown from the link would share one key.
+    It never shows submitted data, because a form shown with errors is corrected, which changes its payload. It never
+    shows initial values, because they may come from a link's query: all forms shown by the link would share one key.
     """
 
-    # Without this, Firefox restores hidden fields when a page is reloaded.
+    # Otherwise Firefox restores hidden fields when a page is reloaded.
     widget: forms.Widget = forms.HiddenInput(attrs={"autocomplete": "off"})
 
     @cached_property

@@ -1,7 +1,7 @@
-"""The handler of a request, its run as an attempt of an operation, and whether its response is an outcome.
+"""Runs a request's handler as an attempt of an operation, and decides whether its response is an outcome.
 
 The transactions of ATOMIC_REQUESTS are opened here: around the view for an unprotected request, and within the claim,
-on each database but the record's, for a protected one.
+on each database except the record's, for a protected request.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OPENED = "_idempotency_atomic_request"
 
 
 def exempt(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Exempt from ATOMIC_REQUESTS the view of a class with protected handlers."""
+    """Exempt the view of a class with protected handlers from ATOMIC_REQUESTS."""
 
     @functools.wraps(view)
     def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ def exempt(view: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_protected(view: Any, request: HttpRequest) -> bool:
-    """Whether nothing of a request runs outside of its operation. A decorator or an override may not call it."""
+    """Whether the whole request runs within its operation. A decorator or an override may skip the operation."""
     method = request.method or ""
     routed = next((routed for routed in handlers_of(view) if method in routed.methods), None)
     if routed is None or not (isinstance(routed.handler, Protection) or iscoroutinefunction(view)):
@@ -65,7 +65,7 @@ def _is_protected(view: Any, request: HttpRequest) -> bool:
     operation = routed.operation_for(method)
     if operation is None:
         return False
-    # Only the headers are looked at, because the operation's own ``key`` may read the body.
+    # Check only the headers, because the operation's ``key`` may read the body.
     return operation.policy.key_required or operation.policy.key is not None or keys.META_NAME in request.META
 
 
@@ -83,7 +83,7 @@ class Handler:
     def databases(self) -> list[str]:
         """The databases on which this package opens the transaction of ATOMIC_REQUESTS.
 
-        There are none if no URL led here, or if the URL's view, which calls this one, is not exempt.
+        Empty if no URL led here, or if the URL's view, which calls this one, is not exempt.
         """
         match = self.request.resolver_match
         exemption = None if match is None else getattr(match.func, "_non_atomic_requests", None)
@@ -92,9 +92,9 @@ class Handler:
         return [using for using in databases_with_atomic_requests() if using not in exemption.exempted]
 
     def pass_through(self) -> Any:
-        """Answer an unprotected request as Django would: in a transaction on each of ``databases``.
+        """Run an unprotected request like Django: in a transaction on each of ``databases``.
 
-        :raises RuntimeError: the view is async and needs a transaction, which Django refuses, too.
+        :raises RuntimeError: the view is async and needs a transaction, which Django refuses as well.
         """
         if getattr(self.request, _OPENED, None) is not None:  # opened by the class-based view of this handler
             return self.call()
@@ -144,9 +144,9 @@ class HandlerAttempt(Attempt):
     adapter: Adapter
     handler: Handler
     response: Any = None
-    #: Whether the handler has returned. A copy of the context may outlive it.
+    #: Whether the handler returned. A copy of the context may outlive it.
     has_ended: bool = False
-    #: Whether the handler has called ``set_rollback(True)`` on one of its transactions.
+    #: Whether the handler called ``set_rollback(True)`` on one of its transactions.
     undoes_itself: bool = False
 
     def is_here(self) -> bool:
@@ -166,7 +166,7 @@ class HandlerAttempt(Attempt):
         others = {using: transaction.atomic(using=using) for using in self.handler.databases if using != owned.using}
         token = attempts.set((*attempts.get(), self))
         connected: list[Any] = [owned.store.connection, *(connections[using] for using in others)]
-        # An operation whose handler calls this one has replaced the method, too.
+        # An outer operation, whose handler calls this one, may have replaced the method already.
         replaced = [(connection, vars(connection).get("set_rollback")) for connection in connected]
         try:
             with ExitStack() as transactions:
@@ -192,7 +192,7 @@ class HandlerAttempt(Attempt):
             attempts.reset(token)
 
     def _set_rollback(self, connection: Any, depth: int, rollback: bool) -> None:
-        """Note that the handler itself calls ``set_rollback()``."""
+        """Record that the handler itself calls ``set_rollback()``."""
         type(connection).set_rollback(connection, rollback)
         if len(connection.atomic_blocks) == depth:  # not within a nested atomic()
             self.undoes_itself = rollback
@@ -205,14 +205,14 @@ class HandlerAttempt(Attempt):
         """
         self.discard()
         with on_behalf_of(self.claim.ownership), self.adapter.http.META.get(BODY_STREAM, UNWATCHED):
-            pass  # half a body, which may be the cause of the error, is an error on entry
+            pass  # entry raises an error for a truncated body, which may be the cause of ``error``
         answer = self.adapter.answer_to_exception(error)
         if answer is None:
             raise error
         return self._outcome_of(answer)
 
     def discard(self) -> None:
-        """Free the resources of a response that is not sent, such as an open file."""
+        """Free the resources of an unsent response, such as an open file."""
         answer, self.response = self.response, None
         if isinstance(answer, HttpResponseBase):
             # Not response.close(), because that also sends the signal request_finished.
@@ -240,8 +240,8 @@ class HandlerAttempt(Attempt):
             if hasattr(self.response, "render"):
                 refuse_late_changes(self.response, policy.operation)
             with self.adapter.http.META.get(BODY_STREAM, UNWATCHED):
-                pass  # half a body is an error on entry. After the rendering, because that may read the body.
-            del self.response[self.adapter.profile.replayed]  # such as another server's, whose response is passed on
+                pass  # entry raises an error for a truncated body. Not before the rendering, which may read the body.
+            del self.response[self.adapter.profile.replayed]  # may come from another server's response, passed on here
             job = policy.in_progress
             if isinstance(job, Attach) and attach_job(job, owned.fence.scope, self.response):
                 self.claim.reference = self.claim.reference or self.response["Location"]
@@ -257,7 +257,7 @@ class HandlerAttempt(Attempt):
 
 
 def attach_job(job: Attach, scope: Scope, response: Any) -> bool:
-    """Whether the response is the 202 of a running job, which gets the job's address and a Retry-After."""
+    """Add the job's address and Retry-After to the 202 of a running job. Return whether the response is one."""
     if response.status_code != HTTPStatus.ACCEPTED:
         return False
     response.setdefault("Location", job.location(scope))

@@ -1,4 +1,4 @@
-"""Ready values of an operation's ``key``: where a key is, if not in the standard header."""
+"""Ready-made values of an operation's ``key``, for keys outside the standard header."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .payload import FORM, MULTIPART, form_values
 #: The form's field, and the name of the template tag.
 FORM_FIELD = "idempotency_key"
 
-#: The names in ``META`` of the standard header and that of each ``FromHeader``.
+#: The ``META`` names of the standard header and of each ``FromHeader``.
 KEY_HEADERS: Final = {keys.META_NAME}
 
 
 class KeySource:
-    """Its text is the place of the key. Two sources of one place are equal, so a reloaded module declares the same
-    operation again.
+    """A place where a request has its key; ``str()`` describes it. Sources of the same place are equal, so that a
+    reloaded module can declare the same operation again.
     """
 
 
@@ -89,7 +89,7 @@ class FromJSON(KeySource):
     def __call__(self, request: Any) -> str | None:
         http = http_of(request)
         if http.content_type in {FORM, MULTIPART}:
-            return None  # a form whose body was read can't be parsed, nor the other way round
+            return None  # reading the body would prevent the form from being parsed, and vice versa
         try:
             found: Any = json.loads(http.body)
         except (ValueError, RecursionError):
@@ -100,7 +100,7 @@ class FromJSON(KeySource):
             else:
                 found = found.get(step) if isinstance(found, dict) else None
         key: str | None = str(found) if type(found) is int else found
-        return key  # a value of another type is refused like a malformed key
+        return key  # a value of another type is refused as a malformed key
 
 
 @dataclass(frozen=True)

@@ -24,29 +24,28 @@ from .problems import PROFILES, report
 
 
 class KeyStatusView(View):
-    """Answer ``GET`` with the status of the key in the header ``Idempotency-Key``, for the caller's account::
+    """Answer ``GET`` with the status of the key in the ``Idempotency-Key`` header, for the caller's account::
 
         path("keys/", login_required(KeyStatusView.as_view()))
         path("keys/<str:operation>/", login_required(KeyStatusView.as_view()))
         path("charges/key/", login_required(KeyStatusView.as_view(operation="charges.create")))
 
-    The operation's own resolver finds the account, so give the view the authentication and permissions of the
-    operation's view. Another account's key is unknown, like one that was never used. Without an operation, the answer
-    lists all operations with the key, among those that protect views and leave ``account`` to the project's default.
-    The key is not part of the URL, because URLs are logged. For DRF, use the class of this name in
-    ``contrib.rest_framework``.
+    The operation's resolver finds the account, so give this view the authentication and permissions of the operation's
+    view. Another account's key is unknown, like an unused one. Without an operation, the answer lists all operations
+    that used the key, protect views, and leave ``account`` to the project's default. The key is not part of the URL,
+    because URLs are logged. For DRF, use the class of the same name in ``contrib.rest_framework``.
     """
 
     #: The operation, or its name. None takes the name from the URL's argument ``operation``, if there is one.
     operation: str | Operation | None = None
 
     def get(self, request: HttpRequest, **route: Any) -> HttpResponse:
-        policy = asked_policy(self.operation, route)
-        response: HttpResponse = tell_status(policy, Adapter(request), lambda members: JsonResponse(dict(members)))
+        policy = queried_policy(self.operation, route)
+        response: HttpResponse = status_response(policy, Adapter(request), lambda members: JsonResponse(dict(members)))
         return response
 
 
-def asked_policy(fixed: str | Operation | None, route: Mapping[str, Any]) -> Policy | None:
+def queried_policy(fixed: str | Operation | None, route: Mapping[str, Any]) -> Policy | None:
     """The policy of the operation to report on, or None for all operations."""
     if isinstance(fixed, Operation):
         return fixed.policy
@@ -61,13 +60,13 @@ def asked_policy(fixed: str | Operation | None, route: Mapping[str, Any]) -> Pol
     raise ImproperlyConfigured(f"KeyStatusView.as_view(operation=...) needs a declared operation, not {name!r}.")
 
 
-def tell_status(policy: Policy | None, adapter: Adapter, make: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """The response of a status view. ``make`` makes it from its JSON members."""
+def status_response(policy: Policy | None, adapter: Adapter, make: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """The response of a status view. ``make`` creates it from its JSON members."""
     meta = adapter.http.META
     adapter.profile = PROFILES[(settings().defaults if policy is None else policy).profile]
     try:
-        asked = _asked(policy, adapter)
-        found = key_statuses(asked)
+        queried = _queried_scopes(policy, adapter)
+        found = key_statuses(queried)
     except IdempotencyError as error:
         report(error, "" if policy is None else policy.operation.name)
         custom = settings().error_response
@@ -82,14 +81,14 @@ def tell_status(policy: Policy | None, adapter: Adapter, make: Callable[[Mapping
         waits = [status.retry_after for status in found.values() if status.retry_after is not None]
         if waits:
             response["Retry-After"] = str(min(waits))
-    response["Cache-Control"] = "no-store"  # it is for one account, and may change
+    response["Cache-Control"] = "no-store"  # because it belongs to one account and may change
     return response
 
 
-def _asked(policy: Policy | None, adapter: Adapter) -> dict[Scope, Policy]:
+def _queried_scopes(policy: Policy | None, adapter: Adapter) -> dict[Scope, Policy]:
     """The scopes to look up, with the policies of their operations.
 
-    :raises IdempotencyError: the request has no key, no account, or no path that it needs.
+    :raises IdempotencyError: the request lacks a key, an account, or a required path.
     """
     meta, path = adapter.http.META, adapter.http.GET.get("path")
     if keys.META_NAME not in meta:
@@ -97,22 +96,22 @@ def _asked(policy: Policy | None, adapter: Adapter) -> dict[Scope, Policy]:
     if policy is not None:
         resolver, policies = policy.account, [policy]
     else:
-        # Another resolver may return an account that is not the caller's alone.
+        # Another resolver may return an account that other callers share.
         resolver = settings().defaults.account
         policies = [each.policy for each in registry.of_requests() if each.policy.account is resolver]
     name = "" if policy is None else policy.operation.name
     caller = scope_of(name, resolver(adapter.request), keys.parse_header(meta[keys.META_NAME]))
-    asked = {}
+    queried = {}
     for each in policies:
         key = caller.idempotency_key
         if PROFILES[each.profile].is_scoped_by_path:
             if path is None:
                 continue
             key = key_on_path(key, f"/{path.removeprefix(get_script_prefix())}")
-        asked[replace(caller, operation=each.operation.name, idempotency_key=key)] = each
-    if policy is not None and not asked:
+        queried[replace(caller, operation=each.operation.name, idempotency_key=key)] = each
+    if policy is not None and not queried:
         raise KeyInvalidError("One key on two paths is two requests of this operation. Add the request's: ?path=/...")
-    return asked
+    return queried
 
 
 def _members(status: KeyStatus) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Refuses a change of what a response was rendered from, because the change would reach no client."""
+"""Refuses changes to a response's context or data after rendering, because they would reach no client."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..operation import Operation
 
-#: What Django's ``TemplateResponse`` and DRF's ``Response`` are rendered from.
+#: The attributes from which Django's ``TemplateResponse`` and DRF's ``Response`` are rendered.
 _SOURCES: Final = ("context_data", "data")
 
 
 def refuse_late_changes(response: Any, operation: Operation) -> None:
-    """Make ``render()`` raise ``ImproperlyConfigured`` if the context or the data has changed since now.
+    """Make ``render()`` raise ``ImproperlyConfigured`` if the context or the data changes from now on.
 
-    Django calls ``render()`` after all decorators of the view, and also on a response that is rendered.
+    Django calls ``render()`` after all decorators of the view, even on a rendered response.
 
     :param response: a rendered response that has the method ``render()``.
     """

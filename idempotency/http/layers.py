@@ -1,7 +1,7 @@
 """Refuses decorators below a protection that may check something, because a replay doesn't run them.
 
-A decorator that checks nothing is known by the code of the function that it makes, because ``functools.wraps()``
-changes that function's name, and by what the function holds besides the view, because decorators may share its code.
+A harmless decorator is recognised by the code of its wrapper, because ``functools.wraps()`` changes the wrapper's name,
+and by the objects that the wrapper holds besides the view, because decorators may share its code.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _Decorator = TypeVar("_Decorator", bound=Callable[..., Any])
 #: Objects that only call a function.
 _TRANSPARENT: Final = (Protection, functools.partial, MethodType, SyncToAsync, AsyncToSync)
 
-#: A decorator: the code of the function that it makes, and what that function calls besides the view.
+#: Identifies a decorator: the code of its wrapper, and the types and code that the wrapper holds besides the view.
 _Kind = tuple[CodeType, frozenset[Any]]
 
 
 def _new_view(*, is_async: bool = False) -> Any:
-    """A new view to decorate, because a decorator may change its attributes."""
+    """A new view to decorate. Decorators may change its attributes, so it is not shared."""
 
     def view(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -55,7 +55,7 @@ def checks_nothing(decorator: _Decorator) -> _Decorator:
 
         checks_nothing(traced("any name"))
 
-    It applies to all arguments of the decorator, and decorates a function without effect to learn what that makes.
+    The declaration covers all arguments of the decorator, which is called once or twice with a dummy view.
 
     :returns: the decorator.
     :raises TypeError: the decorator does not return a function that calls the view.
@@ -75,7 +75,7 @@ def _kinds_of(decorator: Callable[..., Any], view: Any) -> set[_Kind]:
 
 
 def refuse_layers(operation: Operation, handler: Any, name: str = "") -> None:
-    """:param name: the attribute of its class, if the protection finds the handler by that.
+    """:param name: the attribute of the class by which the protection finds the handler, if any.
     :raises ImproperlyConfigured: a decorator of the handler may check something, or opens a durable transaction.
     """
     for layer, inner in _layers(handler, name):
@@ -102,7 +102,7 @@ def refuse_layers(operation: Operation, handler: Any, name: str = "") -> None:
 
 
 def _layers(handler: Any, name: str = "") -> Iterator[tuple[Any, Any]]:
-    """The decorators of a handler, outermost first, each with what it decorates."""
+    """The decorators of a handler, outermost first, each with the object that it decorates."""
     layer = handler
     while (inner := _decorated_by(layer, name)) is not None:
         if not isinstance(layer, _TRANSPARENT):
@@ -125,7 +125,7 @@ def _kind_of(layer: FunctionType, inner: Any) -> _Kind:
 
 
 def _parts(values: Iterator[Any]) -> Iterator[Any]:
-    """The values that can have an effect, also those in lists and dicts."""
+    """The values that can have an effect, including values in lists and dicts."""
     for value in values:
         if isinstance(value, Mapping):
             yield from _parts(iter(value.values()))

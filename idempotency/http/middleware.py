@@ -22,10 +22,10 @@ class IdempotencyMiddleware(MiddlewareMixin):
     """Add the key's status to every response to a request with a key, and answer errors of ``claim()``.
 
     - If a protected handler crashes, Django's 500 gets the headers that every other response has.
-    - If the route takes no key, the response has ``Idempotency-Status: ignored``, so a client learns that its key
+    - If the route doesn't use keys, the response has ``Idempotency-Status: ignored``, so the client learns that its key
       protects nothing. A view that reads the key itself sets this header itself.
     - An ``IdempotencyError`` of a view that calls ``claim()`` becomes a response with its status, code and headers. In
-      a view under ``@idempotent`` it stays a 500, because it does not concern the request's own key.
+      a view under ``@idempotent`` it remains a 500, because it doesn't concern the key of the request.
     """
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> Any:
@@ -45,8 +45,8 @@ class IdempotencyMiddleware(MiddlewareMixin):
 def _headers_without_exchange(request: HttpRequest, status: int) -> dict[str, str]:
     """The headers of a response for which no protected handler was called.
 
-    The route takes no key, or a check above the handler, such as a throttle, refused without looking up the record. A
-    405, and the 404 of an unknown URL, get no status: the key may have been used with another method.
+    The route doesn't use keys, or a check above the handler, such as a throttle, refused without looking up the record.
+    A 405, or the 404 of an unknown URL, gets no status: the key may have been used with another method.
     """
     match, method = request.resolver_match, request.method or ""
     if status == HTTPStatus.METHOD_NOT_ALLOWED or match is None or KEY_HEADERS.isdisjoint(request.META):
@@ -58,7 +58,7 @@ def _headers_without_exchange(request: HttpRequest, status: int) -> dict[str, st
 
 
 def _takes_key(request: HttpRequest, operation: Operation | None) -> bool:
-    """Whether the request has a key of the operation, in the standard header or in the operation's own."""
+    """Whether the request has a key for the operation, in the standard header or in the operation's header."""
     if operation is None or keys.META_NAME in request.META:
         return operation is not None
     own = operation.policy.key

@@ -1,10 +1,10 @@
-"""What a fingerprint takes from a Django request: its body, its place, and the arguments of its route.
+"""The parts of a Django request that are fingerprinted: its body, its place, and its route's arguments.
 
 The request stays readable for its handler.
 
 The place is the URL pattern's name with its namespaces, so two patterns of one view are two places, unless they have
 the same name. The path is not used, because a trailing slash, a prefix, a language or a proxy may change it. A pattern
-without a name is identified by its text, without the last slash.
+without a name is identified by its text, without the trailing slash.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _PARTS = "_idempotency_parts"
 
 
 def parsed_body(http: HttpRequest) -> object:
-    """The payload of a request: JSON by its values, a form by its fields, or the bytes."""
+    """The payload of a request: the values of JSON, the fields of a form, or else the bytes."""
     content_type = http.content_type or ""
     if content_type == MULTIPART and has_parts(http):
         return parts(http)
     content_length(http)  # otherwise Django's ``body`` may raise ValueError
     body = http.body
     if content_type == FORM:
-        # The order of the fields doesn't count. They stay encoded, because a handler may read the body differently, for
-        # example as JSON that a client sends with the content type of a form.
+        # The order of the fields doesn't count. They stay encoded, because the handler may read the body differently,
+        # for example as JSON that a client sends with a form's content type.
         return ["form", *form_pairs(body)]
     if is_json(content_type):
         # Malformed JSON is compared by its bytes, and the handler reports it.
@@ -60,7 +60,7 @@ def parsed_body(http: HttpRequest) -> object:
 
 
 def content_length(http: HttpRequest) -> int:
-    """:raises BadRequest: it is not a number."""
+    """:raises BadRequest: Content-Length is not a number."""
     try:
         return int(http.META.get("CONTENT_LENGTH") or 0)
     except ValueError:
@@ -76,13 +76,13 @@ def fits_in_memory(http: HttpRequest) -> bool:
 def keep_readable(http: HttpRequest) -> None:
     """Buffer a body that fits in memory, because parsing would consume its stream."""
     if fits_in_memory(http):
-        # The CSRF check may have read the body already. Then its form is parsed and its stream is gone.
+        # If the CSRF check has already read the body, its form is parsed and its stream is consumed.
         with suppress(RawPostDataException):
             http.body  # noqa: B018 - buffers it
 
 
 def has_parts(http: HttpRequest) -> bool:
-    """Whether the handler finds parsed parts. Django parses a POST with a Content-Length, middleware others."""
+    """Whether the handler finds parsed parts: Django parses a POST with a Content-Length, middleware others."""
     if http.method == "POST":
         return content_length(http) > 0
     if not hasattr(http, "_files"):
@@ -129,7 +129,7 @@ def _read_parts(http: HttpRequest) -> tuple[Any, Any]:
     try:
         parsed = MultiPartParser(http.META, stream, [_DigestHandler()], http.encoding).parse()
     except (MultiPartParserError, SuspiciousOperation):
-        # As Django does: the error page reads the form, which must not be parsed again.
+        # Like Django: the error page reads the form, which must not be parsed again.
         http._mark_post_parse_error()  # type: ignore[attr-defined]
         raise
     if copy is not None:
@@ -157,7 +157,7 @@ class _DigestHandler(FileUploadHandler):
 
 
 class _Copy:
-    """The stream of a body that is too large for memory, which it copies to disk while it is read."""
+    """The stream of a body that is too large for memory. It is copied to disk while it is read."""
 
     def __init__(self, http: HttpRequest) -> None:
         self._http = http
@@ -171,7 +171,7 @@ class _Copy:
 
     def hand_back(self) -> None:
         """Rewind the request to its beginning."""
-        shutil.copyfileobj(self._http, self._copy)  # also what follows the last boundary
+        shutil.copyfileobj(self._http, self._copy)  # the rest, after the last boundary
         self._copy.seek(0)
         # Django has no public function for this. Its read() and body use these two attributes.
         self._http._stream = self._copy
@@ -190,7 +190,7 @@ def route_of(
     :param match: None if no URL led to the view, as in a test that calls it. Then the view's keyword
         ``arguments`` are used.
     :param is_named: whether the project has named the URL pattern.
-    :raises TypeError: an argument has no text that stays the same for a retry.
+    :raises TypeError: an argument's text would differ at a retry.
     """
     if match is None:
         return {name: _comparable(value) for name, value in arguments.items()}
@@ -200,7 +200,7 @@ def route_of(
 
 
 def _comparable(value: object) -> object:
-    """A route argument in a form that can be fingerprinted. A converter may return anything, even a model instance."""
+    """A route argument as a value that can be fingerprinted. A converter may return anything, even a model instance."""
     if isinstance(value, Model):
         return [value._meta.label, _comparable(value.pk)]
     if isinstance(value, (str, int, UUID, date, Decimal)):

@@ -43,7 +43,7 @@ class Profile:
     #: The header that marks a replay. Its value is ``true``.
     replayed: str
     content_type: str
-    #: Makes a problem's body from the error, its answer, and the text for the client.
+    #: Creates a problem's body from the error, its answer, and the text for the client.
     body: Callable[[IdempotencyError, Answer, str], dict[str, object]]
     #: By the codes of this package's errors.
     answers: Mapping[str, Answer]
@@ -166,7 +166,7 @@ def problem(error: IdempotencyError, profile: Profile) -> dict[str, object]:
 
 
 def text_of(error: IdempotencyError) -> str:
-    """The text of an error for a client. Under ``DEBUG`` it is the message for developers, as in the log."""
+    """The text of an error for a client. Under ``DEBUG``, it is the developers' message, as in the log."""
     return str(error) if django_settings.DEBUG else error.detail
 
 
@@ -179,7 +179,7 @@ def problem_response(error: IdempotencyError, profile: Profile) -> HttpResponse:
 
 
 def response_for(error: IdempotencyError, request: Any) -> Any:
-    """The response to an error of ``claim()`` that a view did not handle, by the project's ``ERROR_RESPONSE`` if set.
+    """The response to an error of ``claim()`` that a view did not handle. Uses the project's ``ERROR_RESPONSE`` if set.
 
     ``idempotency.middleware.IdempotencyMiddleware`` calls it for every view. You can also call it in a framework's
     exception handler::
@@ -208,7 +208,7 @@ def accepted_response(error: InProgressError, location: str | None = None) -> Ht
 
 
 def report(error: IdempotencyError, operation: str = "", key: str = "") -> None:
-    """Log an error if the server is at fault, with the reference in the client's response."""
+    """Log an error if the server is at fault, with the reference that the client's response contains."""
     if not isinstance(error, (OperationError, UnavailableError)):
         return
     logger.error(

@@ -57,8 +57,8 @@ class RoutedHandler:
 
 
 def protects_handler(operation: Operation, method: str, served: Collection[str]) -> bool:
-    """Whether a request to a method of a class is protected. It is not if the operation's own ``methods`` leave it out,
-    nor if it is a safe one of a handler that serves unsafe ones, too, as ``@action(methods=["get", "post"])`` does.
+    """Whether a request to a method of a class is protected. It isn't if the operation's ``methods`` leave it out, or
+    if it is safe and the handler also serves unsafe methods, as with ``@action(methods=["get", "post"])``.
 
     :param served: the methods that lead to the handler; empty if unknown.
     """
@@ -87,7 +87,7 @@ def protection_of(handler: object) -> Protection | None:
 
 
 def decorator_stack(handler: object) -> Iterator[Any]:
-    """A handler, the function that it decorates, and so on inwards, while each holds the next one."""
+    """A handler, the function that it decorates, and so on inwards, as long as each holds the next one."""
     layer: Any = handler
     while layer is not None:
         yield layer
@@ -109,7 +109,7 @@ def class_of(callback: object) -> Any:
 
 
 def handlers_of_class(view_class: Any) -> list[RoutedHandler]:
-    """The handlers of a class as Django finds them: by their names."""
+    """The handlers of a class, found by their names, like in Django."""
     names = [name for name in view_class.http_method_names if hasattr(view_class, name)]
     methods = {name: frozenset({name.upper()}) for name in names}
     if "get" in names and "head" not in names:  # as Django serves HEAD
@@ -139,8 +139,8 @@ def is_within_atomic(outermost: Iterable[Any]) -> bool:
 def is_within_precondition(outermost: Iterable[Any]) -> bool:
     """Whether ``condition``, ``etag`` or ``last_modified`` is among the decorators above the protection.
 
-    There they refuse the retry of an executed request, because the operation changes what ``If-Match`` is compared
-    with.
+    There they refuse the retry of an executed request, because the operation changes the value that ``If-Match`` is
+    compared with.
     """
     return any(getattr(part, "__code__", None) in PRECONDITION for part in _parts_above(outermost))
 
@@ -155,14 +155,14 @@ def _parts_above(outermost: Iterable[Any]) -> Iterator[Any]:
 
 
 def _codes_within(code: CodeType) -> Iterator[CodeType]:
-    """The code of the functions that a function makes."""
+    """The code objects of the functions that a function creates."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
             yield from _codes_within(constant)
 
 
-#: The functions that ``condition()`` makes, by code, because ``functools.wraps()`` gives them the view's name.
+#: The wrappers of ``condition()``, by code, because ``functools.wraps()`` gives them the view's name.
 PRECONDITION = frozenset(_codes_within(condition.__code__))
 
 
@@ -186,7 +186,7 @@ def held_by(layer: Any) -> Iterator[Any]:
 def _holds(layer: Any, inner: object) -> bool:
     """Whether a decorator holds the function that it decorates, directly or in a function that it holds."""
     if type(layer) is not layer.__class__:
-        return True  # a proxy, as wrapt makes it
+        return True  # a proxy, such as wrapt's
     waiting: list[Any] = [layer]
     seen: list[Any] = []
     while waiting:

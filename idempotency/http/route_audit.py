@@ -66,7 +66,7 @@ class AuditedRoute:
     reasons: tuple[str, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """The route as JSON. If it is unprotected, ``operation`` and its options are None."""
+        """The route as JSON members. If it is unprotected, ``operation`` and its options are None."""
         plain = {**vars(self), "verdict": str(self.verdict), "reasons": list(self.reasons)}
         if self.operation is None:
             return {**plain, **dict.fromkeys(("recovery", "transaction", "key_required"))}
@@ -150,7 +150,7 @@ def _routes_of(place: Place) -> Iterator[AuditedRoute]:
 
 def _served(routed: RoutedHandler, callback: Any, view_class: Any) -> Collection[str]:
     if routed.name and routed.handler is getattr(RedirectView, routed.name, None):
-        return ()  # it has no effect
+        return ()  # a redirect has no effect
     arguments = getattr(callback, "initkwargs", getattr(callback, "view_initkwargs", {}))
     allowed = arguments.get("http_method_names", getattr(view_class, "http_method_names", None))
     return [method for method in routed.methods if allowed is None or method.lower() in allowed]
@@ -173,8 +173,8 @@ def _judged(
             "refused. Put @idempotent above the method's other decorators, or mark the outermost view with "
             "transaction.non_atomic_requests."
         )
-    asked = (adapter.doubts_about(place.callback, place.parameters) for adapter in adapters)
-    doubts = [doubt for doubts in asked for doubt in doubts]
+    found = (adapter.doubts_about(place.callback, place.parameters) for adapter in adapters)
+    doubts = [doubt for doubts in found for doubt in doubts]
     if is_within_precondition(outermost):
         doubts.append(f"{PRECONDITION_ABOVE} {PRECONDITION_BELOW}")
     if (model := model_written_elsewhere(view_class, operation)) is not None:
@@ -187,8 +187,8 @@ def _judged(
         )
     notes = [] if operation.policy.key_required else ["A request without a key runs unprotected (key_required=False)."]
     notes += [
-        f"{dotted(base)}.dispatch() runs before a replay. If it validates or throttles, a retry may get its refusal in "
-        f"place of the recorded outcome."
+        f"{dotted(base)}.dispatch() runs before a replay. If it validates or throttles, a retry may get its refusal "
+        f"instead of the recorded outcome."
         for base in getattr(view_class, "__mro__", ())
         if "dispatch" in vars(base) and base.__module__.partition(".")[0] not in {"django", "rest_framework"}
     ]

@@ -14,7 +14,7 @@ from django.urls.resolvers import LocalePrefixPattern
 
 @dataclass(frozen=True)
 class Place:
-    """A URL pattern within the patterns that include it."""
+    """A URL pattern, including the prefixes of the patterns that include it."""
 
     #: The path, with its variable parts as names in angle brackets.
     route: str
@@ -43,7 +43,7 @@ def _places(
         names = parameters | set(pattern.pattern.regex.groupindex)
         if isinstance(pattern, URLResolver):
             inner = [*namespaces, pattern.namespace] if pattern.namespace else namespaces
-            # A project's own URLs may have the admin's name, but not its views.
+            # A project's URLs may use the admin's name, but not its views.
             is_admin = pattern.app_name == "admin" and any(
                 hasattr(route.callback, "admin_site") for route in pattern.url_patterns
             )
@@ -54,7 +54,7 @@ def _places(
 
 
 def _text_of(pattern: Any) -> str:
-    """The text of a pattern for people. Unnamed parts of a regular expression stay as they are."""
+    """A readable form of a pattern. Unnamed parts of a regular expression are left unchanged."""
     if isinstance(pattern, LocalePrefixPattern):
         return "<language>/"
     return re.sub(r"\(\?P(<\w+>)(?:[^()]|\([^()]*\))*\)|[\\^$]", r"\1", str(pattern))

@@ -35,7 +35,7 @@ EVERY: Final = _Every()
 # the class and the handler.
 #
 # The handlers are protected when the class is made, so neither the mixin's position among the bases nor an override of
-# ``initial()`` or ``dispatch()`` matters. An override of a handler in a subclass is protected, too.
+# ``initial()`` or ``dispatch()`` matters. An override of a handler in a subclass is also protected.
 class IdempotentMixin:
     idempotent_operations: ClassVar[Mapping[str, str | Operation] | _Every] = {}
 
@@ -60,7 +60,7 @@ class IdempotentMixin:
 
 
 class _ByMixin(Protected):
-    """A handler that the mixin protects. A subclass may give it to another operation."""
+    """A handler that the mixin protects. A subclass may assign it to another operation."""
 
 
 class _ByEvery(_ByMixin):
@@ -81,7 +81,7 @@ def refuse_shared_name(view_class: type) -> None:
         found = getattr(found, part, None)
     if found is not view_class:
         raise ImproperlyConfigured(
-            f"The operations of {dotted(view_class)} are named by its dotted path, which does not lead to it, so "
+            f"The operations of {dotted(view_class)} are named after its dotted path, which does not lead to it, so "
             f"another class may have the same names. Define the class in its module, or name its operations: "
             f'idempotent_operations = {{"post": "orders.create"}}.'
         )

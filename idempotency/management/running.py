@@ -41,7 +41,7 @@ REPORT_EVERY = 10.0  # seconds
 
 
 class Stop(ExitStack):
-    """Within its block, note the first SIGINT or SIGTERM, so that the command ends between two batches.
+    """Within its block, record the first SIGINT or SIGTERM, so that the command ends between two batches.
 
     A second signal has its usual effect.
     """
@@ -58,13 +58,13 @@ class Stop(ExitStack):
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
-        self.close()  # puts the handlers back
+        self.close()  # restores the handlers
 
     def sleep(self, seconds: float) -> None:
         """Sleep until the time is over or a signal arrives."""
         end = time.monotonic() + seconds
         while self.signum is None and (left := end - time.monotonic()) > 0:
-            # Not an Event: the signal's handler may interrupt Event.wait() while that holds the lock.
+            # Not an Event: the signal handler may interrupt Event.wait() while it holds the lock.
             time.sleep(min(left, SLICE))
 
     def end_command(self, left: str) -> None:
@@ -79,7 +79,7 @@ def counted(count: int, name: str) -> str:
 
 
 def require(is_right: bool, message: str) -> None:
-    """End the command if an argument is invalid. ``call_command()`` does not parse the values that it is given."""
+    """End the command if an argument is invalid. Needed because ``call_command()`` does not parse its values."""
     if not is_right:
         raise CommandError(message, returncode=EXIT_USAGE)
 
@@ -103,7 +103,7 @@ def refusal(using: str, error: DatabaseError) -> str:
 
 @contextmanager
 def refusals_as_errors(using: str, consequence: str = "Earlier batches stay done.") -> Iterator[None]:
-    """End the command if the database refuses. ``consequence`` is a sentence about its work."""
+    """End the command if the database refuses. ``consequence`` is a sentence about the command's work."""
     try:
         yield
     except DatabaseError as error:
@@ -133,7 +133,7 @@ class BatchCommand(BaseCommand, ABC, Generic[_Result]):
     largest_batch: ClassVar[int]
     #: The default pause of ``--watch`` in seconds; None if the command has no ``--watch``.
     default_watch: ClassVar[float | None] = None
-    #: What a refusal by the database means for the work, as a sentence.
+    #: The consequence of a refusal by the database, as a sentence.
     refused: ClassVar[str] = "Earlier batches stay done."
     #: The exit code of a run with complaints.
     exit_code: ClassVar[int] = EXIT_REFUSED
@@ -153,7 +153,7 @@ class BatchCommand(BaseCommand, ABC, Generic[_Result]):
         """Carry out ``--dry-run``: count without changing anything."""
 
     def complaints(self, result: _Result) -> Mapping[str, str]:
-        """Faults found by a run: sentences, by key. With ``--watch`` they are written only if the keys have changed."""
+        """Faults found by a run: sentences, by key. With ``--watch``, they are written only when the keys change."""
         return {}
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -206,7 +206,7 @@ class BatchCommand(BaseCommand, ABC, Generic[_Result]):
                 if not result.exhausted:
                     left.append(work.due)
         self._write_errors(complaints)
-        # Check again, because a full last batch may have taken the last row that was due.
+        # Check again, because a full last batch may have taken the last due row.
         if any(rows.exists() for rows in left):
             stop.end_command("More is due.")
             if self.verbosity:
@@ -234,7 +234,7 @@ class BatchCommand(BaseCommand, ABC, Generic[_Result]):
                 stop.sleep(pause)
 
     def take(self, work: Work[_Result], stop: Stop) -> _Result:
-        """Take batches until nothing more is due, ``--max-batches`` are taken, or a signal comes."""
+        """Take batches until nothing more is due, ``--max-batches`` are taken, or a signal arrives."""
         reported = time.monotonic()
         total, taken = next(work.batches), 1
         while not total.exhausted and taken != self.max_batches and stop.signum is None:

@@ -17,10 +17,10 @@ _Outcome = TypeVar("_Outcome")
 #: If the process freezes before a COMMIT, the database ends the transaction after this time and frees its rows.
 #: Normally a batch is idle for milliseconds.
 IDLE_TIMEOUT: Final = timedelta(seconds=5)
-#: Cancels a statement with, for example, a bad plan. The largest batch takes a second.
+#: Cancels a statement that takes far too long, for example because of a bad plan. The largest batch takes a second.
 STATEMENT_TIMEOUT: Final = timedelta(seconds=60)
-#: How often to try a batch that the database refuses because of another transaction. Under REPEATABLE READ, one record
-#: claimed again after the batch's snapshot is enough.
+#: The maximum number of tries for a batch that the database refuses because of another transaction. Under REPEATABLE
+#: READ, a single record claimed again after the batch's snapshot causes a refusal.
 MAX_ROUNDS: Final = 5
 
 
@@ -28,7 +28,7 @@ MAX_ROUNDS: Final = 5
 class BatchResult:
     """The result of one batch, as counts of rows. The sum of results is the result of all their batches."""
 
-    #: Whether the batch found fewer rows than it may take: nothing more is due, or other processes hold the rest.
+    #: Whether the batch found fewer rows than its limit: nothing more is due, or other processes hold the rest.
     exhausted: bool = field(default=True, kw_only=True)
 
     @property
@@ -37,7 +37,7 @@ class BatchResult:
         raise NotImplementedError
 
     def __add__(self, later: Self) -> Self:
-        """Add a later batch. Counts are added and mappings merged; other values are those of the later batch."""
+        """Add a later batch. Counts are added and mappings merged; other values come from the later batch."""
         sums: dict[str, Any] = {}
         for name, theirs in vars(later).items():
             ours = getattr(self, name)
@@ -68,7 +68,7 @@ def in_transaction(
 ) -> _Outcome:
     """Do the work of one batch in a short transaction. Repeats it up to ``MAX_ROUNDS`` times if it loses a race.
 
-    :param wait_for_disk: False if a crash of the server may lose the batch.
+    :param wait_for_disk: False if the batch may be lost in a crash of the server.
     :raises RuntimeError: a transaction is open.
     """
 

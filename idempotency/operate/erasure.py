@@ -1,8 +1,8 @@
 """Erasure: delete an account's records with their steps and, with the outbox, its messages.
 
-Finished records and sent messages are erased, and on request also abandoned claims, parked records and dead messages,
-which wait for a decision. Live claims and unsent messages are never erased: without its row, such an operation could
-take effect twice or not at all. Rows in a state of a newer release stay, too.
+Finished records and sent messages are erased. Abandoned claims, parked records and dead messages, which wait for a
+decision, are erased only on request. Live claims and unsent messages are never erased: without its row, such an
+operation could take effect twice or not at all. Rows in a state of a newer release are also kept.
 
 Close the account first, because a later retry or delivery of an erased record runs again. An erasure may be killed at
 any point and repeated.
@@ -37,7 +37,7 @@ _RECORDS: Final = {
     "abandoned": Q(status=Status.IN_PROGRESS) & ~_LIVE,
     "parked": Q(status=Status.PARKED),
     "finished": Q(status__in=[Status.COMPLETED, Status.RECOVERABLE]),
-    # Written by a newer release. Whether they may be erased is unknown here.
+    # Written by a newer release, so it is unknown here whether they may be erased.
     "unknown_records": ~Q(status__in=list(Status)),
 }
 #: The states that are always erased, by the names of ``AccountRows.count``.
@@ -48,7 +48,7 @@ UNRESOLVED: Final = frozenset({"abandoned", "parked", "dead"})
 
 @dataclass(frozen=True)
 class TableRows:
-    """An account's rows in one table, as found once."""
+    """An account's rows in one table, as found by one search."""
 
     rows: QuerySet[Any]
     ids: list[int]
@@ -56,7 +56,7 @@ class TableRows:
     states: Mapping[str, Q]
 
     def chunks(self, size: int = MAX_BATCH_SIZE, states: Collection[str] | None = None) -> Iterator[QuerySet[Any]]:
-        """The rows that still exist, in bounded parts, optionally only those in some states."""
+        """The rows that still exist, in bounded parts, optionally only rows in some states."""
         named = self.states if states is None else states
         condition = reduce(or_, (condition for name, condition in self.states.items() if name in named))
         for start in range(0, len(self.ids), size):
@@ -81,7 +81,7 @@ class ErasureResult(BatchResult):
 
 @dataclass(frozen=True)
 class AccountRows:
-    """The rows of an account, as found once. Later rows are missing."""
+    """An account's rows, as found by one search. Later rows are missing."""
 
     account_id: str
     records: TableRows
@@ -130,7 +130,7 @@ def erase_account(
     :param by: the operator, for the audit: a user, or a name (str).
     :param reason: the reason, for the audit.
     :param include_unresolved: also erase abandoned claims, parked records and dead messages.
-    :param batch_size: the maximum of rows per transaction, 1 to 500.
+    :param batch_size: the maximum number of rows per transaction, 1 to 500.
     :param is_stopped: called after each batch; returns whether to stop.
     :returns: the counts of erased rows and, as ``AccountRows.count`` returns them, of remaining rows.
     :raises ValueError: the account is not a str of 1 to 255 printable characters, or the batch size is not between 1
@@ -167,8 +167,7 @@ def erase_batches(
     names = ERASED | UNRESOLVED if include_unresolved else ERASED
     waiting: set[str] = set()
     if account.messages is not None:
-        # Erase messages before records: the search for lost messages sends a message again whose consumer has no
-        # record.
+        # Erase messages before records: the search for lost messages resends a message whose consumer has no record.
         for messages in account.messages.chunks(batch_size, names):
             yield ErasureResult(messages=_delete(messages))
         for left in account.messages.chunks():
@@ -180,7 +179,7 @@ def erase_batches(
 
 
 def _delete(rows: QuerySet[Any], account_id: str | None = None) -> int:
-    """Delete rows in one transaction. If ``account_id`` is given, they are its records, deleted with their steps."""
+    """Delete rows in one transaction. With ``account_id``, the rows are its records; their steps are deleted too."""
     using = rows.db
 
     def work(store: Store) -> int:

@@ -1,12 +1,12 @@
 """The purge: delete records, recorded responses and sent messages past their retention, in bounded batches.
 
-A batch is one transaction: it locks the oldest due rows that are free, deletes them, and commits. The database's clock
-decides which rows are due. If the process dies before the COMMIT, nothing was deleted. Concurrent purges share the
-rows and skip locked ones.
+A batch is one transaction: it locks the oldest due rows that are not locked, deletes them, and commits. The database's
+clock decides which rows are due. If the process dies before the COMMIT, nothing was deleted. Concurrent purges share
+the rows and skip locked ones.
 
-A claim is never purged, not even an abandoned one: its row is all that is known about it, so it has to be recovered
-first. A parked record waits for a decision. When only a response is deleted (``body_retention``), its record stays, so
-that the key is still recognised.
+A claim is never purged, even if abandoned: its row holds the only information about it, so it must be recovered first.
+A parked record waits for a decision. When only a response is deleted (``body_retention``), its record is kept, so that
+the key is still recognised.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ..signals import purged
 from ..store import Store, Taken, records_database
 from .batches import BatchResult, check_batch_size, in_batches, in_transaction
 
-# Small, because claims of its keys wait for a batch, and a standby replays it in one piece. Five thousand rows take
-# PostgreSQL 20 to 40 ms. Smaller batches take longer per row.
+# Small, because claims of the same keys wait for a batch, and a standby replays it in one piece. PostgreSQL deletes
+# five thousand rows in 20 to 40 ms. Smaller batches take longer per row.
 DEFAULT_BATCH_SIZE: Final = 5000
-# A larger batch is no faster, and holds its row locks for longer than a claim waits for a lock.
+# Larger batches are not faster, and hold their row locks for longer than a claim waits for a lock.
 MAX_BATCH_SIZE: Final = 10_000
 
 PURGED: Final = frozenset({Status.COMPLETED, Status.RECOVERABLE})
@@ -42,7 +42,7 @@ class PurgeResult(BatchResult):
 
     #: The number of deleted rows or, if responses are purged, of changed rows.
     deleted: int = 0
-    #: When the last row of the batch became due; None if it found no row. The next batch starts there.
+    #: The time at which the batch's last row became due, where the next batch starts. None if it found no row.
     reached: datetime | None = None
 
     @property
@@ -106,10 +106,10 @@ def purge_oldest(
 ) -> Iterator[PurgeResult]:
     """Purge in batches.
 
-    A batch starts where the previous one ended. From the beginning it would read the index entries of all deleted rows
-    again, which stay until a vacuum, and of all kept rows, so each batch would cost more than the previous one.
+    A batch starts where the previous one ended. If it started from the beginning, it would reread the index entries of
+    all kept rows and of all deleted rows, which remain until a vacuum, so each batch would cost more than the last.
 
-    :param delete: deletes the oldest rows that became due at a time or later.
+    :param delete: deletes the oldest rows that became due at a given time or later.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
 
@@ -119,8 +119,8 @@ def purge_oldest(
             fault_point["purge.selected"]()
             return taken
 
-        # The COMMIT need not wait for the disk. If a crash of the server undoes the batch, the next run repeats it.
-        # A new claim of a purged key comes later in the same log, so it can't survive without the deletion.
+        # The COMMIT need not wait for the disk. If a server crash undoes the batch, the next run repeats it. A new
+        # claim of a purged key comes later in the same log, so it can't survive without the deletion.
         taken = in_transaction(using, work, wait_for_disk=False)
         return PurgeResult(taken.changed, taken.reached, exhausted=taken.found < batch_size)
 
@@ -133,9 +133,9 @@ def _statuses(include_parked: bool) -> frozenset[Status]:
 
 @dataclass(frozen=True)
 class OtherPurge:
-    """The purge of rows other than records. It runs after that of records."""
+    """A purge of rows other than records. It runs after the purge of records."""
 
-    #: The name of its count in a result, and of one row.
+    #: The name of its count in a result, and the name of one row.
     name: str
     row: str
     #: Returns the due rows of a database.

@@ -1,11 +1,11 @@
 """Operators' decisions about a record, and their log. Called by the admin and by scripts.
 
 Each decision is one compare-and-set on the state that the operator saw. If two operators decide at once, one wins, and
-the other gets an error that names the new state. After its COMMIT a decision is logged to ``idempotency.audit``. If a
+the other gets an error that names the new state. After its COMMIT, a decision is logged to ``idempotency.audit``. If a
 user of ``AUTH_USER_MODEL`` decided and the admin is installed, the same transaction adds an entry to the admin's log.
 
-An operator who decides that an operation did not take effect must also know that it can't take effect later. A frozen
-worker may wake up, and no fence can stop its call to the outside world.
+An operator who decides that an operation did not take effect must also know that it can't take effect later: a frozen
+worker may wake up, and no fence can stop its call to an external service.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ def release(record: IdempotencyRecord, *, by: Any, reason: str = "") -> None:
 def forget(record: IdempotencyRecord, *, by: Any, reason: str = "") -> None:
     """End the retention of a completed record, so that the operation runs again.
 
-    The next request with the key runs as a new one, whatever its payload. It deletes stored results of steps, and its
-    messages get new ids, so consumers run again, too. If the first run took effect, this is a second effect. Keys
-    derived for downstream calls stay the same. An operation with ``max_key_age`` still rejects an older key.
+    The next request with the key runs as a new request, even with another payload. It deletes stored results of steps,
+    and its messages get new ids, so consumers also run again. If the first run took effect, this is a second effect.
+    Keys derived for downstream calls stay the same. An operation with ``max_key_age`` still rejects an older key.
 
     Takes the arguments of ``mark_not_executed``.
 
@@ -164,15 +164,15 @@ def _resolve(
     using = records_database(operation=record.operation, account_id=record.account_id)
     store = store_for(using)
     seen = store.matching(Fence.of(record), status=record.status).filter(free)
-    # Unlike a claim, which other requests have to see at once, this may run inside a transaction of the caller, such as
-    # the admin's under ATOMIC_REQUESTS.
+    # Unlike a claim, which must be visible to other requests at once, this may run inside the caller's transaction,
+    # such as the admin's under ATOMIC_REQUESTS.
     with transaction.atomic(using=using):
-        # A transaction that has locked the row is settling the record, or froze while doing so. Don't wait for it:
-        # refuse the decision at once.
+        # A transaction that locked the row is settling the record, or froze while doing so. Don't wait for it: refuse
+        # the decision at once.
         changeable = store.select_unlocked(seen.values_list("pk", flat=True))
         if seen.filter(pk__in=changeable).update(status=status, lease_expires_at=None, **changes) != 1:
             raise _refusal(record, using, must_be_free=bool(free))
-        # The entry outlives the erasure of the account, so it does not name the account.
+        # The entry survives the erasure of the account, so it does not name the account.
         title = f"{record.operation}, attempt {record.attempt}"
         settled = "" if status == record.status else f" to {status}"
         subject = f"{_describe(record)}, {_state(record)}{settled}"
@@ -219,14 +219,14 @@ def require_name(by: Any) -> None:
 
 
 def log_decision(row: Model, subject: str, title: str, decision: str, by: Any, reason: str, *, using: str) -> None:
-    """Log a decision in its transaction: a line, and an entry of the admin's log.
+    """Log a decision in its transaction: a log line, and an entry in the admin's log.
 
     :param subject: the row, for the line, without control characters.
     :param title: the row, for the entry.
     """
 
     def write_line() -> None:
-        # The name and the reason are free text. repr() escapes them, so that they can't break or forge a line.
+        # The name and the reason are free text. repr() escapes them, so that they can't break or forge a log line.
         logger.info("%s: %s by %r, reason: %r", subject, decision, str(by), reason)
 
     transaction.on_commit(write_line, using=using, robust=True)

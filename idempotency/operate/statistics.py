@@ -1,7 +1,7 @@
 """Statistics: the contents of the table of records, and counts of events, each with its precision.
 
-Nothing here reads a huge table. Unfinished records have an index and are counted up to a bound. The number of the
-others is the database's estimate. Events are counted by the app ``idempotency.contrib.dashboard``.
+Nothing here reads a whole table. Unfinished records have an index and are counted up to a bound. The number of other
+records is the database's estimate. The app ``idempotency.contrib.dashboard`` counts events.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..store import records_database, store_for
 #: Counting stops here. Ten thousand index entries take milliseconds.
 MAX_COUNTED = 10_000
 
-#: The names of counts, and the events of ``signals.EVENTS`` that they count.
+#: The names of counts, with the events of ``signals.EVENTS`` that they count.
 EVENTS = {
     "claims": "claimed",
     "take_overs": "taken_over",
@@ -46,7 +46,7 @@ def event_counts() -> Any:
 
 
 def write_counts(*, if_due: bool = False) -> None:
-    """Write the counts of this process, if an app counts events. With ``if_due``, only if that is due."""
+    """Write the counts of this process, if an app counts events. With ``if_due``, only if a flush is due."""
     counts = event_counts()
     if counts is not None:
         (counts.flush_if_due if if_due else counts.flush)()
@@ -58,7 +58,7 @@ class Precision(StrEnum):
     EXACT = "exact"
     AT_LEAST = "at least"  # counting stopped at a bound
     ESTIMATE = "estimate"  # the database's, from its last ANALYZE
-    RECENT = "recent"  # processes report up to ten seconds late, and a killed one loses its last counts
+    RECENT = "recent"  # processes report up to ten seconds late, and a killed process loses its last counts
     NEVER = "never"  # has not happened; the value is the time since the first count
     UNKNOWN = "unknown"  # the database does not provide it, or no app counts events
 
@@ -93,19 +93,19 @@ class Stats:
     in_progress: Number
     recoverable: Number
     completed: Number
-    #: Records whose outcome is unknown and that wait for a decision.
+    #: Records whose outcome is unknown, which wait for a decision.
     parked: Number
     #: Records in progress whose lease is over.
     abandoned: Number
-    #: The time since the oldest lease of a record in progress ended; 0 if it has not. If this exceeds the interval
-    #: between sweeps, no sweep is running, or the sweep doesn't know the operation.
+    #: The time since the oldest lease of a record in progress ended; 0 if none ended. If this exceeds the interval
+    #: between sweeps, no sweep is running, or the operation is not declared in the sweep's process.
     overdue: Number
     #: The age of the oldest record in progress.
     oldest_in_progress: Number
     #: The highest attempt number of the records in progress.
     most_attempts: Number
-    #: The time since the hour in which a purge last left nothing due. If none ever did, the kind is ``NEVER`` and the
-    #: value is the time since the first count.
+    #: The time since the hour in which a purge last left nothing due. If no purge ever did, the kind is ``NEVER`` and
+    #: the value is the time since the first count.
     since_purge: Number
     claims: Number
     take_overs: Number
@@ -117,7 +117,7 @@ class Stats:
     reused_keys: Number
     #: Attempts that failed without an effect.
     releases: Number
-    #: Attempts whose response, below 500, their operation does not record. Not failures.
+    #: Attempts with a response below 500 that their operation does not record. Not failures.
     unrecorded: Number
     lease_losses: Number
     #: Claims settled by a sweep, a reconciler or an operator.
@@ -193,7 +193,7 @@ def _bounded(count: int) -> Number:
 
 
 def _claims_in_progress(records: RecordQuerySet) -> dict[str, Number]:
-    """All numbers about claims in progress, from one statement, which reads those abandoned longest first."""
+    """All numbers about claims in progress, from one statement, which reads the claims abandoned longest first."""
     is_over = ExpressionWrapper(Q(lease_expires_at__lte=Now()), output_field=BooleanField())
     listed = records.in_progress().order_by("lease_expires_at").annotate(is_over=is_over, now=Now())
     claims = list(

@@ -1,4 +1,4 @@
-"""The sweep: settle abandoned claims that no client retries, as their operations declare, in bounded batches.
+"""The sweep: settle abandoned claims as their operations declare, in bounded batches, even if no client retries.
 
 A sweep may be killed at any point and repeated: its changes are fenced, and it finds the remaining claims again.
 """
@@ -25,7 +25,7 @@ from .batches import BatchResult, check_batch_size, in_batches, in_transaction
 
 logger: Final = logging.getLogger("idempotency")
 
-#: Small, because a batch's reconcilers run one after the other, and each may call a provider. Without them, a hundred
+#: Small, because a batch's reconcilers run one by one, and each may call a provider. Without reconcilers, a hundred
 #: claims take milliseconds.
 DEFAULT_BATCH_SIZE = 100
 MAX_BATCH_SIZE = 10_000
@@ -45,10 +45,10 @@ class RecoveryResult(BatchResult):
     completed: int = 0
     #: Parked, because it is unknown whether the operation took effect.
     parked: int = 0
-    #: Their reconciler does not know yet and is called again later.
+    #: Their reconciler could not decide yet and is called again later.
     postponed: int = 0
-    #: Skipped, because this process declares no operation of that name. Counted in the last batch, among the
-    #: ``MAX_LISTED`` claims that were abandoned longest.
+    #: Skipped, because no operation of that name is declared in this process. Counted in the last batch, among the
+    #: ``MAX_LISTED`` claims abandoned longest.
     unknown_operations: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -67,10 +67,10 @@ def abandoned(using: str | None = None) -> RecordQuerySet:
 
 
 def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> RecoveryResult:
-    """Settle up to ``batch_size`` abandoned claims, those abandoned longest first.
+    """Settle up to ``batch_size`` abandoned claims, longest abandoned first.
 
-    Sweeps may run concurrently, and a sweep may be killed. Rows locked by another sweep are skipped. Each change names
-    the attempt or the lease on which it was decided. A reconciler runs without a lock or a transaction.
+    Sweeps may run concurrently, and a sweep may be killed. Rows locked by another sweep are skipped. Each change is
+    conditional on the attempt or the lease on which it was decided. A reconciler runs without a lock or a transaction.
 
     :param batch_size: 1 to 10,000.
     :raises ValueError: the batch size is not between 1 and 10,000.

@@ -1,6 +1,6 @@
 """The outbox: a message is published if and only if the transaction that published it committed.
 
-An app: add ``"idempotency.outbox"`` to ``INSTALLED_APPS``. To send through another broker than Celery's, pass
+An app: add ``"idempotency.outbox"`` to ``INSTALLED_APPS``. To use a broker other than Celery's, pass
 ``publish(sender=...)`` the dotted path of a callable that takes a message and returns when the broker has confirmed it.
 """
 

@@ -1,4 +1,4 @@
-"""The outbox in the admin: waiting messages, why a message is dead, and a button to requeue it.
+"""The outbox in the admin: waiting messages, the reason why a message is dead, and a button to requeue it.
 
 Payloads and headers may hold secrets, and an error may quote them, so they need the permission ``view_payload``.
 
@@ -137,7 +137,7 @@ class OutboxMessageAdmin(DecisionAdmin):
         name: str = message.status
         if message.status == MessageStatus.PENDING:
             name = "waiting" if time_left(message, message.next_try_at) > timedelta(0) else "due"
-        # A newer release may have written a state that is not known here.
+        # A newer release may have written an unknown state.
         label, _filter = MessageStatusFilter.states.get(name, (name, None))
         return show_badge(_BADGES.get(name, ""), label)
 

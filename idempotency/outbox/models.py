@@ -1,4 +1,4 @@
-"""The table of messages, and the database that it is in."""
+"""The table of messages, and its database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OutboxMessage(models.Model):
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
     #: The message's identity at the broker, the same in every attempt of the operation that publishes it.
     message_id: models.UUIDField[UUID, UUID] = models.UUIDField(_("message id"), unique=True)
-    #: The account of the operation that published it; empty if it was published outside of a claim.
+    #: The account of the operation that published it; empty if it was published outside a claim.
     account_id: BytewiseCharField = BytewiseCharField(_("account"), max_length=255, blank=True, default="")
     #: The key under which a consumer claims it.
     idempotency_key: BytewiseCharField = BytewiseCharField(_("key"), max_length=255)
@@ -43,8 +43,8 @@ class OutboxMessage(models.Model):
     status: models.CharField[str, str] = models.CharField(
         _("status"), max_length=8, choices=MessageStatus.choices, default=MessageStatus.PENDING
     )
-    #: The number of tries to send it. Counted before a try, because the relay may die during it. A try that did not
-    #: take place is subtracted again. A requeued message starts at 0.
+    #: The number of tries to send it. Counted before a try, because the relay may die during it, and subtracted again
+    #: if the try did not take place. A requeued message starts at 0.
     attempts: models.PositiveIntegerField[int, int] = models.PositiveIntegerField(_("attempts"), default=0)
     next_try_at: models.DateTimeField[datetime | Combinable, datetime] = models.DateTimeField(
         _("next try at"), db_default=Now()

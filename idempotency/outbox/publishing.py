@@ -1,7 +1,7 @@
 """Publishing: a message is written in the caller's transaction.
 
-After the COMMIT, a relay (``relay.py``) sends it to a broker at least once, always with the same id, by which a
-consumer distinguishes a second delivery from a second message.
+After the COMMIT, a relay (``relay.py``) sends it to a broker at least once. The id is always the same, so that a
+consumer can distinguish a second delivery from a second message.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ def publish(
 ) -> OutboxMessage:
     """Publish a message if, and only if, the open transaction commits. Costs one statement on a first attempt.
 
-    Under a claim the message's id is derived from the claim, so that an attempt that runs again publishes the same
+    Under a claim, the message's id is derived from the claim, so that an operation that runs again publishes the same
     message. Messages on one topic differ by ``name``, or else by the order of the calls.
 
     :param topic: 1 to 255 printable characters; for the Celery sender, the name of the task.
     :param payload: JSON data. For the Celery sender, an object has the task's keyword arguments, and an array its
         positional arguments.
-    :param name: distinguishes the operation's messages on one topic, so that neither their number nor their order
-        matters. Ignored outside of a claim.
+    :param name: distinguishes the operation's messages on one topic, so that their number and order don't matter.
+        Ignored outside a claim.
     :param headers: text sent with the message.
     :param delay: the minimum time until the message is sent.
     :param sender: the dotted path of the callable that sends the message.
     :param using: the alias of the transaction's database; by default the claim's, or else the outbox's.
-    :returns: the message, or the one that an earlier attempt has published.
+    :returns: the message, or the message that an earlier attempt published.
     :raises NoTransactionError: no transaction is open.
-    :raises MessageReusedError: an earlier attempt published a different message in its place.
+    :raises MessageReusedError: an earlier attempt published a different message at this point.
     :raises LeaseLostError: the claim's lease is known to be lost.
     :raises TypeError: the payload is not JSON, a text is not a str, or the delay is not a timedelta.
     :raises ValueError: a text is empty, too long or not printable, the delay is negative or longer than 36,500 days, or
@@ -96,8 +96,8 @@ def publish(
         sender=sender,
     )
     # If the process dies before the caller's COMMIT, nothing was published; after it, a relay finds the message. If it
-    # sleeps before the COMMIT until another attempt has taken over, its completing update matches no row, and the
-    # message is rolled back.
+    # sleeps before the COMMIT until another attempt takes over, its completing update matches no row, and the message
+    # is rolled back.
     if claim is None:
         message.message_id = uuid4()
         message.idempotency_key = str(message.message_id)
@@ -116,10 +116,10 @@ def publish(
 
 @dataclass(frozen=True)
 class _Place:
-    """The place of one message among those of an operation. ``call`` names it, the same in every attempt.
+    """The place of one message among an operation's messages. ``call`` names it and is the same in every attempt.
 
-    The message's id is derived from the scope alone, so that it is the same even if a crash has lost the record. After
-    the retention the same key makes a new request, whose message needs another id, because a consumer that remembers
+    The message's id is derived from the scope alone, so that it is the same even if a crash lost the record. After the
+    retention, the same key starts a new request, whose message needs a different id, because a consumer that remembers
     the old id would not run. So if the outbox still has the old message, the new id is also derived from the time at
     which the new request began. The outbox keeps messages for longer than consumers remember them.
     """
@@ -129,7 +129,7 @@ class _Place:
     call: str
 
     def publish(self, message: OutboxMessage, delay: timedelta) -> OutboxMessage:
-        """Insert the message, or return the one that this request has published in this place."""
+        """Insert the message, or return the message that this request already published in this place."""
         first = self.claim.derive_key(self.call)
         messages = OutboxMessage.objects.using(self.using)
         if self.claim.attempt > 1 and (began := self._began()) is not None:
@@ -150,7 +150,7 @@ class _Place:
 
     def _began(self) -> datetime | None:
         """When the request began, according to the record. A take-over does not change that time."""
-        # A crash may lose a record in another database without the message, so its times must not decide.
+        # A crash may lose a record in another database but keep the message, so its times must not decide.
         if self.using != self.claim.using:
             return None
         records = RecordQuerySet(IdempotencyRecord, using=self.using).in_scope(*astuple(self.claim.scope))
@@ -194,7 +194,7 @@ def _same(before: OutboxMessage, message: OutboxMessage) -> OutboxMessage:
     contents = [(each.topic, json.dumps(json.loads(each.payload), sort_keys=True)) for each in (before, message)]
     if contents[0] != contents[1]:
         raise MessageReusedError(
-            f"An earlier attempt published a different message {before.message_id} on {before.topic!r} in place of "
+            f"An earlier attempt published a different message {before.message_id} on {before.topic!r} instead of "
             f"this one on {message.topic!r}. Each attempt must publish the same messages in the same order, or give "
             f"each message a separate name=."
         )

@@ -1,4 +1,4 @@
-"""The relay: send messages of the outbox to their brokers, in bounded batches.
+"""The relay: sends messages of the outbox to their brokers, in bounded batches.
 
 A relay leases a batch in a transaction, sends its messages outside any transaction, and then marks them as sent. If it
 dies or freezes, the lease runs out and another relay sends the remaining messages. Because a broker's confirmation and
@@ -40,20 +40,20 @@ DEFAULT_BATCH_SIZE = 100
 #: Two statements have a parameter per message, and SQLite may accept no more than 999.
 MAX_BATCH_SIZE = 500
 
-#: How long a relay that has taken a batch is presumed alive. It stops sending at half of this time, which leaves the
-#: other half for its last message. So only a relay that froze sends messages that another one has taken over.
+#: How long a relay that took a batch is presumed alive. It stops sending at half of this time, which leaves the other
+#: half for its last message. So only a relay that froze sends messages that another relay has taken over.
 LEASE = timedelta(seconds=60)
 
-#: A message is tried again after 2, 4, 8 … seconds, later every hour, and is dead after 16 tries, about five hours: a
-#: deploy may correct the cause by then, and otherwise an operator sees it the same day. A try that could not reach the
-#: broker does not count.
+#: A message is tried again after 2, 4, 8 … seconds, later every hour, and is dead after 16 tries, about five hours. By
+#: then a deploy may have corrected the cause; otherwise an operator notices the same day. A try that could not reach
+#: the broker does not count.
 MAX_ATTEMPTS = 16
 LONGEST_BACKOFF = 3600  # seconds
 #: Short, because trying an unreachable broker again costs almost nothing.
 UNAVAILABLE_BACKOFF = timedelta(seconds=5)
 
-#: A batch may contain a poison message that killed its relay. A message left over by this many relays that disappeared
-#: is sent alone.
+#: A batch may contain a poison message that killed its relay. A message is sent alone after this many relays
+#: disappeared while they had it.
 SUSPICIOUS = 2
 
 #: The last error of a message that died without an error of its sender.
@@ -73,7 +73,7 @@ class RelayResult(BatchResult):
     postponed: int = 0
     #: Their sender failed, or their relay died, too often. They wait to be requeued.
     dead: int = 0
-    #: Not tried, because a broker can't be reached or the time was up.
+    #: Not tried, because a broker can't be reached or the relay's time was over.
     put_back: int = 0
     #: The senders whose broker can't be reached, with the error.
     unavailable: dict[str, str] = field(default_factory=dict)
@@ -93,7 +93,7 @@ def due(using: str) -> QuerySet[OutboxMessage]:
 def relay_once(
     *, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None, skip: Collection[str] = ()
 ) -> RelayResult:
-    """Send up to ``batch_size`` due messages, those due longest first. Relays may run concurrently and may be killed.
+    """Send up to ``batch_size`` due messages, longest due first. Relays may run concurrently and may be killed.
 
     :param batch_size: 1 to 500.
     :param skip: senders whose messages are skipped, because their broker can't be reached.
@@ -237,7 +237,7 @@ def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:
 
 
 def _alike(messages: list[tuple[OutboxMessage, str]]) -> dict[tuple[int, str], list[OutboxMessage]]:
-    """Group messages by attempts and error, because most batches fail for one reason, which takes one statement."""
+    """Group messages by attempts and error. Most batches fail for one reason, and then one statement is enough."""
     groups = defaultdict(list)
     for message, error in messages:
         groups[message.attempts, error].append(message)
@@ -246,6 +246,6 @@ def _alike(messages: list[tuple[OutboxMessage, str]]) -> dict[tuple[int, str], l
 
 def _announce_dead(message: OutboxMessage, result: RelayResult) -> None:
     result.dead += 1
-    logger.error("Message %s on %s is dead; its last error says why", message.message_id, message.topic)
+    logger.error("Message %s on %s is dead; its last error has the reason", message.message_id, message.topic)
     shown = {name: getattr(message, name) for name in ("account_id", "idempotency_key", "message_id", "topic")}
     signals.message_dead.send_robust(sender=OutboxMessage, attempt=message.attempts, **shown)

@@ -1,4 +1,4 @@
-"""The messages on the timeline of a record.
+"""The messages in the timeline of a record.
 
 Messages have no index by account or key, so the search has a time limit.
 """
@@ -23,7 +23,7 @@ from ..models import IdempotencyRecord
 from ..store import statement_timeout
 from .models import MessageStatus, OutboxMessage, outbox_database
 
-#: A running relay sends a message within milliseconds, and the messages of a whole day are too many to search.
+#: A running relay sends a message within milliseconds, and a whole day's messages are too many to search.
 NEAR = timedelta(minutes=1)
 
 
@@ -38,7 +38,7 @@ def events_of(
 ) -> Iterator[Event]:
     """The message that led to this record, the messages of its trace, and the records of their consumers.
 
-    Adds to ``notes`` what is missing.
+    Adds a note if some may be missing.
     """
     messages = admin_of_messages(records.admin_site, request)
     if messages is None:
@@ -57,8 +57,8 @@ def events_of(
         yield from _of_message(message, messages)
     notes.append(
         gettext(
-            "Messages of the same trace are listed if they wait, or were sent within a minute of the outcome, also "
-            "those of later operations."
+            "Messages of the same trace are listed if they wait, or were sent within a minute of the outcome. This "
+            "includes messages of later operations."
         )
     )
 
@@ -75,7 +75,7 @@ def _outbox() -> QuerySet[OutboxMessage]:
 
 
 def _arrived(record: IdempotencyRecord) -> OutboxMessage | None:
-    """The message that this record claims, if its key is a message's."""
+    """The message that this record claims, if its key is the key of a message."""
     try:
         message_id = UUID(record.idempotency_key.rpartition(".")[2])
     except ValueError:
@@ -84,7 +84,7 @@ def _arrived(record: IdempotencyRecord) -> OutboxMessage | None:
 
 
 def _of_trace(record: IdempotencyRecord) -> tuple[QuerySet[OutboxMessage], QuerySet[OutboxMessage]]:
-    """:returns: the unsent messages of the record's trace, and those that were sent near its outcome."""
+    """:returns: the unsent messages of the record's trace, and the messages that were sent near its outcome."""
     messages = _outbox().filter(account_id=record.account_id, idempotency_key__startswith=f"{record.scope.trace}.")
     # An OR of equalities, as in the condition of the index.
     unsent = messages.filter(Q(status=MessageStatus.PENDING) | Q(status=MessageStatus.DEAD))

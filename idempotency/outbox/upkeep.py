@@ -1,4 +1,4 @@
-"""The upkeep of messages: count waiting ones, requeue a dead one, purge sent ones, find those of an account."""
+"""Maintenance of messages: count waiting ones, requeue a dead one, purge sent ones, find an account's messages."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .models import MessageStatus, OutboxMessage, outbox_database
 #: Counting stops here.
 MAX_COUNTED: Final = 10_000
 
-#: A sent message is kept for ``RETENTION`` and this time. It shows a later request under the same key that its message
-#: needs another id, so it has to outlive the consumer's record, whose ``RETENTION`` begins when the message leaves its
-#: queue.
+#: A sent message is kept for ``RETENTION`` plus this time. It shows a later request with the same key that its message
+#: needs a different id, so it must outlive the consumer's record, whose ``RETENTION`` begins when the message leaves
+#: its queue.
 MAX_QUEUED: Final = timedelta(days=1)
 
 #: An index on accounts would slow down every message, so an erasure reads the whole outbox in windows of this many ids.
@@ -40,7 +40,7 @@ _STATES: Final = {
 class Backlog:
     """Unsent messages."""
 
-    #: Messages that wait for a relay or for their time. Counted up to ``MAX_COUNTED``.
+    #: Messages that wait for a relay or until they are due. Counted up to ``MAX_COUNTED``.
     pending: int
     #: How long the oldest due message has been due; None if no message is due. If this is above a minute, no relay is
     #: running, or a broker can't be reached.
@@ -64,19 +64,19 @@ def backlog(*, using: str | None = None) -> Backlog:
 
 
 def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
-    """Try a dead message again, as often as a new one. It keeps its id. Logged like decisions about records.
+    """Requeue a dead message, with as many tries as a new one. It keeps its id. Logged like decisions about records.
 
     :param message: the message as the operator saw it. The instance is not changed; read it again.
     :param by: the operator, for the audit: a user, or a name (str).
     :param reason: the reason, for the audit.
-    :raises ResolutionRefusedError: the message is not dead, or has changed since.
+    :raises ResolutionRefusedError: the message is not dead, or has changed since it was read.
     :raises TypeError: ``by`` is neither a user nor a non-empty str.
     """
     require_name(by)
     using = outbox_database()
     with transaction.atomic(using=using):
-        # If two operators decide at once, one wins, because a requeued message has another time, even when it is dead
-        # again. A relay that took the message and froze may still mark it as sent, which is true then.
+        # If two operators decide at once, one wins, because a requeued message has a different time, even when it is
+        # dead again. A relay that took the message and froze may still mark it as sent, which is then true.
         dead = OutboxMessage.objects.using(using).filter(
             pk=message.pk, status=MessageStatus.DEAD, attempts=message.attempts, next_try_at=message.next_try_at
         )

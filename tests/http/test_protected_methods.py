@@ -213,9 +213,9 @@ def test_the_decorator_in_method_decorator_or_without_a_name_is_refused():
     for name in ("post", "dispatch"):
         with refused("post = idempotent('tests.hidden')(Base.post)"):
             method_decorator([never_cache, decorate], name=name)(type("Hidden", (PlainView,), {}))
-    with refused('write @idempotent("orders.create"), with a name of your own, above tests.http.views.plain_answer.'):
+    with refused('write @idempotent("orders.create") above tests.http.views.plain_answer.'):
         idempotent(plain_answer)
-    with refused('write @idempotent("orders.create"), with a name of your own.'):
+    with refused('write @idempotent("orders.create").'):
         idempotent()
 
 

@@ -1,4 +1,4 @@
-"""The app: tasks carry an operation's identity, and are checked and found."""
+"""The app: connects Celery's signals, registers the tasks and the system check."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ class CeleryConfig(AppConfig):
     verbose_name: Any = _("Idempotency: Celery")
 
     def ready(self) -> None:
-        # Imported here, because they need the models. Every process has to know the tasks, because a COMMIT calls the
+        # Imported here, because they need the models. Every process must register the tasks, because a COMMIT calls the
         # relay's task by name.
         from ... import extensions
         from . import tasks  # noqa: F401
@@ -32,7 +32,7 @@ class CeleryConfig(AppConfig):
 
 
 def write_counts(sender: Any = None, **others: Any) -> None:
-    """Write the counts of events after a task, unless it was called eagerly: then its request writes them."""
+    """Write the counts of events after a task. After an eager call, the request writes them instead."""
     from ...operate import statistics
 
     if not getattr(getattr(sender, "request", None), "is_eager", False):
@@ -40,7 +40,7 @@ def write_counts(sender: Any = None, **others: Any) -> None:
 
 
 def write_last_counts(**others: Any) -> None:
-    """Write the last counts. A worker's child process ends without running ``atexit`` handlers."""
+    """Write the last counts, because a worker's child process ends without running ``atexit`` handlers."""
     from ...operate import statistics
 
     statistics.write_counts()

@@ -1,6 +1,6 @@
 """System checks of idempotent tasks: whether Celery's settings match an operation's policy.
 
-They check the tasks that this process knows. A worker knows all its tasks and runs Django's checks when it starts.
+They check the tasks registered in this process. A worker registers all its tasks and runs Django's checks at startup.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ...conf import settings
 from .deliveries import longest_wait
 from .policy import TaskPolicy, idempotent_tasks
 
-#: A message that is not acknowledged for this long goes to another worker: the defaults of ``visibility_timeout`` of
-#: kombu's Redis transport and of RabbitMQ's ``consumer_timeout``.
+#: A message that is not acknowledged for this long goes to another worker. These are the defaults of
+#: ``visibility_timeout`` in kombu's Redis transport and of ``consumer_timeout`` in RabbitMQ.
 VISIBILITY_TIMEOUT = timedelta(hours=1)
 CONSUMER_TIMEOUT = timedelta(minutes=30)
 
@@ -28,7 +28,7 @@ CONSUMER_TIMEOUT = timedelta(minutes=30)
 def check_tasks(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check the declaration of each idempotent task against the settings of its broker.
 
-    Checks nothing if ``IDEMPOTENCY`` is invalid, which another check reports.
+    Checks nothing if ``IDEMPOTENCY`` is invalid: another check reports that.
     """
     if any(message.is_serious() for message in check_settings(app_configs)):
         return []
@@ -75,7 +75,7 @@ def _check(app: Any, task: Any, policy: TaskPolicy) -> Iterator[CheckMessage]:
 
 
 def longest_redelivery(app: Any, task: Any, policy: TaskPolicy) -> timedelta:
-    """How long after its consumption a message may be delivered again."""
+    """The longest time after its consumption at which a message may be delivered again."""
     scheme = app.connection_for_read().transport_cls
     if scheme in {"redis", "rediss", "sentinel", "sqs"}:
         seconds = app.conf.broker_transport_options.get("visibility_timeout", VISIBILITY_TIMEOUT.total_seconds())

@@ -1,4 +1,4 @@
-"""``@idempotent_task``: a Celery task that takes effect once per message, however often that is delivered."""
+"""``@idempotent_task``: a Celery task that takes effect once per message, however often it is delivered."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .policy import ATTRIBUTE, TaskPolicy, policy_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Workers may be replaced a few times in a row while they process a message. If five died with it, it is probably the
+#: Workers may be replaced a few times in a row while they process a message. If five died, the message is probably the
 #: cause.
 DEFAULT_MAX_ATTEMPTS = 5
 
@@ -58,21 +58,21 @@ def idempotent_task(
         @idempotent_task("receipts.send", dead_letter="receipts.dead")
         def send_receipt(self, charge_id): ...
 
-    The key of a message is its header ``idempotency_key``, or else the task's id. Its account is the one that published
-    it. The function runs in one transaction with the record. Its result (JSON) is recorded, and every further delivery
-    returns it without running. A direct call is a plain function call.
+    The key of a message is its ``idempotency_key`` header, or else the task's id. Its account is the account that
+    published it. The function runs in one transaction with the record. Its result (JSON) is recorded, and every further
+    delivery returns it without running. A direct call is a plain function call.
 
     :param operation: the name of the operation, or an ``Operation``.
     :param consumer: the account under which messages are claimed, instead of the producer's.
-    :param dead_letter: the name of a queue for messages that are refused, cut off too often, or whose task has finally
+    :param dead_letter: the name of a queue for messages that are refused, cut off too often, or whose task finally
         failed.
-    :param max_attempts: how many runs of one message may be cut off, for example by killing the worker, before it is
-        dead-lettered as a poison message. Runs that end in a retry or a failure are counted by Celery instead.
-    :param policy: keyword arguments of ``Operation``, if ``operation`` is a name, except those about requests or
+    :param max_attempts: how many runs of one message may be cut off, for example by killing the worker, before it
+        is dead-lettered as a poison message. Celery counts runs that end in a retry or a failure.
+    :param policy: keyword arguments of ``Operation``, if ``operation`` is a name, except arguments about requests or
         clients' keys.
     :raises ImproperlyConfigured: the decorated object is not a plain function, or an argument is invalid or has no
         effect on a task.
-    :raises TypeError: unknown keyword argument.
+    :raises TypeError: a keyword argument is unknown.
     """
     declared = operation_for(operation, policy, Use.TASK)
     problem = None
@@ -125,7 +125,7 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     except (InProgressError, UnavailableError) as error:
         delivery.wait(error)
     except (RequestError, KeyReusedError, OutcomeUnknownError) as error:
-        # Every later delivery would be refused, too. The record and the task's result stay unchanged.
+        # Every later delivery would also be refused. The record and the task's result stay unchanged.
         delivery.dead_letter(str(error), error)
     except OuterTransactionError:
         if not request.is_eager:
@@ -144,7 +144,7 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         try:
             delivery.dead_letter(reason, attempt=owned.attempt)
         finally:
-            # Nothing has run under the claim, so releasing it is safe for every declared recovery. The record keeps the
+            # Nothing ran under the claim, so releasing it is safe for every declared recovery. The record keeps the
             # reason, so that the message doesn't count as lost by Redis. If the process dies before the release, the
             # lease runs out and recovery settles the claim.
             end(owned, ownership.release, reason, signals.released)
@@ -158,12 +158,12 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     except (LeaseLostError, UnavailableError) as error:
         if error is attempt.foreign_error:
             raise  # the error of another claim inside the function is the function's error
-        # Another attempt has taken over, or it is unknown whether this one committed. The next delivery finds out.
+        # Another attempt took over, or it is unknown whether this one committed. The next delivery finds out.
         delivery.wait(error, ended=1)
     except (OperationalError, InterfaceError) as error:
         if owned.store.is_permanent(error):
             raise
-        # The message is not at fault: the database restarts, for example. Its writes are rolled back or, outside of a
-        # transaction, its claim has ended as its operation declares.
+        # The message is not at fault: the database may be restarting. Its writes are rolled back or, outside a
+        # transaction, its claim ended as its operation declares.
         delivery.wait(error, ended=1)
     return result_of(outcome)  # decoded from JSON, so that every delivery returns the same

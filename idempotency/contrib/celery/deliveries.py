@@ -31,7 +31,7 @@ REASON_HEADER = "idempotency_dead_letter_reason"
 MAX_REASON_LENGTH = 255
 
 #: How long a message waits in total, unless its operation has a long lease. Waiting costs one message per
-#: ``MAX_RETRY_AFTER``; giving up costs an operator's time. Most outages are over within an hour.
+#: ``MAX_RETRY_AFTER``, giving up costs an operator's time, and most outages are over within an hour.
 LONGEST_WAIT = timedelta(hours=1)
 
 
@@ -40,7 +40,7 @@ class _Refused(Ignore, Reject):  # type: ignore[misc]
 
 
 def longest_wait(operation: Operation) -> timedelta:
-    """How long a message of the operation waits in total: longer than any of its claims can be live."""
+    """How long a message of the operation waits in total: longer than any of its claims can stay live."""
     return max(LONGEST_WAIT, 2 * (operation.policy.lease + (operation.policy.heartbeat or timedelta(0))))
 
 
@@ -66,10 +66,10 @@ class Delivery:
     def is_poison(self, attempt: int) -> bool:
         """Whether so many runs were cut off that this attempt must not run.
 
-        The record counts all attempts, Celery those that ended in a retry, and the message those that ended otherwise.
-        The rest were cut off, provided that the broker got no acknowledgement: otherwise they belong to another message
-        with the same key. True at every multiple of ``max_attempts`` + 1, so that a message that was rejected and comes
-        back has the same number of attempts again.
+        The record counts all attempts, Celery the attempts that ended in a retry, and the message the attempts that
+        ended otherwise. The rest were cut off, provided that the broker got no acknowledgement: otherwise they belong
+        to another message with the same key. True at every multiple of ``max_attempts`` + 1, so that a rejected message
+        that comes back has the same number of attempts again.
 
         :param attempt: the record's attempt number.
         """
@@ -95,7 +95,7 @@ class Delivery:
         """Publish the message again, for later delivery. Celery does not count this as a retry of the task.
 
         :param error: why the message can't be consumed now.
-        :param ended: the number of the record's attempts that this delivery has used and ended.
+        :param ended: the number of the record's attempts that this delivery used and ended.
         :raises Ignore: the message was published, so the worker acknowledges this delivery.
         :raises Reject: the broker can't be reached, or the message has waited too long.
         """
@@ -120,7 +120,7 @@ class Delivery:
         :raises Ignore: the worker acknowledges this delivery.
         """
         if self.request.is_eager:
-            raise error  # to the caller, who waits for a result
+            raise error  # the caller waits for a result
         reason = "has been consumed before, and its result is no longer kept"
         self.log(logging.INFO, reason)
         raise Ignore(reason)
@@ -131,7 +131,7 @@ class Delivery:
         Without such a queue the message is rejected: RabbitMQ moves it to its queue's dead-letter exchange, if any;
         other brokers drop it.
 
-        :param attempt: the record's attempt number, if this delivery has claimed it.
+        :param attempt: the record's attempt number, if this delivery claimed it.
         :raises Ignore: the message was published, so the worker acknowledges this delivery.
         :raises Reject: there is no such queue, or the broker can't be reached.
         """
@@ -168,32 +168,32 @@ class Delivery:
         self.headers[REASON_HEADER] = reason[:MAX_REASON_LENGTH]
         self.headers[ATTEMPTS_HEADER] = attempt or self._attempts
         queue = self.policy.dead_letter
-        # Name the default exchange, so that the task's route does not decide. Celery's retries begin at 0 again.
+        # Name the default exchange, which overrides the task's route. Celery's retries start again at 0.
         return {"queue": queue, "exchange": "", "routing_key": queue, "retries": 0}
 
     def _publish_or_keep(self, **options: Any) -> None:
         try:
             publish_again(self.task, self.request, headers=self.headers, **options)
         except BrokerUnavailableError as lost:
-            # Requeue the message. A broker whose connection is gone does so anyway. With acks_late off the message is
-            # acknowledged already, and lost.
+            # Requeue the message. A broker that lost the connection does so anyway. Without acks_late, the message has
+            # already been acknowledged and is lost.
             self.log(logging.ERROR, f"could not be published again: {lost}")
             raise _Refused(str(lost), requeue=True) from lost
 
 
 def dead_letter_failed_message(sender: Any = None, task_id: str = "", exception: Any = None, **others: Any) -> None:
-    """Receive Celery's ``task_failure``: the task has failed and is not retried any more.
+    """Receive Celery's ``task_failure``: the task failed and is not retried any more.
 
-    Celery sends the signal in the process that ran the task or, if that is gone, in the worker's main process, before
-    it acknowledges the message. If the broker can't be reached, Celery logs the error and can't acknowledge the
-    message either, so it is delivered again.
+    Celery sends the signal before it acknowledges the message, in the process that ran the task or, if that died, in
+    the worker's main process. If the broker can't be reached, Celery logs the error and can't acknowledge the message
+    either, so it is delivered again.
     """
     policy = policy_of(sender)
     if policy is None or policy.dead_letter is None or isinstance(exception, (Ignore, Reject)):
-        return  # a refused message was published again or rejected already
+        return  # a refused message has already been published again or rejected
     request = sender.request
     if request.id == task_id and not request.is_eager:
-        # Celery wraps an exception that it can't pickle.
+        # Celery wraps exceptions that it can't pickle.
         name = getattr(exception, "exc_cls_name", type(exception).__name__)
         Delivery(policy, sender).dead_letter_failed(f"failed: {name}")
 
@@ -201,8 +201,8 @@ def dead_letter_failed_message(sender: Any = None, task_id: str = "", exception:
 def redrive(queue: str, *, limit: int = 100, app: Any = None) -> int:
     """Publish the messages of a dead-letter queue again, oldest first, each to the queue of its task.
 
-    They keep their identity, so a message that has taken effect does not take effect again. If the process dies, the
-    remaining messages are still in the dead-letter queue, and one may be in both queues.
+    They keep their identity, so a message that took effect does not take effect again. If the process dies, the
+    remaining messages are still in the dead-letter queue, and one message may be in both queues.
 
     :param queue: the name given as ``dead_letter``, or a RabbitMQ dead-letter queue.
     :param limit: the maximum number of messages.

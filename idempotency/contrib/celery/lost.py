@@ -1,8 +1,8 @@
-"""Sends messages again that a broker confirmed and then lost.
+"""Resends messages that a broker confirmed and then lost.
 
-Redis loses a message if Redis or the worker's main process dies during the handover. The outbox still has it, and
-sending it again is always safe, because its consumer is idempotent. A message counts as lost if its consumer has no
-record of it, or was cut off without a further delivery. So outbox and records must be in one database.
+Redis loses a message if Redis or the worker's main process dies during the handover. The outbox still has the message,
+and resending it is always safe, because its consumer is idempotent. A message counts as lost if its consumer has no
+record of it, or was cut off without another delivery. So outbox and records must be in one database.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .messages import ACCOUNT_HEADER, DEFAULT_ACCOUNT, KEY_HEADER
 from .policy import TaskPolicy, idempotent_tasks
 
 #: An unconsumed message counts as lost this long after it was sent, which is longer than messages usually wait in a
-#: queue. Sending one that still waits is harmless: its consumer finds its record.
+#: queue. Resending a waiting message is harmless: its consumer finds the record of the first delivery.
 OLDER_THAN = timedelta(minutes=10)
 
 #: Messages sent longer ago than this are not searched.
@@ -37,11 +37,11 @@ PAGE = 100
 def resend_lost_messages(
     *, older_than: timedelta = OLDER_THAN, look_back: timedelta = LOOK_BACK, app: Any = None
 ) -> int:
-    """Send unconsumed messages again.
+    """Resend unconsumed messages.
 
-    Covers the idempotent tasks that this process knows, as a worker knows its own. A message is sent again after
-    ``older_than``, and while it stays unconsumed, the time to each repetition doubles, so that repetitions don't fill
-    the queue of stopped workers. May run concurrently, and may be killed.
+    Covers the idempotent tasks registered in this process; a worker registers its own. A message is resent after
+    ``older_than``. While it stays unconsumed, the time to each repetition doubles, so that repetitions don't fill the
+    queue of stopped workers. May run concurrently, and may be killed.
 
     :param older_than: the time since sending after which an unconsumed message counts as lost.
     :param look_back: messages sent longer ago than this are skipped. So are messages written longer ago than their
@@ -62,14 +62,14 @@ def resend_lost_messages(
     resent, later = 0, Q()
     while page := list(sent.filter(later).order_by("sent_at", "pk").annotate(now=Now())[:PAGE]):
         for message in _not_consumed(page, policies):
-            # The update checks status and sent_at again, because another run may have been faster. It also checks the
+            # The update rechecks status and sent_at, because another run may have been faster. It also checks the
             # retention by its own clock: if the process slept before it read the records, they may have been purged.
             remembered = Now() - policies[message.topic].operation.policy.retention
             again = messages.filter(
                 pk=message.pk, status=MessageStatus.SENT, sent_at=message.sent_at, created_at__gt=remembered
             )
             resent += again.update(status=MessageStatus.PENDING, attempts=0, next_try_at=Now(), lease_expires_at=None)
-        # A relay marks a whole batch with one time, so a page may end within a batch.
+        # A relay marks a whole batch with the same time, so a page may end within a batch.
         last = page[-1]
         later = Q(sent_at__gte=last.sent_at) & (Q(sent_at__gt=last.sent_at) | Q(pk__gt=last.pk))
     return resent
@@ -83,10 +83,10 @@ def _not_consumed(page: list[Any], policies: Mapping[str, TaskPolicy]) -> list[A
         idempotency_key__in={scope.idempotency_key for scope in scopes.values()},
     )
     # A recoverable record without an error belongs to a run that was cut off. If Redis loses the message during its
-    # redelivery, only the outbox has it. With an error the task failed, and its message was retried or given up.
+    # redelivery, only the outbox has it. With an error, the task failed, and its message was retried or given up.
     known = records.exclude(status=Status.RECOVERABLE, error=None)
     recorded = {Scope(*row) for row in known.values_list("account_id", "operation", "idempotency_key")}
-    # The pause doubles: the time since the last sending is at least the time from the writing until that sending.
+    # Doubles the pause: the time since the last sending must be at least the time from the writing to that sending.
     return [
         message
         for message in page

@@ -21,9 +21,9 @@ ACCOUNT_HEADER = "idempotency_account"
 
 #: How many seconds the message has waited so far.
 WAITED_HEADER = "idempotency_waited"
-#: The record's attempts that don't count as cut off: those that ended, and those before the message was a dead letter.
+#: The record's attempts that don't count as cut off: attempts that ended, and attempts before a dead letter.
 ATTEMPTS_HEADER = "idempotency_attempts"
-#: Keeps the broker's mark of a redelivery, which only the next delivery has.
+#: Preserves the broker's redelivery mark, which only the next delivery has.
 REDELIVERED_HEADER = "idempotency_redelivered"
 
 #: The account of a message without one.
@@ -31,7 +31,7 @@ DEFAULT_ACCOUNT = "celery"
 
 
 def headers_of(request: Any) -> dict[str, Any]:
-    """A copy of a message's headers without Celery's."""
+    """A copy of a message's headers, without Celery's headers."""
     return dict(request.headers or {})
 
 
@@ -49,7 +49,7 @@ def scope_of_message(operation: str, request: Any, consumer: str | None) -> Scop
 
 
 def count_of(headers: Mapping[str, Any], name: str) -> int:
-    """Read a count from a header. A value that this package can't have written counts as 0."""
+    """Read a count from a header. A value that this package can't have written is read as 0."""
     value = headers.get(name, 0)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
@@ -58,7 +58,7 @@ def carry_on_identity(sender: str = "", headers: dict[str, Any] | None = None, *
     """Give a task that a protected operation publishes a key derived from the operation's scope.
 
     An operation that runs again publishes the same message again. A key set by the caller is kept. Version 1 of
-    Celery's message protocol keeps its headers elsewhere and is skipped.
+    Celery's message protocol is skipped, because it stores its headers elsewhere.
 
     Must not raise: Celery would log the error and publish the message without a key.
     """
@@ -67,7 +67,7 @@ def carry_on_identity(sender: str = "", headers: dict[str, Any] | None = None, *
         return
     running = current_task._get_current_object() if current_task else None
     if running is not None and running.request.id == headers["id"]:
-        return  # self.retry() publishes the running task's message again, which keeps its identity
+        return  # self.retry() republishes the running task's message, which keeps its identity
     if KEY_HEADER not in headers:
         # The scope's derive_key(), because the claim's raises if the lease is lost.
         message_id = claim.scope.derive_key(claim.name_call(f"task:{sender}"))

@@ -1,4 +1,4 @@
-"""The declaration of an idempotent task, and how to find it from Celery's task object."""
+"""The declaration of an idempotent task, and its lookup from Celery's task object."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from celery import current_app
 
 from ...operation import Operation
 
-#: The attribute of a task's function that holds the policy. Decorators that use ``functools.wraps``, such as Celery's
-#: autoretry, copy it.
+#: The attribute of a task's function that holds the policy. ``functools.wraps`` copies it, for example in Celery's
+#: autoretry.
 ATTRIBUTE = "__idempotent_task__"
 
 _POSITIONAL = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
@@ -59,7 +59,7 @@ def policy_of(task: Any) -> TaskPolicy | None:
 def import_tasks() -> None:
     """Import the task modules of the project's Celery app, as its workers do.
 
-    A worker has done so already, and a second import would reset its logging.
+    Skipped in a worker, which has already imported them: a second import would reset its logging.
     """
     if not current_app.loader.worker_initialized:
         current_app.loader.import_default_modules()

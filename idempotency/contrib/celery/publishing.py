@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("idempotency")
 
-#: Seconds. A healthy broker responds in milliseconds. One that blocks its publishers, as RabbitMQ does when memory or
-#: disk run low, may not respond for hours.
+#: Seconds. A healthy broker responds in milliseconds. A broker that blocks its publishers, like RabbitMQ when memory or
+#: disk space runs low, may not respond for hours.
 CONFIRM_TIMEOUT = 10.0
 
-#: The first retry after a lost connection is immediate, because usually the connection was closed while idle.
+#: The first retry after a lost connection is immediate, because the connection was usually closed while idle.
 RETRY_POLICY: Mapping[str, Any] = {"max_retries": 2, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}
 
 BOUNDS: Mapping[str, Any] = {"retry": True, "retry_policy": RETRY_POLICY, "confirm_timeout": CONFIRM_TIMEOUT}
 
-#: Otherwise kombu tries its first connection for much longer, or for ever, depending on its version.
+#: Otherwise kombu tries its first connection for much longer, or forever, depending on its version.
 CONNECT_BOUNDS: Mapping[str, Any] = {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.1, "interval_max": 0.1}
 
 #: By default, calls to Redis have no timeout.
 SOCKET_TIMEOUTS: Mapping[str, Any] = {"socket_connect_timeout": 4.0, "socket_timeout": CONFIRM_TIMEOUT}
 
-#: The task that a nudge calls. Not imported, because the tasks import this package.
+#: The task that a nudge calls. Not imported, to avoid a circular import.
 RELAY_TASK = "idempotency.contrib.celery.tasks.relay_outbox"
 
 #: Seconds without nudges after the broker could not be reached, so that not every request waits for a failing
@@ -72,7 +72,7 @@ def confirming_producer(app: Any) -> Iterator[Any]:
 
 def _pool(app: Any) -> Any:
     conf = app.conf
-    # A forked process must not use its parent's connections, nor close them, which would send a message over the
+    # A forked process must neither use nor close its parent's connections: closing would send a message over the
     # parent's socket.
     place = (os.getpid(), app, repr(conf.broker_write_url), repr(conf.broker_transport_options))
     if place not in _pools:
@@ -104,9 +104,9 @@ def publish(app: Any, name: str, args: Any = None, kwargs: Any = None, **options
 
 
 def publish_again(task: Any, request: Any, **changes: Any) -> None:
-    """Publish the message of a running task again, with all that Celery's ``retry`` keeps, such as its id.
+    """Publish the message of a running task again, with everything that Celery's ``retry`` keeps, such as its id.
 
-    By name, because then Celery does not check the arguments against the task's signature.
+    Published by name, so that Celery does not check the arguments against the task's signature.
     """
     same = task.signature_from_request(request, **changes)
     options = {"serializer": task.serializer, "compression": getattr(task, "compression", None)} | same.options
@@ -130,16 +130,16 @@ class CelerySender:
         args, kwargs = arguments_of(message)
         account = {ACCOUNT_HEADER: message.account_id} if message.account_id else {}
         headers = {KEY_HEADER: message.idempotency_key, **account, **message.headers}
-        # Always the same id, because a message whose confirmation is lost is published again.
+        # Always the same id, because a message whose confirmation was lost is published again.
         publish(current_app, message.topic, args, kwargs, task_id=str(message.message_id), headers=headers)
 
     def nudge(self) -> None:
-        """Have a worker relay the messages just committed. Never raises."""
+        """Make a worker relay the messages just committed. Never raises."""
         if time.monotonic() < self._quiet_until:
             return
         try:
             publish(current_app, RELAY_TASK, ignore_result=True, expires=NUDGE_EXPIRES)
-        except Exception:  # the caller has committed, and the scheduled relay sends its messages
+        except Exception:  # the caller has committed, and the scheduled relay sends its messages anyway
             self._quiet_until = time.monotonic() + QUIET
             logger.warning(
                 "No worker could be nudged to relay the outbox. The next nudge is in %g s at the earliest; until then "

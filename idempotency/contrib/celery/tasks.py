@@ -1,4 +1,4 @@
-"""Celery tasks for a beat schedule: recovery, purge and, with the outbox, relay and search for lost messages.
+"""Celery tasks for a beat schedule: recovery, purge and, with the outbox, the relay and the search for lost messages.
 
 A task may be lost, run twice or killed, because the next run continues where it ended. So it is acknowledged when it
 starts, is never retried, and ends after ``max_batches``.
@@ -21,13 +21,13 @@ from ...operate.purge import PurgeResult, other_purges, purge_batches
 from ...operate.sweep import DEFAULT_BATCH_SIZE as RECOVERY_BATCH_SIZE
 from ...operate.sweep import RecoveryResult, recover_batches
 
-#: Keeps a run within its time limit, and the worker free for other tasks. At the default sizes a run settles ten
+#: Keeps a run within its time limit, and the worker free for other tasks. With the default sizes, a run settles ten
 #: thousand claims, purges half a million records and as many messages, or sends ten thousand messages.
 MAX_BATCHES = 100
 
-#: Seconds. Reconcilers run one after the other, and a hanging one must not block the worker for ever. When the limit
-#: ends a run, settled claims stay settled, and the claim being reconciled is found again after its lease. A soft limit
-#: would raise its exception inside a reconciler, where it counts as ``Unknown``.
+#: Seconds. Reconcilers run one by one, and a hanging reconciler must not block the worker forever. When the limit ends
+#: a run, settled claims stay settled, and the claim being reconciled is found again after its lease. A soft limit would
+#: raise its exception inside a reconciler, where it counts as ``Unknown``.
 TIME_LIMIT = 300
 
 
@@ -39,7 +39,7 @@ def scheduled(function: Callable[..., Any]) -> Any:
 def recover_expired_leases(batch_size: int = RECOVERY_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
     """Settle abandoned claims as their operations declare."""
     result = sum(islice(recover_batches(batch_size=batch_size), max_batches), RecoveryResult())
-    statistics.write_counts()  # a worker has no requests after which they are written
+    statistics.write_counts()  # a worker has no requests that would write them
     return result.as_dict()
 
 
@@ -64,7 +64,7 @@ if apps.is_installed("idempotency.outbox"):
 
     @scheduled
     def relay_outbox(batch_size: int = DEFAULT_BATCH_SIZE, max_batches: int = MAX_BATCHES) -> dict[str, Any]:
-        """Send messages of the outbox that are due."""
+        """Send due messages of the outbox."""
         # No batch begins after half of the time limit, because a batch that is cut off is sent again.
         end = time.monotonic() + TIME_LIMIT / 2
         result = RelayResult()
@@ -78,6 +78,6 @@ if apps.is_installed("idempotency.outbox"):
     def resend_lost_messages(
         older_than: float = lost.OLDER_THAN.total_seconds(), look_back: float = lost.LOOK_BACK.total_seconds()
     ) -> dict[str, Any]:
-        """Send messages again that a broker confirmed and lost. Durations are in seconds."""
+        """Resend messages that a broker confirmed and then lost. Durations are in seconds."""
         older, back = timedelta(seconds=older_than), timedelta(seconds=look_back)
         return {"found": lost.resend_lost_messages(older_than=older, look_back=back)}

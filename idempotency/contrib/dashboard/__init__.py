@@ -1,6 +1,6 @@
-"""The dashboard: counts of events in all processes, and an admin page with them.
+"""The dashboard: counts of events in all processes, and an admin page that shows them.
 
-An app: add ``"idempotency.contrib.dashboard"`` to ``INSTALLED_APPS``. Without it, the statistics have no events.
+An app: add ``"idempotency.contrib.dashboard"`` to ``INSTALLED_APPS``. Without it, the statistics contain no events.
 """
 
 from typing import TYPE_CHECKING

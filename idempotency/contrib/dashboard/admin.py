@@ -34,10 +34,10 @@ from .models import IdempotencyCounter
 #: The hours that the page covers, including the current one.
 HOURS = 25
 
-#: The maximum of listed rows of each kind. The links lead to all of them.
+#: The maximum number of listed rows of each kind. The links lead to the full lists.
 MAX_ROWS = 10
 
-#: The maximum of listed operations, those with the most events first.
+#: The maximum number of listed operations, busiest first.
 MAX_OPERATIONS = 50
 
 #: The events on the page, in this order.
@@ -179,7 +179,7 @@ def _stuck_records(shown: Any, request: HttpRequest, read: Stats) -> Iterator[di
 def _stuck(
     shown: Any, request: HttpRequest, title: Any, state: str, count: str, selected: QuerySet[Any], key: str
 ) -> dict[str, Any]:
-    """Rows that wait for a decision or a sweep. The first ones are listed with their possible decisions."""
+    """Rows that wait for a decision or a sweep. The first rows are listed with their possible decisions."""
     rows = [
         {
             "pk": row.pk,

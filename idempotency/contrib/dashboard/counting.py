@@ -4,7 +4,7 @@ A flush adds the new counts to ``IdempotencyCounter``: after a response, at most
 sweep, and when the interpreter ends.
 
 A failure only makes a number inexact. A killed process loses its counts since the last flush. If the database refuses
-the counts, they stay in memory. If it commits but the connection breaks before it replies, they are added twice.
+the counts, they stay in memory. If it commits but the connection breaks before the reply, they are added twice.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from .models import IdempotencyCounter
 
 logger: Final = logging.getLogger("idempotency")
 
-#: Seconds. Each flush is one short transaction, so a hundred processes cost the database ten transactions a second.
+#: Seconds. Each flush is one short transaction, so a hundred processes cause ten transactions a second.
 FLUSH_EVERY = 10.0
 
-#: Another process that adds to the same rows is done in milliseconds.
+#: Ample, because another process that adds to the same rows finishes in milliseconds.
 STATEMENT_TIMEOUT: Final = timedelta(seconds=5)
 
 #: Hourly counts are kept for this long: the last week, and the same day of the week before.
 HOURS_KEPT = 8 * 24
 
-#: Counts the purges that found nothing more to delete, under the operation "".
+#: Counts purges that left nothing due, under the operation "".
 PURGE_ENDED = "purge_ended"
 
 #: By (operation, event). The operation is "" if an operator resolved a record of an operation not declared here.
@@ -50,14 +50,14 @@ Counts = Counter[tuple[str, str]]
 
 
 class Counters:
-    """The counts that this process has not written yet. A forked child starts at zero."""
+    """The unwritten counts of this process. A forked child starts at zero."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         """Discard the counts in memory. The table is not changed."""
-        # After a fork, a thread that the child doesn't have may hold the old locks.
+        # New locks: after a fork, the old ones may be held by a thread that doesn't exist in the child.
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._pending: Counts = Counter()
@@ -79,8 +79,8 @@ class Counters:
             self._pending[operation, event] += 1
 
     def _request_finished(self, sender: object, **arguments: Any) -> None:
-        # The sender is None for a request of Django's test client. The test may count statements, and ten seconds later
-        # its database may be gone or replaced, so don't flush.
+        # The sender is None for requests from Django's test client. Don't flush: the test may count statements, and ten
+        # seconds later its database may be gone or replaced.
         if sender is not None:
             self.flush_if_due()
 
@@ -113,13 +113,13 @@ class Counters:
         self._due = time.monotonic() + FLUSH_EVERY
         with self._lock:
             counts = self._pending.copy()
-        # When the interpreter ends, the test database may be gone, and the alias may stand for another one. Don't write
-        # the counts to that.
+        # When the interpreter ends, the test database may be gone, and the alias may refer to another database, which
+        # must not get the counts.
         if self._database in {None, _database(using)}:
             with connection_as_found(using):
                 write_counts(using, counts, this_hour())
         # If the process is killed before the COMMIT, the counts are lost; after the COMMIT, they were added once. If an
-        # exception interrupts the flush, such as one that a signal handler raises, they are kept for the next flush.
+        # exception interrupts the flush, for example from a signal handler, they are kept for the next flush.
         with self._lock:
             self._pending -= counts
             self._database = _database(using) if self._pending else None
@@ -128,7 +128,7 @@ class Counters:
     def read(self, using: str) -> dict[str, Counter[str]]:
         """Read the counts that all processes have written, by operation and event.
 
-        :raises DatabaseError: the database refuses, as in the other readings.
+        :raises DatabaseError: the database refuses, as in the other methods that read.
         """
         rows = IdempotencyCounter.objects.using(using).filter(hour=0, event__in=list(signals.EVENTS))
         read: dict[str, Counter[str]] = {}
@@ -137,7 +137,7 @@ class Counters:
         return read
 
     def read_hours(self, using: str, since: int) -> dict[int, dict[str, Counter[str]]]:
-        """Read the same by hour, in hours since 1970, from ``since`` on.
+        """Read the counts by hour, in hours since 1970, starting at ``since``.
 
         A count belongs to the hour in which it was written, which is up to ten seconds after the event.
         """
@@ -167,9 +167,9 @@ def _hours(using: str) -> QuerySet[IdempotencyCounter]:
 
 
 def write_counts(using: str, counts: Mapping[tuple[str, str], int], hour: int) -> None:
-    """Add to the counters of each (operation, event): those of the hour, and the sums, which have the hour 0.
+    """Add to two counters of each (operation, event): the hour's counter, and the sum, which has the hour 0.
 
-    The COMMIT need not wait for the disk: statistics may lose their last counts in a crash of the server.
+    The COMMIT need not wait for the disk: statistics may lose their last counts if the server crashes.
 
     :raises DatabaseError: the database refuses: under REPEATABLE READ because another process flushes, under InnoDB
         because another process inserts a new counter.
@@ -180,12 +180,12 @@ def write_counts(using: str, counts: Mapping[tuple[str, str], int], hour: int) -
 
 def _add(using: str, counts: Mapping[tuple[str, str], int], hour: int) -> None:
     counters = IdempotencyCounter.objects.using(using)
-    # All processes lock the rows in one order, so that they can't deadlock.
+    # All processes lock the rows in the same order, so that they can't deadlock.
     for place, ((operation, event), count) in product((0, hour), sorted(counts.items())):
         one = {"hour": place, "operation": operation, "event": event}
         counter = counters.filter(**one)
         if not counter.update(total=F("total") + count):
-            # Two processes may get here at the same time. One of them creates the counter, and both add to it.
+            # Two processes may get here at the same time. One creates the counter, and both add to it.
             counters.bulk_create([IdempotencyCounter(**one)], ignore_conflicts=True)
             counter.update(total=F("total") + count)
 
@@ -204,7 +204,7 @@ def note_end_of_purge(using: str) -> None:
 
 
 def _database(using: str) -> object:
-    """The database that an alias currently stands for. Test runners replace it."""
+    """The database that an alias currently refers to. Test runners replace it."""
     return connections[using].settings_dict["NAME"]
 
 

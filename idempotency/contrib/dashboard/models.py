@@ -14,7 +14,7 @@ require_app("idempotency.contrib.dashboard")
 
 
 class IdempotencyCounter(models.Model):
-    """How often an event happened to an operation's records, in all processes."""
+    """The number of times an event happened to an operation's records, in all processes."""
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
     #: In hours since 1970 in UTC. 0 is the sum of all hours.
@@ -31,7 +31,7 @@ class IdempotencyCounter(models.Model):
         verbose_name: ClassVar[Any] = _("counter")
         verbose_name_plural: ClassVar[Any] = _("dashboard")
         constraints: ClassVar[list[models.BaseConstraint]] = [
-            # Begins with the hour, which finds the sums and the last hours.
+            # Begins with the hour, so that it serves the queries for the sums and the last hours.
             models.UniqueConstraint(fields=["hour", "operation", "event"], name="idempotency_dashboard_event"),
         ]
 

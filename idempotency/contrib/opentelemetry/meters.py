@@ -1,4 +1,4 @@
-"""Metrics through OpenTelemetry's API: counters in every process, and gauges in the one that observes them."""
+"""Metrics for OpenTelemetry's API: counters in every process, and gauges in the process that observes them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from ... import __version__
 from ..metrics import COUNTS, EVENTS, EVENTS_DESCRIPTION, GAUGES, Values, connect_counters, read_gauges
 
-#: Seconds. An SDK observes the gauges one after the other. One reading serves all of them.
+#: Seconds for which a reading is reused. An SDK observes the gauges one by one, and one reading serves all of them.
 FRESH: Final = 5.0
 
 
 def connect() -> None:
-    """Start counting, under the names of Prometheus's counters with a dot instead of the first underscore."""
+    """Start counting. The names are the Prometheus names with a dot instead of the first underscore."""
     meter = metrics.get_meter("idempotency", __version__)
     events = meter.create_counter(_dotted(EVENTS), "{event}", EVENTS_DESCRIPTION)
     counters = [meter.create_counter(_dotted(count.name), description=count.description) for count in COUNTS]
@@ -32,7 +32,7 @@ def connect() -> None:
 def observe_stats() -> None:
     """Make this process report the gauges, which are read from the tables at each export.
 
-    They are the same in every process. Call this in one process of the project, such as the one that runs the sweep.
+    They are the same in every process. Call this in one process of the project, such as the sweep's.
     """
     meter, readings = metrics.get_meter("idempotency", __version__), Readings()
     for gauge in GAUGES:

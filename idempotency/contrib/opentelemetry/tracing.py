@@ -3,8 +3,8 @@
 No span is started here. Accounts and keys are not recorded, because they are private, and a key gives access to its
 outcome.
 
-A message carries W3C's trace context. The project's propagators are not needed, because both ends are here. Baggage is
-left out, because it may be private and the outbox stores the headers.
+A message carries the W3C trace context. The project's propagators are not used, because this package both writes and
+reads the context. Baggage is omitted, because it may be private and the outbox stores the headers.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def note_on_span(operation: str, event: str, attempt: int) -> None:
 
 
 def context_of_producer(headers: Mapping[Any, Any]) -> Context | None:
-    """The context in the headers of a message, or None if they have no valid one.
+    """The context in the headers of a message, or None if they contain no valid context.
 
-    :param headers: input from outside. Names and values that are not text are ignored.
+    :param headers: untrusted input. Names and values that are not text are ignored.
     """
     texts = {name.lower(): value for name, value in headers.items() if isinstance(name, str) and isinstance(value, str)}
     context = PROPAGATOR.extract(texts, Context())

@@ -1,4 +1,4 @@
-"""The counters of this process, and the collector that reads the gauges from the tables at each scrape."""
+"""The counters of this process, and a collector that reads the gauges from the tables at each scrape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _connected: list[CollectorRegistry] = []
 def connect(registry: CollectorRegistry = REGISTRY) -> None:
     """Start counting, and make each scrape of ``registry`` read the gauges. Idempotent.
 
-    :param registry: by default that of ``prometheus_client``.
+    :param registry: by default the global registry of ``prometheus_client``.
     """
     if registry in _connected:
         return

@@ -17,18 +17,18 @@ from .exporter import StatsCollector
 
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Return all metrics of the project, not only those of this package.
+    """Return all metrics of the project, including other packages' metrics.
 
-    If ``PROMETHEUS_MULTIPROC_DIR`` is set, the counters of all processes are added up from their files. A registry for
-    that has no collectors, so the collector of the gauges is added here.
+    If ``PROMETHEUS_MULTIPROC_DIR`` is set, the counters of all processes are added up from their files. The registry
+    for that has no collectors, so the collector of the gauges is added here.
 
-    Access is not restricted. Let only Prometheus reach this view.
+    Access is not restricted. Ensure that only Prometheus can reach this view.
 
     :raises ImproperlyConfigured: the app is not installed.
     """
     if not apps.is_installed("idempotency.contrib.prometheus"):
         raise ImproperlyConfigured(
-            "Add 'idempotency.contrib.prometheus' to INSTALLED_APPS, so that a scrape has the metrics of this package."
+            "Add 'idempotency.contrib.prometheus' to INSTALLED_APPS, so that a scrape includes this package's metrics."
         )
     registry = REGISTRY
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
@@ -37,6 +37,6 @@ def metrics(request: HttpRequest) -> HttpResponse:
         registry.register(StatsCollector())
     try:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    except (TypeError, ValueError):  # of an invalid version number
+    except (TypeError, ValueError):  # an invalid version number
         encode, content_type = choose_encoder("")
     return HttpResponse(encode(registry), content_type=content_type)

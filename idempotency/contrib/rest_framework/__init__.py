@@ -1,4 +1,4 @@
-"""Django REST framework: the mixin and the routers, and the adapter with which ``@idempotent`` protects DRF views."""
+"""Django REST framework: the mixin, the routers, and the adapter with which ``@idempotent`` protects DRF views."""
 
 from typing import TYPE_CHECKING
 

@@ -94,14 +94,14 @@ class RestFrameworkAdapter(Adapter):
 
     def served_methods(self, name: str) -> Collection[str]:
         if not name:
-            return methods_of_class(type(self.view))  # the class that @api_view made
+            return methods_of_class(type(self.view))  # the class that @api_view created
         actions = getattr(self.view, "action_map", None)
         if actions is None:
             return super().served_methods(name)
         return {method.upper() for method, action in actions.items() if action == name}
 
     def payload(self, policy: Policy) -> object:
-        # DRF adds the view's headers to its own refusals, for example of a payload that it can't parse.
+        # DRF adds the view's headers to its refusals, for example of a payload that it can't parse.
         self.view.headers.update(self.headers)
         payload = self._payload(policy)
         del self.view.headers[STATUS_HEADER]  # DRF would overwrite the final status with it
@@ -124,11 +124,11 @@ class RestFrameworkAdapter(Adapter):
             and type(negotiator) is DefaultContentNegotiation
             and type(next(iter(parsers), None)) is JSONParser
         ):
-            # DRF's parser accepts each document that has a canonical form, so it need not run before the handler
-            # needs it, nor on a replay.
+            # DRF's parser accepts every document that has a canonical form, so it need not run on a replay, or before
+            # the handler needs it.
             with suppress(ValueError):
                 return parse_json(self.http.body)
-        # A project's own parser may read a form differently.
+        # A project's parser may read a form differently.
         elif has_parts(self.http) and type(negotiator.select_parser(self.request, parsers)) is MultiPartParser:
             return parts(self.http)
         return as_sent(self._data(), self.http)
@@ -136,7 +136,7 @@ class RestFrameworkAdapter(Adapter):
     def _data(self) -> object:
         keep_readable(self.http)
         if not content_length(self.http) and self.request.body:
-            return self.request.body  # chunked: DRF takes it for empty, but a handler may read it
+            return self.request.body  # chunked: DRF treats it as empty, but a handler may read it
         try:
             return self.request.data  # may raise a ParseError, before the claim
         except UnsupportedMediaType:
@@ -155,12 +155,12 @@ class RestFrameworkAdapter(Adapter):
         self.view.finalize_response = finalize_another
         renderer = getattr(response, "accepted_renderer", None)
         if isinstance(renderer, BrowsableAPIRenderer) and not response.is_rendered:
-            # Before the page, because the page's renderer may change the status of the response.
+            # Render the data before the page, because the page's renderer may change the response's status.
             self._form_to_record = self._as_data(response, renderer)
         return super().render(response)
 
     def _as_data(self, page: Response, renderer: BrowsableAPIRenderer) -> Response | None:
-        """The data of a browsable API page, in the format of the view's first other renderer."""
+        """The data of a browsable API page, rendered by the view's first other renderer."""
         data_renderer = renderer.get_default_renderer(self.view)
         if data_renderer is None:
             return None
@@ -179,19 +179,19 @@ class RestFrameworkAdapter(Adapter):
     def answer_to_exception(self, error: Exception) -> Any | None:
         self._form_to_record = None
         if isinstance(error, RawPostDataException) and not fits_in_memory(self.http):
-            # As for an unprotected handler that reads a body above the limit.
+            # Like an unprotected handler that reads a body above the limit.
             error = RequestDataTooBig("Request body exceeded settings.DATA_UPLOAD_MAX_MEMORY_SIZE.")
         try:
             return self._handle(error)
         except Exception as unhandled:
             if unhandled is not error:
                 raise
-        response = super().answer_to_exception(error)  # an error that DRF doesn't know, but Django answers with 400
+        response = super().answer_to_exception(error)  # an error unknown to DRF, which Django may answer with a 400
         if response is None:
             handle = self.view.handle_exception
 
             # dispatch() must not call the project's exception handler with this error again. An override of the
-            # protected handler may raise another one.
+            # protected handler may raise a different error.
             def handle_another(raised: Exception) -> Any:
                 if raised is error:
                     raise raised
@@ -207,7 +207,7 @@ class RestFrameworkAdapter(Adapter):
         response = self._handle(exception)
         data = getattr(response, "data", None)
         if isinstance(data, dict) and data.get("detail") is exception.detail:
-            # From DRF's own exception handler, or one that adds to its response.
+            # The response of DRF's exception handler, or of a handler that extends it.
             response.data = {
                 **problem(error, self.profile),
                 **{name: value for name, value in data.items() if name != "detail"},
@@ -220,7 +220,7 @@ class RestFrameworkAdapter(Adapter):
         view = self.view
         if not (overrides(type(view), "get_object") or object_checks(type(view), map(type, view.get_permissions()))):
             return
-        detail = getattr(view, "detail", None)  # known if a router made the route
+        detail = getattr(view, "detail", None)  # set if a router created the route
         if detail is None:
             detail = self.http.method != "POST"  # a POST usually creates an object
         arguments = arguments_of_lookup(view, view.kwargs, getattr(view, "queryset", None), detail)
@@ -231,7 +231,7 @@ class RestFrameworkAdapter(Adapter):
         """Make a DRF ``Response`` if the recorded body is JSON or empty. Other replays have empty ``data``."""
         plain: Any = super().replay(outcome)
         content, content_type = plain.content, plain.get("Content-Type", "")
-        # DRF gives an empty response no type, so an empty one with a type was Django's own.
+        # DRF gives an empty response no content type, so an empty response with a type came from Django.
         if is_json(content_type) if content else not content_type:
             with suppress(ValueError, RecursionError):
                 data = json.loads(content) if content else None
@@ -245,10 +245,10 @@ class RestFrameworkAdapter(Adapter):
         return plain
 
     def _handle(self, error: Exception) -> Any:
-        """The view's own response to an exception.
+        """The view's response to an exception.
 
         DRF marks open transactions of ATOMIC_REQUESTS databases for rollback. Here only the transaction of a TestCase
-        can be open, and the block takes the mark instead of it.
+        can be open. This block takes the mark instead.
         """
         using = records_database()
         with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
@@ -258,7 +258,7 @@ class RestFrameworkAdapter(Adapter):
 class IdempotencyAPIException(APIException):
     """An ``IdempotencyError`` as an ``APIException``. ``__cause__`` is the original error.
 
-    As in DRF's own errors, ``detail`` is an ``ErrorDetail``, which exception handlers and loggers expect.
+    As in DRF's errors, ``detail`` is an ``ErrorDetail``, which exception handlers and loggers expect.
     """
 
     def __init__(self, error: IdempotencyError, profile: Profile = PROFILES[IETF]) -> None:

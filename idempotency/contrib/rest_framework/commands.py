@@ -1,4 +1,4 @@
-"""The payload of a DRF request for its fingerprint: as it was sent, or the fields of a serializer."""
+"""The payload of a DRF request for its fingerprint: as sent, or the fields of a serializer."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def as_sent(data: object, http: HttpRequest) -> object:
     handler that parses the body itself may notice the difference.
     """
     if is_json(http.content_type or "") and hasattr(http, "_body") and not isinstance(data, bytes):
-        # An error means that the body is empty or not in UTF-8, but DRF has parsed it.
+        # An error means that the body is empty or not in UTF-8, although DRF parsed it.
         with suppress(ValueError):
             return parse_json(http.body)
     return data
 
 
 def declared_fields(serializer: Any, data: Any) -> object:
-    """The part of a payload that a serializer declares, each field in its own type.
+    """The part of a payload that a serializer declares, with each value converted to its field's type.
 
-    Only ``to_internal_value`` is used, and only of fields that don't query, because a retry must have the same
-    fingerprint, and validators and relations depend on state that the first execution changes. A value that a field
-    can't read stays as it was sent.
+    Only ``to_internal_value`` is used, and only for fields that don't query the database, because a retry must have the
+    same fingerprint, and validators and relations depend on state that the first execution changes. A value that a
+    field can't read is used as sent.
     """
     if isinstance(serializer, serializers.ListSerializer):
         if not isinstance(data, list):

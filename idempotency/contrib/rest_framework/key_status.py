@@ -9,13 +9,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from ...http.key_status import asked_policy, tell_status
+from ...http.key_status import queried_policy, status_response
 from ...operation import Operation
 from .adapter import RestFrameworkAdapter
 
 
 class KeyStatusSerializer(serializers.Serializer[Any]):
-    """The status under one operation. Without choices, because these could rename a project's own in its schema."""
+    """The status under one operation. Without choices, which could rename the project's choices in its schema."""
 
     status: serializers.CharField = serializers.CharField(
         help_text="in_progress, completed, recoverable, parked or unknown"
@@ -44,6 +44,6 @@ class KeyStatusView(APIView):
     serializer_class = KeyStatusSerializer
 
     def get(self, request: Request, **route: Any) -> Response:
-        policy = asked_policy(self.operation, route)
-        response: Response = tell_status(policy, RestFrameworkAdapter(request), Response)
+        policy = queried_policy(self.operation, route)
+        response: Response = status_response(policy, RestFrameworkAdapter(request), Response)
         return response

@@ -1,4 +1,4 @@
-"""Checks a view's object before a replay, as the handler does with ``get_object()``."""
+"""Checks a view's object before a replay, like the handler's ``get_object()``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rest_framework.exceptions import NotFound
 from rest_framework.permissions import BasePermission
 from rest_framework.views import APIView
 
-#: Raised by a lookup for a value that no object can have. DRF answers 404.
+#: Raised by a lookup for a value that no object can have. DRF responds with 404.
 _WRONG_VALUE = (TypeError, ValueError, ValidationError)
 
 
@@ -27,10 +27,10 @@ def object_checks(view_class: type, permissions: Iterable[Any]) -> set[str]:
 
 
 def arguments_of_lookup(view: Any, parameters: Collection[str], queryset: object, detail: bool) -> list[str] | None:
-    """The URL's arguments that ``get_object()`` of a view or a class takes, usually none. None if it can't be called.
+    """The URL arguments that ``get_object()`` of a view or a class takes, usually none. None if it can't be called.
 
     :param parameters: the arguments of the URL.
-    :param queryset: the view's attribute, without which DRF's own ``get_object()`` raises an error.
+    :param queryset: the view's attribute, without which DRF's ``get_object()`` raises an error.
     :param detail: whether the URL leads to one object even if no argument names it, as ``/profile/`` does.
     """
     view_class: Any = view if isinstance(view, type) else type(view)
@@ -49,7 +49,7 @@ def arguments_of_lookup(view: Any, parameters: Collection[str], queryset: object
 
 
 def check_object(view: Any, arguments: Iterable[str]) -> None:
-    """Call ``get_object()``, which checks the caller's permissions, and roll back what it writes.
+    """Call ``get_object()``, which checks the caller's permissions, and roll back its writes.
 
     If the object is gone, there is nothing to check: the operation itself may have deleted it.
 
@@ -74,7 +74,7 @@ def check_object(view: Any, arguments: Iterable[str]) -> None:
             for using in opened:
                 transaction.set_rollback(True, using=using)
     except Exception as error:
-        # A permission may refuse with a 404, as DjangoObjectPermissions does.
+        # A permission may refuse with a 404, like DjangoObjectPermissions.
         if refused or not _means_that_it_is_gone(error, view):
             raise
     finally:
@@ -89,7 +89,7 @@ def _means_that_it_is_gone(error: BaseException | None, view: Any) -> bool:
         return isinstance(error, ObjectDoesNotExist if model is None else model.DoesNotExist)
     if isinstance(error.__context__, _WRONG_VALUE) or _means_that_it_is_gone(error.__context__, view):
         return True
-    # A 404 of the project's own may have any reason.
+    # A 404 that the project raises may have any reason.
     lookup = getattr(view, "lookup_url_kwarg", None) or getattr(view, "lookup_field", None)
     if model is None or lookup not in view.kwargs:
         return False
@@ -105,7 +105,7 @@ def _is_named(parameter: inspect.Parameter) -> bool:
 
 
 def overrides(view_class: Any, name: str) -> bool:
-    """Whether a class has its own version of a method of DRF's generic views."""
+    """Whether a class overrides a method of DRF's generic views."""
     from rest_framework.generics import GenericAPIView  # here, because it imports the project's filters
 
     by_default = getattr(GenericAPIView, name)
@@ -117,7 +117,7 @@ def _object_permissions(permissions: Iterable[Any]) -> set[str]:
     by_default = BasePermission.has_object_permission
     for permission in permissions:
         operands = [getattr(permission, name) for name in ("op1_class", "op2_class") if hasattr(permission, name)]
-        if operands:  # of an expression such as IsOwner | IsAdminUser
+        if operands:  # an expression such as IsOwner | IsAdminUser
             names |= _object_permissions(operands)
         elif getattr(permission, "has_object_permission", by_default) is not by_default:
             names.add(f"{permission.__name__}.has_object_permission()")

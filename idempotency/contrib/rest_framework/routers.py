@@ -73,7 +73,7 @@ class DefaultRouter(IdempotentRouterMixin, routers.DefaultRouter):
 
 
 def _protected(viewset: Any, mapping: Mapping[str, str]) -> dict[str, _ByRouter]:
-    """By name, the unsafe actions of a route that have no operation."""
+    """Protect the unsafe actions of a route that have no operation. Returns them by name."""
     actions = {action for method, action in mapping.items() if method in ("post", "put", "patch", "delete")}
     names = sorted(name for name in actions if hasattr(viewset, name) and not protection_of(getattr(viewset, name)))
     if names:

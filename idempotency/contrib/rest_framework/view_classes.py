@@ -17,16 +17,16 @@ with suppress(ImportError):
 
     @checks_nothing
     def _isolated(view: Any) -> Any:
-        """As ``@extend_schema_view`` wraps an inherited handler."""
+        """Wraps a handler the way ``@extend_schema_view`` wraps an inherited one."""
         isolate: Any = isolate_view_method
         return isolate(type("Own", (type("Base", (), {"post": view}),), {}), "post")
 
 
 class Docstring(str):
-    """The docstring of a function under ``@idempotent``, which guards the class that ``@api_view`` makes.
+    """The docstring of a function under ``@idempotent``, which guards the class that ``@api_view`` creates.
 
-    The docstring is the only part of the function in the class body, and Python calls ``__set_name__`` of each value
-    there with the class.
+    The docstring is the only part of the function in the class body, where Python calls ``__set_name__`` of each value
+    with the class.
     """
 
     __slots__ = ()
@@ -36,7 +36,7 @@ class Docstring(str):
 
 
 def function_of(view_class: Any) -> Any:
-    """The function from which ``@api_view`` of DRF or adrf made the class; or None."""
+    """The function from which ``@api_view`` of DRF or adrf created the class, or None."""
     for name in view_class.http_method_names if issubclass(view_class, APIView) else ():
         handler = vars(view_class).get(name)
         if getattr(handler, "__qualname__", "").startswith("api_view.<locals>."):

@@ -1,4 +1,4 @@
-"""``manage.py erase_idempotency``: erase an account, and report why rows remain."""
+"""``manage.py erase_idempotency``: erase an account, and report the reasons why rows remain."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--include-unresolved",
             action="store_true",
-            help="erase abandoned claims, parked records and dead messages, too",
+            help="also erase abandoned claims, parked records and dead messages",
         )
         add_batch_size(parser, "rows to erase in one transaction", DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE)
         parser.add_argument("--database", metavar="ALIAS", help="default: the databases of records and messages")

@@ -55,7 +55,7 @@ class Command(BaseCommand):
             metavar="PATTERN",
             help="accept an unprotected route if its path, name or view matches this shell pattern; repeatable",
         )
-        parser.add_argument("--include-admin", action="store_true", help="list the routes of Django's admin, too")
+        parser.add_argument("--include-admin", action="store_true", help="also list the routes of Django's admin")
 
     def handle(self, *args: object, **options: Any) -> None:
         report = audit(allow=options["allow"], include_admin=options["include_admin"])

@@ -16,7 +16,7 @@ UNITS = {"table_bytes": "B", "overdue": "s", "oldest_in_progress": "s", "since_p
 
 class Command(BaseCommand):
     help = (
-        "Print statistics of idempotency records, and counts of events in all processes. Never reads a huge table: "
+        "Print statistics of idempotency records, and counts of events in all processes. Never reads a whole table: "
         "each number is marked as exact, a lower bound, an estimate, or up to ten seconds late."
     )
 

@@ -17,8 +17,8 @@ from ..running import EXIT_CODES, BatchCommand, Work, counted
 
 class Command(BatchCommand[PurgeResult]):
     help = (
-        "Delete idempotency records past their retention, recorded responses past their own, shorter one, and, with "
-        "idempotency.outbox, messages sent longer ago than RETENTION and a day. The oldest go first. Claims and unsent "
+        "Delete idempotency records past their retention, recorded responses past their shorter retention, and, with "
+        "idempotency.outbox, messages sent longer ago than RETENTION plus a day. Oldest first. Claims and unsent "
         f"messages are never deleted, parked records only with --include-parked. Runs may overlap. {EXIT_CODES}."
     )
     batch_of = "rows to delete in one transaction"
@@ -27,7 +27,7 @@ class Command(BatchCommand[PurgeResult]):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--include-parked", action="store_true", help="delete parked records past retention, too")
+        parser.add_argument("--include-parked", action="store_true", help="also delete parked records past retention")
 
     def handle(self, *args: object, **options: Any) -> None:
         self.include_parked: bool = options["include_parked"]

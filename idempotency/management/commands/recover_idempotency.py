@@ -21,7 +21,7 @@ class Command(BatchCommand[RecoveryResult]):
     batch_of = "claims to settle in one batch"
     default_batch = DEFAULT_BATCH_SIZE
     largest_batch = MAX_BATCH_SIZE
-    default_watch: ClassVar[float] = 10.0  # the longest that an abandoned claim waits
+    default_watch: ClassVar[float] = 10.0  # the maximum wait of an abandoned claim
     exit_code = EXIT_UNKNOWN_OPERATIONS
 
     def handle(self, *args: object, **options: Any) -> None:

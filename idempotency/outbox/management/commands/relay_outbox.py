@@ -21,7 +21,7 @@ class Command(BatchCommand[RelayResult]):
     batch_of = "messages to send in one batch"
     default_batch = DEFAULT_BATCH_SIZE
     largest_batch = MAX_BATCH_SIZE
-    default_watch: ClassVar[float] = 1.0  # the longest that a due message waits without a nudge
+    default_watch: ClassVar[float] = 1.0  # the maximum wait of a due message without a nudge
     refused = "Messages that were sent but not marked are sent again."
     exit_code = EXIT_UNREACHABLE
 
