@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 
 from .judging import Case, HarmError, Trial
 from .profiles import PROMISE, SUITE, Level, Rule
@@ -105,8 +106,7 @@ def _killed_after_the_effect(trial: Trial) -> str:
     operation = trial.counted()
     with operation.connect() as connection:
         connection.send_all()
-        while not (connection.is_answered(within=POLL) or operation.effects()):
-            pass
+        any(connection.is_answered(within=POLL) or operation.effects() for _ in count())  # wait for either
         with _killed_server(trial):
             answer = connection.attempt()
     operation.note(answer)

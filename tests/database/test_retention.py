@@ -279,6 +279,9 @@ def test_purges_sweeps_relays_and_claims_at_once_end_and_no_claim_is_lost(level)
         again_and_again(kinds[0])
     assert len(completed) == len(open_claims) == 20
     assert remaining() == {*live, *abandoned} | completed | open_claims
-    assert {*IdempotencyRecord.objects.in_progress().values_list("pk", flat=True)} == {*live} | open_claims
+    # A claimant's session ends with its thread, so a sweep may have released its open claims.
+    unfinished = IdempotencyRecord.objects.filter(pk__in=open_claims).values_list("status", flat=True)
+    assert {*unfinished} <= {Status.IN_PROGRESS, Status.RECOVERABLE}
+    assert {*IdempotencyRecord.objects.in_progress().values_list("pk", flat=True)} - open_claims == {*live}
     assert {*IdempotencyRecord.objects.completed().values_list("pk", flat=True)} == completed
     assert len(broker.payloads) == 60
