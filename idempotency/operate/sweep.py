@@ -112,7 +112,7 @@ def _settle_at_once(
     """
 
     def settle(store: Store) -> tuple[list[IdempotencyRecord], dict[Status, list[IdempotencyRecord]]]:
-        store.end_leases_of_gone_sessions(limit)
+        store.end_leases_of_gone_sessions(operations, limit)
         due = abandoned(using).filter(operation__in=sorted(operations))
         batch = store.select_unlocked(due, limit)  # a locked row is being taken over, renewed or completed
         fault_point["sweep.selected"]()

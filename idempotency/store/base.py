@@ -217,8 +217,11 @@ class Upkeep:
         steps = IdempotencyStep.objects.using(self.using).filter(account_id__in=set(accounts.values()))
         steps.alias(record=record).filter(record__in=list(accounts)).delete()
 
-    def end_leases_of_gone_sessions(self, limit: int) -> None:
-        """End up to ``limit`` leases whose sessions are gone. See ``Store.end_lease_of_gone_session``."""
+    def end_leases_of_gone_sessions(self, operations: Collection[str], limit: int) -> None:
+        """End up to ``limit`` leases of these operations whose sessions are gone.
+
+        See ``Store.end_lease_of_gone_session``.
+        """
 
     def measure(self) -> TableSize:
         """The size of the records table, if the database knows it without reading the table."""

@@ -279,7 +279,9 @@ def test_a_cluster_of_citus_names_no_sessions(chosen):
     chosen(connection).insert_claim(scope, "v1:1", lease=HOUR, retention=HOUR, undone_by_crash=True)
     assert (record().session is None) is (chosen is CitusStore)
     IdempotencyRecord.objects.update(session=0)
-    chosen(connection).end_leases_of_gone_sessions(1)
+    chosen(connection).end_leases_of_gone_sessions(["another"], 1)
+    assert IdempotencyRecord.objects.live().exists()
+    chosen(connection).end_leases_of_gone_sessions([plain.name], 1)
     assert IdempotencyRecord.objects.live().exists() is (chosen is CitusStore)
 
 

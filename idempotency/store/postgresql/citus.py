@@ -90,7 +90,7 @@ class CitusStore(PostgreSQLStore):
     def _session(self, undone_by_crash: bool) -> int | None:
         return None  # workers don't list the coordinator's sessions
 
-    def end_leases_of_gone_sessions(self, limit: int) -> None:
+    def end_leases_of_gone_sessions(self, operations: Collection[str], limit: int) -> None:
         pass
 
     def _prepares(self, cursor: Any) -> bool:

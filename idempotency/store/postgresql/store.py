@@ -48,7 +48,7 @@ _END_LEASES = f"""
 WITH gone AS MATERIALIZED (
     SELECT account_id, id, attempt
     FROM idempotency_record
-    WHERE status = 'in_progress' AND lease_expires_at > statement_timestamp()
+    WHERE status = 'in_progress' AND lease_expires_at > statement_timestamp() AND operation = ANY(%s)
         AND session NOT IN (SELECT pid FROM pg_stat_get_activity(NULL))
     LIMIT %s
 ), free AS MATERIALIZED (
@@ -109,9 +109,9 @@ class PostgreSQLStore(RecordStore):
             cursor.execute(_DELETE_RECORDS, parameters)
             return Taken(*cursor.fetchone())
 
-    def end_leases_of_gone_sessions(self, limit: int) -> None:
+    def end_leases_of_gone_sessions(self, operations: Collection[str], limit: int) -> None:
         with self.connection.cursor() as cursor:
-            cursor.execute(_END_LEASES, [limit, entry("session_over")])
+            cursor.execute(_END_LEASES, [list(operations), limit, entry("session_over")])
 
     def measure(self) -> TableSize:
         return TableSize(*self.row_of(_MEASURE))
