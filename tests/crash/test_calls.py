@@ -29,5 +29,5 @@ def test_a_kill_at_any_system_call_doubles_and_loses_nothing(shared, job, count,
 @pytest.mark.postgres
 def test_a_completion_on_its_own_is_found(shared):
     """Even without a kill: a client gets "not-recorded", and its retry a replay."""
-    with pytest.raises(ImpossibleError, match="undisturbed, the request fails: .*no record explains"):
+    with pytest.raises(ImpossibleError, match=r"undisturbed, the request fails: .*no record explains"):
         kill_at_each_call(shared, "request", mutations=["completion_on_its_own"])
