@@ -233,7 +233,7 @@ def fill(count, **options):
     return [make_records(1, account_id=f"account-{number}", **options)[0] for number in range(count)]
 
 
-def test_the_statistics_are_those_of_all_shards():
+def test_the_statistics_cover_all_shards():
     fill(300)
     numbers = stats()
     assert numbers.records.value == 300

@@ -47,7 +47,6 @@ NOT_ON_CITUS = {
     "test_a_sweep_that_frees_what_may_not_run_again_is_found": "plants a fault in the model's sweep",
     "-account]": "changes a record's account, by which it is distributed",
     # The tests lock or wait by statements that name no account.
-    "test_a_purge_that_is_killed_in_a_batch": "locks all records",
     "test_a_row_that_is_locked_is_passed_over": "locks a record by its id",
     "test_a_lock_of_the_whole_table_is_waited_for": "a purge waits on the workers",
     "at_once_end_and_no_claim_is_lost[SERIALIZABLE]": "Citus reports a lost race at COMMIT as an internal error",
@@ -57,7 +56,6 @@ NOT_ON_CITUS = {
     "test_a_purge_walks_its_index": "explains statements of PostgreSQL alone",
     "test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever": "a distributed table has no trigger",
     "test_a_mismatched_schema_is_a_503": "changes the columns of a table inside a transaction",
-    "test_the_operations_are_found_in_the_index": "no ANALYZE of all servers after a statement in a transaction",
     "test_a_batch_costs_the_same_statements": "a batch asks once more, whether the table is distributed",
     "test_a_scrape_does_not_wait_for_a_migration": "waits for 50 ms, and all shards together take longer to read",
     # Citus refuses to change a table with foreign keys after its transaction has asked all shards.

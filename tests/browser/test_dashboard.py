@@ -103,7 +103,7 @@ def test_the_chart_is_drawn_under_a_strict_policy_and_fits_a_phone(chromium, url
     assert 'data-width="fits' in page[:2000], page[:2000]
 
 
-def test_what_the_policy_refuses_would_be_seen(chromium, url, monkeypatch):
+def test_a_breach_of_the_content_policy_would_be_detected(chromium, url, monkeypatch):
     monkeypatch.setattr(Watched, "planted", "<script>document.body.dataset.ran = 1</script>")
     page = show(chromium, url)
     assert 'data-refused="script-src-elem' in page[:2000]

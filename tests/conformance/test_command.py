@@ -58,7 +58,7 @@ def test_it_runs_where_nothing_is_installed(tmp_path):
     assert "checked 1: 1 passed, 0 deviates, 0 failed, 0 not judged" in done.stdout
 
 
-def test_the_reports_say_what_was_seen(tmp_path, capsys):
+def test_the_reports_have_the_findings(tmp_path, capsys):
     junit, page = tmp_path / "report.xml", tmp_path / "report.html"
     with serving(tmp_path, "acp", "unmarked", "changes-body") as target:
         only = [argument for name in ("sequential", "replay", "expiry") for argument in ("--only", name)]
@@ -82,7 +82,7 @@ def test_the_reports_say_what_was_seen(tmp_path, capsys):
     assert ("width=device-width" in html, "src=" in html) == (True, False)
 
 
-def test_each_report_says_how_it_was_made(tmp_path, capsys):
+def test_each_report_names_its_command_and_declarations(tmp_path, capsys):
     junit, page = tmp_path / "report.xml", tmp_path / "report.html"
     with serving(tmp_path, "stripe") as target:
         more = ["--declare", "client-error=replayed", "--only", "sequential", "--other-account=Authorization: bob"]
@@ -148,7 +148,7 @@ def test_a_wrong_argument_is_a_usage_error(more, capsys):
     assert "usage:" in capsys.readouterr().err
 
 
-def test_a_server_may_declare_what_it_does_otherwise():
+def test_a_server_may_declare_its_differences():
     assert declare(IETF, "header=X-Key").header == "X-Key"
     assert declare(IETF, "marker=Replayed").marker == ("Replayed", "true")
     assert declare(IETF, "quoted=no").quoted is False
@@ -340,7 +340,7 @@ CANNED = [
 
 
 @pytest.mark.parametrize(("status", "profile", "case", "options", "verdict", "detail"), CANNED)
-def test_what_can_not_be_judged_says_why(status, profile, case, options, verdict, detail):
+def test_a_case_that_can_not_be_judged_names_the_reason(status, profile, case, options, verdict, detail):
     with canned(status) as target:
         place = target.url.partition("//")[2]
         filled = {
@@ -401,7 +401,7 @@ def test_a_counter_that_breaks_leaves_late_effects_unjudged(tmp_path):
     assert (result.verdict, trial.began_with) == (Verdict.NOT_JUDGED, None), result
 
 
-def test_a_server_that_says_nothing_is_given_up():
+def test_a_silent_server_is_given_up():
     with socket.create_server(("127.0.0.1", 0)) as mute:
         request = build("POST", f"http://127.0.0.1:{mute.getsockname()[1]}", (), b"x")
         answers, overlapped = exchange_together([request] * 2, timeout=0.1)

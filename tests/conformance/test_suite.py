@@ -230,7 +230,7 @@ def test_each_wrong_server_is_convicted(fault, profile, case, message, tmp_path)
 
 
 @pytest.mark.parametrize(("fault", "profile", "case", "message"), DEVIATIONS, ids=ids(DEVIATIONS))
-def test_a_server_that_does_not_what_it_should_deviates(fault, profile, case, message, tmp_path):
+def test_a_server_that_ignores_a_should_deviates(fault, profile, case, message, tmp_path):
     result = judged(tmp_path, fault, profile, case)
     assert (result.verdict, message in result.detail) == (Verdict.DEVIATES, True), result
 

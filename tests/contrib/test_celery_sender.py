@@ -182,6 +182,6 @@ def test_a_message_to_an_undeclared_eager_task_does_not_count_as_sent():
 
 
 @pytest.mark.parametrize("refusal", [AccessRefused, NotAllowed])
-def test_a_broker_that_refuses_this_user_is_no_fault_of_the_message(inbox, refusal):
+def test_a_broker_that_refuses_the_user_does_not_count_against_the_message(inbox, refusal):
     with pytest.raises(BrokerUnavailableError, match="can't be reached"), publishing.confirming_producer(inbox.app):
         raise refusal("ACCESS_REFUSED - Login was refused")

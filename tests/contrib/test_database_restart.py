@@ -77,7 +77,7 @@ def test_a_restart_of_the_database_makes_no_dead_letter(inbox, server, task, pla
 
 
 @pytest.mark.scenario_25
-def test_a_consumer_of_its_own_gets_an_error_that_means_later(server):
+def test_a_custom_consumer_gets_an_error_that_means_later(server):
     """It keeps its process and its connection, which nothing but the package looks after."""
 
     def consume(happens):

@@ -124,7 +124,7 @@ def test_one_transport_within_another_gives_up_once(waits):
     assert inner.handle_request.call_count == 3
 
 
-def test_a_certificate_that_is_not_trusted_is_no_reason_to_try_again(waits):
+def test_an_untrusted_certificate_is_not_retried(waits):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(Path(__file__).with_name("certificate.pem"))  # with its key: it protects nothing
     with serving(tls=context) as server:
@@ -181,7 +181,7 @@ def test_requests_that_run_at_once_do_not_disturb_each_other(server):
     assert sent.total() == 30
 
 
-def test_the_default_waits_are_those_of_the_running_event_loop(server):
+def test_the_default_waits_use_the_running_event_loop(server):
     async def run():
         policy = RetryPolicy(first_wait=0.001, longest_wait=0.001)
         async with httpx.AsyncClient(transport=AsyncIdempotentTransport(policy=policy), timeout=30) as client:

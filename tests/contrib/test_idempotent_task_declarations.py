@@ -116,7 +116,7 @@ def test_a_message_that_dies_with_its_worker_is_warned_of(app, options, missing)
 @pytest.mark.parametrize(
     "broken", [None, {"RETENTION": 3}, {"LEASE": timedelta(0)}, {"RETENTION": MINUTE, "LEASE": HOUR}]
 )
-def test_a_setting_that_is_wrong_itself_is_said_once_and_stops_nothing(app, settings, broken):
+def test_an_invalid_setting_is_reported_once_and_stops_nothing(app, settings, broken):
     assert declare(app, {"acks_late": False}) != []
     settings.IDEMPOTENCY = broken
     assert check_tasks(None) == []

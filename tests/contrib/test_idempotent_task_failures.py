@@ -161,7 +161,7 @@ def test_each_dead_letter_is_announced_with_its_reason(inbox, task, headers, wor
     assert (told["account_id"], told["idempotency_key"]) == identity
 
 
-def test_a_message_that_waits_or_is_redelivered_is_no_dead_letter(inbox, monkeypatch):
+def test_a_waiting_or_redelivered_message_is_not_a_dead_letter(inbox, monkeypatch):
     acting("a", raising(OperationalError()))
     inbox.publish(act, "a")
     with receiving(signals.dead_lettered) as received:
@@ -313,7 +313,7 @@ def test_a_direct_call_is_a_plain_call(inbox):
     assert (effects(), IdempotencyRecord.objects.count()) == ({"a": 1, "b": 1, "c": 1}, 0)
 
 
-def test_without_a_message_a_caller_with_an_open_transaction_is_told(inbox):
+def test_a_caller_with_an_open_transaction_and_no_message_gets_an_error(inbox):
     acting("a", lambda args: None)
     inbox.publish(send, "a")
     with transaction.atomic():

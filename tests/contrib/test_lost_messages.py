@@ -185,6 +185,6 @@ def test_what_a_search_found_before_it_slept_is_judged_again(meanwhile):
     assert resend_lost_messages() == 1
 
 
-def test_the_task_says_how_many_it_has_found():
+def test_the_task_returns_how_many_it_found():
     sent()
     assert tasks.resend_lost_messages(older_than=60.0) == {"found": 1}

@@ -72,7 +72,7 @@ def recorded(monkeypatch):
     recorded.provider.shutdown()
 
 
-def test_the_callers_span_says_what_happened_and_nothing_private(recorded):
+def test_the_callers_span_has_the_event_and_nothing_private(recorded):
     def run(payload):
         with claim("tests.spans", account_id="private-account", key="private-key", payload=payload) as one:
             if not one.replayed:
@@ -147,7 +147,7 @@ def test_the_span_of_an_idempotent_task_is_linked_to_its_messages_producer(recor
         ({"traceparent": [PARENT]}, 0),
     ],
 )
-def test_a_consumer_of_another_kind_links_to_whatever_its_headers_name(recorded, headers, links):
+def test_another_kind_of_consumer_links_to_the_trace_in_its_headers(recorded, headers, links):
     link_to_producer(headers)  # no span, nothing to link
     with recorded.span():
         link_to_producer(headers)

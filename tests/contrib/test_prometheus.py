@@ -43,7 +43,7 @@ def scrape(registry):
     return {name: float(value) for name, _, value in samples if "_created" not in name}
 
 
-def test_a_scrape_says_what_has_happened_here_and_what_the_tables_hold(registry):
+def test_a_scrape_has_this_process_events_and_the_tables_numbers(registry):
     operation = Operation("tests.scraped")
     happen(signals.claimed, operation, 2)
     happen(signals.replayed, operation)
@@ -125,7 +125,7 @@ def test_a_scrape_does_not_wait_for_a_migration_that_has_locked_the_table(regist
     assert scrape(registry)[AVAILABLE] == 1
 
 
-def test_the_view_says_which_app_is_missing():
+def test_the_view_names_the_missing_app():
     with pytest.raises(ImproperlyConfigured, match=r"'idempotency\.contrib\.prometheus' to INSTALLED_APPS"):
         metrics(RequestFactory().get("/"))
 

@@ -47,7 +47,7 @@ def expressions():
 
 
 @pytest.mark.parametrize(("name", "expression"), expressions().items())
-def test_what_is_asked_for_exists_with_these_labels(name, expression):
+def test_the_queried_metrics_exist_with_their_labels(name, expression):
     selectors = re.findall(r"\b(idempotency_\w+)(?:\{([^}]*)\})?", expression)
     assert selectors
     for metric, matchers in selectors:

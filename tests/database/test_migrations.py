@@ -41,7 +41,7 @@ def not_additive(operation, before, app=APP):
     return "only additions are allowed; remove what is unused one release after the code that used it"
 
 
-def test_the_tables_are_those_of_the_models():
+def test_the_tables_match_the_models():
     disk_migrations = MigrationLoader(None).disk_migrations
     unseen = [
         (key, operation.describe())

@@ -74,7 +74,7 @@ def named(name, pattern):
     return {found for _, text in documented(name) for found in re.findall(pattern, text)}
 
 
-def test_the_docstring_of_a_package_names_what_it_has():
+def test_the_docstring_of_a_package_names_its_modules():
     def absent(name):
         folder = SOURCES[name].parent
         if not name.endswith("__init__.py"):

@@ -321,7 +321,7 @@ def test_the_card_is_charged_under_one_key_by_every_attempt(run_page, server):
     assert set(server.keys) == {str(IdempotencyRecord.objects.get().derive_key("provider.charge"))}
 
 
-def test_the_table_of_the_policy_is_that_of_the_code():
+def test_the_table_of_the_policy_matches_the_code():
     text = text_of("how-to/write-a-client.md")
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text.partition("| `RetryPolicy` |")[2], re.MULTILINE)
     default = RetryPolicy()

@@ -90,7 +90,7 @@ def test_the_list_of_settings_is_the_declaration():
         assert eval(default, words) == option.default, option.name
 
 
-def test_the_page_of_settings_says_which_options_a_block_and_a_task_refuse():
+def test_the_settings_page_lists_the_options_that_blocks_and_tasks_refuse():
     [item] = re.findall(r"^- `claim\(\)` and (?:.+\n)(?:  .+\n)+", text_of("reference/settings.md"), re.MULTILINE)
     of_both, of_tasks = item.split("Tasks also refuse")
     for part, uses in ((of_both, {Use.BLOCK, Use.TASK}), (of_tasks, {Use.TASK})):
@@ -230,7 +230,7 @@ def test_everything_that_is_named_exists(name):
     assert [link for link in links if not (PAGES[name].parent / link).exists()] == []
 
 
-def test_every_pattern_finds_what_it_is_for():
+def test_every_pattern_finds_a_match():
     everything = "\n".join(map(text_of, PAGES))
     assert [what for what, (pattern, _) in NAMED.items() if not re.search(pattern, everything)] == []
 

@@ -41,7 +41,7 @@ def deliveries():
     return [(topic, payload) for _, topic, payload in broker.deliveries]
 
 
-def test_the_view_publishes_once_however_often_it_is_asked(publishing):
+def test_the_view_publishes_once_for_all_retries(publishing):
     assert [answer.status_code for answer in twice(publishing.place_order, {})] == [201, 201]
     assert relay_once().sent == 1
     assert deliveries() == [("shop.tasks.ship", {"order_id": Charge.objects.get().pk})]
@@ -78,7 +78,7 @@ def test_the_alarms_ring(publishing, run_page):
         (302, ValueError),
     ],
 )
-def test_the_sender_tells_apart_what_is_at_fault(publishing, monkeypatch, answer, raised):
+def test_the_sender_distinguishes_broker_and_message_faults(publishing, monkeypatch, answer, raised):
     connect = Mock()
     answers = [answer if isinstance(answer, Exception) else SimpleNamespace(status=answer)]
     connect.return_value.getresponse.side_effect = answers
@@ -93,7 +93,7 @@ def test_the_sender_tells_apart_what_is_at_fault(publishing, monkeypatch, answer
     assert asked.kwargs["headers"].items() >= {"Idempotency-Key": str(message.message_id), "Tenant": "a"}.items()
 
 
-def test_its_numbers_are_those_of_the_code():
+def test_its_numbers_match_the_code():
     backoff = [min(2**attempt, relay.LONGEST_BACKOFF) for attempt in range(1, relay.MAX_ATTEMPTS)]
     assert 4.5 < sum(backoff) / 3600 < 5.5
     assert f"after {relay.MAX_ATTEMPTS} tries, some five hours" in text_of(PUBLISHING)

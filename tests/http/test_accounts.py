@@ -111,7 +111,7 @@ def member_of(request):
 
 @pytest.mark.failure_96
 @pytest.mark.parametrize("kind", [{"header": "X-Organisation"}, {"tenant": member_of}], ids=["header", "callable"])
-def test_a_key_in_one_tenant_is_not_that_of_another(alice, anonymous, framework, kind):
+def test_the_same_key_in_two_tenants_is_two_operations(alice, anonymous, framework, kind):
     framework.serve(account=InTenant(**kind))
 
     def send(tenant, caller=alice):
@@ -159,7 +159,7 @@ def test_a_visitor_is_an_account_from_the_time_a_form_is_shown():
     assert user_or_visitor(requested(user=User(pk=7), session=session)) == "7"
 
 
-def test_a_check_says_what_an_anonymous_account_means(settings):
+def test_a_check_explains_an_anonymous_account(settings):
     def found():
         return [message for message in run_checks(tags=["idempotency"]) if message.id == "idempotency.W011"]
 

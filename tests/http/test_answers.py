@@ -44,7 +44,7 @@ async def coroutine():
         ("drf", lambda: {"id": 1}, "Expected a `Response`, `HttpResponse` or `StreamingHttpResponse`"),
     ],
 )
-def test_a_handler_that_returns_no_response_is_told_what_was_expected(alice, serve, name, make, said, caplog):
+def test_a_handler_without_a_response_gets_an_error_with_the_expected_type(alice, serve, name, make, said, caplog):
     serve_answer(serve, make, framework=name)
     refused = assert_nothing_kept(alice, 500)
     if "must return" in said:
@@ -121,7 +121,7 @@ class AppRedirect(http.HttpResponseRedirect):
     ],
     ids=["302", "301", "303", "308", "app", "no location", "201", "json", "400", "403", "404", "410"],
 )
-def test_a_replay_has_the_class_of_what_it_replays(alice, serve, make, kind):
+def test_a_replay_has_the_class_of_the_first_response(alice, serve, make, kind):
     serve_answer(serve, make)
     first, replay = replayed(alice)
     assert type(replay) is kind
@@ -301,7 +301,7 @@ def test_a_third_frameworks_handler_runs_once_and_its_refusal_is_recorded(alice,
     assert effects() == 1
 
 
-def test_the_adapter_registered_last_is_asked_first_and_djangos_last(rf):
+def test_the_adapter_registered_last_is_tried_first_and_djangos_last(rf):
     class Later(ToyAdapter):
         """Speaks for the same requests."""
 

@@ -274,7 +274,7 @@ def test_a_wrong_answer_to_a_known_key_is_found(check, status, text, serve):
 
 
 @transactional
-def test_a_view_that_fails_for_the_other_account_is_told_from_its_key(serve):
+def test_a_view_that_fails_for_the_other_account_is_reported_as_such(serve):
     accounts = set()
 
     @serve

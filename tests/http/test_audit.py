@@ -253,7 +253,7 @@ def test_a_protection_that_is_hidden_from_atomic_requests_is_broken():
     assert "mark the outermost view with transaction.non_atomic_requests." in found["/protected/methods/"]
 
 
-def test_routes_of_django_ninja_are_seen(settings):
+def test_routes_of_django_ninja_are_listed(settings):
     api = pytest.importorskip("ninja").NinjaAPI(urls_namespace="audit")
 
     @api.post("/pay")

@@ -204,7 +204,7 @@ CHECKS = {
 
 @pytest.mark.parametrize(("members", "status"), CHECKS.values(), ids=CHECKS)
 @pytest.mark.failure_90
-def test_a_refusal_is_one_whatever_its_status_and_a_lost_object_none(lookup, alice, bob, members, status):
+def test_any_status_of_a_check_refuses_and_a_missing_object_does_not(lookup, alice, bob, members, status):
     send = lookup(route="mine/<str:name>/" if "lookup_url_kwarg" in members else "<int:pk>/", **members)
     first = send()
     assert_replayed(first, first)
@@ -387,7 +387,7 @@ def test_a_database_error_that_stays_has_no_retry_after(lookup):
     assert (problem_code(refused), "Retry-After" in refused) == ("idempotency_unavailable", False)
 
 
-def test_the_projects_own_errors_refuse_as_it_says(lookup, settings):
+def test_the_projects_own_errors_refuse_with_their_response(lookup, settings):
     settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": handle_refused}
 
     def get_object(view):

@@ -281,7 +281,7 @@ def test_a_protected_function_may_be_called_by_keyword(alice, settings):
     assert runs_once(alice, "POST")
 
 
-def test_without_a_url_the_request_is_no_argument_of_the_route(rf, async_rf):
+def test_without_a_url_the_request_is_not_a_route_argument(rf, async_rf):
     """Its text is another one if the retry comes over ASGI."""
 
     @idempotent("tests.without_a_url", account=lambda request: "1")

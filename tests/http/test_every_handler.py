@@ -102,7 +102,7 @@ def test_every_unsafe_method_is_protected(alice, serve, method):
     replayed(alice, method=method)
 
 
-def test_an_operation_of_its_own_stays(alice, serve):
+def test_an_explicit_operation_stays(alice, serve):
     serve(
         VIEWS["Plain.post"],
         **{"own/": Own.as_view(), "pay/": Shop.as_view({"post": "pay"})},
@@ -151,7 +151,7 @@ def test_a_class_that_a_function_has_made_is_refused_when_it_is_routed():
         type("Plain", (Base, PlainView), {"__module__": __name__}).as_view()
 
 
-def test_a_value_that_is_no_mapping_is_refused():
+def test_a_value_other_than_a_mapping_is_refused():
     with refused("or be EVERY: 'post'"):
         type("Wrong", (IdempotentMixin, View), {"idempotent_operations": "post"})
     assert repr(EVERY) == "EVERY"

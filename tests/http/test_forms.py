@@ -84,7 +84,7 @@ def test_a_double_click_and_the_back_button_send_one_transfer(browser):
     assert by_header.status_code == 302
 
 
-def test_a_corrected_form_has_a_key_of_its_own(browser):
+def test_a_corrected_form_has_a_new_key(browser):
     page = browser.get("/")
     wrong = browser.post("/", filled(page, amount="much"))
     assert (wrong.status_code, effects()) == (422, 0)

@@ -79,7 +79,7 @@ def test_a_key_of_the_operations_own_is_a_key(alice, framework, source, sent):
         (lambda request: None, "in the place that it declares or"),
     ],
 )
-def test_a_missing_key_is_asked_for_at_its_place(alice, serve, source, place):
+def test_the_error_for_a_missing_key_names_its_place(alice, serve, source, place):
     serve(idempotent("tests.missing", key=source)(plain_answer))
     refused = assert_refused(alice, "idempotency_key_missing", data={"amount": 1})
     assert place in json.loads(refused.content)["detail"]
@@ -117,7 +117,7 @@ def test_it_is_validated_as_a_header_is(alice, framework, source, sent, key):
         (FromJSON("id"), {"data": b"[" * 100_000}, "idempotency_key_missing"),
     ],
 )
-def test_what_is_no_key_is_refused(alice, framework, source, sent, code):
+def test_an_invalid_key_is_refused(alice, framework, source, sent, code):
     framework.serve(key=source)
     assert_refused(alice, code, **sent)
 
@@ -264,7 +264,7 @@ def test_a_key_that_is_too_old_or_from_the_future_begins_nothing(alice, framewor
     assert_refused(alice, "idempotency_key_invalid", key=clock.key_of(timedelta(minutes=5, seconds=1)))
 
 
-def test_what_is_recorded_under_an_old_key_is_told(alice, framework, clock):
+def test_an_outcome_recorded_under_an_old_key_is_replayed(alice, framework, clock):
     framework.serve(**LATE)
     key = new_key()
     first = alice.post(key=key)
@@ -328,7 +328,7 @@ def test_a_key_may_not_be_accepted_for_longer_than_its_record_is_kept(settings):
     assert [mistake.id for mistake in operation.mistakes()] == ["idempotency.E014"]
 
 
-def test_every_answer_says_how_long_an_outcome_is_kept(alice, framework):
+def test_every_answer_has_the_retention(alice, framework):
     framework.serve(retention=HOUR + timedelta(seconds=1.5))
     answers = [
         *replayed(alice),

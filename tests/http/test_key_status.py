@@ -80,7 +80,7 @@ def test_the_owner_learns_the_status_of_the_outcome_and_its_times(alice, setting
         (REEXECUTE, Status.COMPLETED, -HOUR, None, "unknown"),
     ],
 )
-def test_the_status_says_what_a_retry_would_meet(
+def test_the_status_predicts_the_answer_to_a_retry(
     alice, operation, recovery, recorded, expires, lease, status, monkeypatch
 ):
     redeclare(monkeypatch, operation.name, recovery=Operation("tests.recovering", recovery=recovery).recovery)
@@ -108,7 +108,7 @@ def test_a_status_is_one_read_and_others_keys_are_unknown(alice, bob):
 
 
 @pytest.mark.usefixtures("operation")
-def test_what_can_not_be_asked_is_refused(alice, anonymous, settings):
+def test_an_unanswerable_query_is_refused(alice, anonymous, settings):
     assert problem_code(alice.get(URL)) == "idempotency_key_missing"
     refused = alice.get(URL, key="a,b")
     assert (problem_code(refused), refused["Cache-Control"]) == ("idempotency_key_invalid", "no-store")
@@ -198,7 +198,7 @@ def test_a_list_needs_a_key_and_an_account(alice, anonymous, settings):
 
 
 @pytest.mark.parametrize("prefix", ["/", "/shop/"])
-def test_where_a_key_belongs_to_a_path_the_path_is_asked_for(alice, serve, prefix):
+def test_the_path_is_required_where_a_key_belongs_to_a_path(alice, serve, prefix):
     view, url = idempotent("tests.by_path", profile="acp")(plain_answer), "/keys/tests.by_path/"
     serve(view, **{"a é/": view, "keys/<str:operation>/": KeyStatusView.as_view(), "keys/": KeyStatusView.as_view()})
     with override_script_prefix(prefix):

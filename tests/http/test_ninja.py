@@ -140,7 +140,7 @@ def test_headers_that_the_handler_sets_and_an_empty_answer_are_kept(api, alice):
     assert first["Location"] == replay["Location"]
 
 
-def test_a_route_is_protected_whatever_its_one_method(api, alice):
+def test_a_route_is_protected_for_any_single_method(api, alice):
     @api.put("/put")
     @protect("tests.ninja_put")
     def put(request: HttpRequest):
@@ -259,7 +259,7 @@ def test_the_schema_describes_the_header_and_the_answers(api):
     assert responses["422"]["content"]["application/problem+json"]["schema"]["required"][-1] == "retryable"
 
 
-def test_what_a_route_says_itself_wins(api):
+def test_a_routes_own_description_wins(api):
     own = {
         "parameters": [{"name": "idempotency-key", "in": "header", "description": "Own.", "schema": {}}],
         "responses": {"409": {"description": "Own."}},

@@ -174,7 +174,7 @@ def test_a_duplicate_that_is_accepted_is_described(policy, headers):
 
 
 @pytest.mark.parametrize("name", ["Idempotency-Key", "idempotency-key"])
-def test_what_a_project_says_itself_wins(name):
+def test_a_projects_own_description_wins(name):
     own = OpenApiResponse({"type": "string"}, description="Ours.")
 
     @extend_schema(
@@ -357,7 +357,7 @@ def test_answers_are_as_described(make, profile, settings, alice):
 
 @pytest.mark.once
 @pytest.mark.django_db(transaction=True)
-def test_a_status_that_may_be_an_outcome_or_a_refusal_says_both_of_the_key(settings, alice):
+def test_a_status_of_outcomes_and_refusals_documents_both(settings, alice):
     settings.ROOT_URLCONF, document = by_spectacular({}, 422)
     described = document()["paths"]["/"]["post"]["responses"]["422"]["headers"]["Idempotency-Status"]
     alice.post(data={"label": "one"}, key="k")

@@ -179,7 +179,7 @@ def test_a_broken_transaction_is_a_crash(alice, serve, policy, by, monkeypatch):
 
 @policies
 @pytest.mark.parametrize("undone", [("other",), ("default",), ("default", "other")], ids=" and ".join)
-def test_a_success_that_undoes_one_of_its_transactions_is_no_outcome(alice, serve, policy, undone):
+def test_a_success_that_rolls_back_a_transaction_is_not_recorded(alice, serve, policy, undone):
     if "transaction" in policy:
         undone = ("other",)  # it has no other one
     serve_writing(serve, ending(undone=undone), **policy)
@@ -192,7 +192,7 @@ def test_a_success_that_undoes_one_of_its_transactions_is_no_outcome(alice, serv
 
 @policies
 @pytest.mark.parametrize("atomic", [True, False], ids=["ATOMIC_REQUESTS", "in autocommit"])
-def test_a_transaction_left_open_on_the_other_database_is_no_success(alice, serve, policy, atomic, monkeypatch, caplog):
+def test_a_transaction_left_open_on_the_other_database_is_an_error(alice, serve, policy, atomic, monkeypatch, caplog):
     monkeypatch.setitem(connections["other"].settings_dict, "ATOMIC_REQUESTS", atomic)
     leaving = [transaction.atomic(using="other").__enter__]
 
@@ -212,7 +212,7 @@ def test_a_transaction_left_open_on_the_other_database_is_no_success(alice, serv
 
 
 @policies
-def test_autocommit_left_off_on_the_other_database_is_no_success(alice, serve, policy, monkeypatch):
+def test_autocommit_left_off_on_the_other_database_is_an_error(alice, serve, policy, monkeypatch):
     monkeypatch.setitem(connections["other"].settings_dict, "ATOMIC_REQUESTS", False)
     leaving = [False]
 

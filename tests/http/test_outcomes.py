@@ -51,7 +51,7 @@ def test_a_405_is_never_recorded(alice, framework):
     assert_nothing_kept(alice, 405, "/?status=405")
 
 
-def test_the_policy_says_what_is_recordable(alice, framework):
+def test_the_policy_decides_what_is_recordable(alice, framework):
     framework.serve(recordable=only_success)
     assert_nothing_kept(alice, 404, "/?status=404")
     replayed(alice, "/?status=200", key="k2")
@@ -91,7 +91,7 @@ def times(sent):
         (422, {"recordable": only_success, "transaction": False, "recovery": REEXECUTE}, "unrecorded"),
     ],
 )
-def test_an_answer_that_is_declared_as_no_outcome_is_no_failure(alice, framework, sent, status, policy, name):
+def test_an_unrecordable_answer_is_not_a_failure(alice, framework, sent, status, policy, name):
     framework.serve(**policy)
     assert alice.post(f"/?status={status}", key="k").status_code == status
     assert times(sent) == {name: 1}
@@ -126,7 +126,7 @@ def undo():
 
 @pytest.mark.parametrize("end", [discard, undo])
 @pytest.mark.parametrize("status", [200, 207, 302])
-def test_a_handler_says_of_one_response_that_it_is_no_outcome(alice, framework, sent, end, status):
+def test_a_handler_can_discard_one_response(alice, framework, sent, end, status):
     """A success only in part, for example."""
 
     def handle(request):
@@ -199,7 +199,7 @@ def test_a_refused_event_runs_when_it_is_delivered_again(alice, framework, statu
     assert effects() == 1
 
 
-def test_a_conflict_that_means_try_again_is_no_outcome(alice, framework):
+def test_a_conflict_that_means_try_again_is_not_recorded(alice, framework):
     framework.serve(recordable=is_recordable_unless_conflict)
     assert_nothing_kept(alice, 409, "/?status=409")
     replayed(alice, "/?status=404", key="k2")

@@ -35,7 +35,7 @@ def part(value):
 
 @pytest.mark.failure_42
 @pytest.mark.failure_44
-def test_json_is_compared_by_what_it_says(same, framework):
+def test_json_is_compared_by_value(same, framework):
     """Which texts say the same: ``tests/unit/fingerprint``."""
     framework.serve()
     assert same(
@@ -221,7 +221,7 @@ class CommandSerializer(serializers.Serializer):
     line = Line(required=False)
 
 
-def test_a_command_of_a_serializer_reads_what_it_declares_in_its_own_types(same, serve):
+def test_a_serializer_payload_has_its_declared_fields_and_types(same, serve):
     serve(drf_view(idempotent("tests.command", payload=CommandSerializer)(drf_answer)))
     first = {"amount": 1, "lines": [{"price": "1.50"}], "line": {"price": 2}, "account": 7, "note": None}
     alike = {"amount": "1", "lines": [{"price": 1.5}], "line": {"price": "2.0"}, "account": 7, "note": None}

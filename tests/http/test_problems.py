@@ -101,7 +101,7 @@ def test_nothing_runs_under_a_wrong_setting(alice, framework, settings, caplog, 
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_a_mistake_of_the_server_is_told_to_its_developers(alice, framework, settings, caplog, debug):
+def test_a_mistake_of_the_server_is_reported_to_its_developers(alice, framework, settings, caplog, debug):
     settings.DEBUG = debug
     framework.serve(max_response_body=1)
     refused = alice.post(key="a-long-key-of-a-client")
@@ -168,7 +168,7 @@ def test_a_setting_replaces_the_shape_of_errors(alice, serve, settings, name, se
     assert effects() == 1
 
 
-def test_a_drf_view_of_a_json_flavour_still_says_problem_json(alice, serve):
+def test_a_drf_view_of_a_json_flavour_still_returns_problem_json(alice, serve):
     Framework("drf", serve).serve()
     assert_refused(alice, "idempotency_key_missing", headers={"Accept": "application/json; indent=2"})
 
@@ -241,7 +241,7 @@ INNER = [
 @pytest.mark.failure_65
 @pytest.mark.parametrize("error", INNER, ids=lambda error: error.code)
 @pytest.mark.parametrize("asked_for", [None, "middleware"])
-def test_the_error_of_an_inner_claim_is_no_answer_to_the_outer_key(alice, framework, error, asked_for, request):
+def test_the_error_of_an_inner_claim_does_not_answer_the_outer_key(alice, framework, error, asked_for, request):
     if asked_for:
         request.getfixturevalue(asked_for)
 

@@ -56,7 +56,7 @@ def test_a_handlers_own_mark_of_a_replay_reaches_no_client(alice, serve, setting
 
 
 @pytest.mark.parametrize("profile", ANSWERS)
-def test_a_profile_is_told_as_by_its_source(alice, framework, settings, profile):
+def test_a_profile_matches_its_source(alice, framework, settings, profile):
     settings.IDEMPOTENCY = {"PROFILE": profile}
     framework.serve()
     first, replay = (alice.post(data={"amount": 1}, key="k") for _ in range(2))
@@ -88,7 +88,7 @@ def test_the_scope_of_the_agentic_commerce_protocol_is_identity_and_path(alice, 
     assert IdempotencyRecord.objects.latest("pk").idempotency_key == "order-71 /sessions/1/"  # as the admin shows it
 
 
-def test_an_operation_may_have_a_profile_of_its_own(alice, serve, settings):
+def test_an_operation_may_have_a_separate_profile(alice, serve, settings):
     settings.IDEMPOTENCY = {"PROFILE": "stripe"}
     own = {f"{name}/": idempotent(f"tests.{name}", profile=name)(plain_answer) for name in PROFILES}
     serve(idempotent("tests.default")(plain_answer), **own)
@@ -197,7 +197,7 @@ KNOWN = {
 
 @pytest.mark.usefixtures("middleware")
 @pytest.mark.parametrize("code", ERRORS)
-def test_an_error_says_what_is_known_of_the_key(alice, serve, code):
+def test_an_error_has_the_status_of_the_key(alice, serve, code):
     @serve
     def view(request):
         raise ERRORS[code]
@@ -251,7 +251,7 @@ def test_a_refusal_above_the_handler_has_not_looked_up_the_key(alice, serve, sta
 
 
 @pytest.mark.usefixtures("middleware")
-def test_a_wrong_method_or_url_says_nothing_and_claims_nothing(alice, serve):
+def test_a_wrong_method_or_url_has_no_status_and_claims_nothing(alice, serve):
     function = require_POST(idempotent("tests.function")(plain_answer))
     only_post = type("OnlyPost", (View,), {"post": lambda self, request: plain_answer(request)})
     around = idempotent("tests.around")(only_post.as_view())

@@ -33,7 +33,7 @@ class Changing(viewsets.ViewSet):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("way", ["decorator", "under another decorator", "mixin"])
-def test_a_handler_is_protected_whatever_its_method(alice, serve, method, way):
+def test_a_handler_is_protected_for_any_method(alice, serve, method, way):
     def handler(self, request):
         return plain_answer(request)
 
@@ -143,7 +143,7 @@ def test_the_safe_methods_of_a_class_pass_through_beside_unsafe_ones(alice, serv
     assert [alice.request(method).status_code for method in ("GET", "HEAD", "PUT")] == [201, 201, 400]
 
 
-def test_an_operations_own_methods_come_first_and_those_of_a_function_next(alice, serve):
+def test_an_operations_methods_come_before_a_functions(alice, serve):
     class Service:  # is no view, so its method is a function
         run = idempotent("tests.service")(PlainView.post)
 

@@ -87,7 +87,7 @@ def test_a_failure_may_be_the_outcome(alice, serve, recorded, policy):
 
 
 @pytest.mark.parametrize("make", [lambda reference: None, lambda reference: TemplateResponse(None, "none.html")])
-def test_what_is_no_response_is_reported(retry, alice, make):
+def test_a_result_other_than_a_response_is_reported(retry, alice, make):
     retry(make)
     assert_refused(alice, "idempotency_outcome_unreadable", key="k")
 

@@ -72,7 +72,7 @@ def test_a_handler_reads_its_request(alice, serve, sent, name, reads, settings):
 
 
 @pytest.mark.parametrize("reads", [False, True], ids=["handler reads nothing", "handler reads the body"])
-def test_a_body_above_the_limit_is_no_crash(alice, framework, settings, reads):
+def test_a_body_above_the_limit_does_not_crash(alice, framework, settings, reads):
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
     framework.serve_twins(lambda request: {"length": len(request.body) if reads else 0})
     data = upload(2000)["data"]
@@ -98,7 +98,7 @@ def test_half_a_body_neither_runs_nor_claims_the_key(alice, framework, content_t
     assert not IdempotencyRecord.objects.exists()
 
 
-def test_a_drf_handler_is_told_that_a_parsed_body_is_too_large(alice, serve, settings):
+def test_a_drf_handler_gets_the_error_for_a_too_large_parsed_body(alice, serve, settings):
     """DRF parses a form of any size; Django refuses to hand its body out whole."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
     own = type("OwnParser", (MultiPartParser,), {})  # of the project's own, which uses the stream up
@@ -110,7 +110,7 @@ def test_a_drf_handler_is_told_that_a_parsed_body_is_too_large(alice, serve, set
 
 @pytest.mark.parametrize("length", ["", "abc", "-1", "0", "5"])
 @pytest.mark.parametrize("content_type", ["application/json", FORM, "multipart/form-data; boundary=one"])
-def test_a_lying_content_length_is_no_server_error(alice, serve, length, content_type):
+def test_a_wrong_content_length_is_not_a_server_error(alice, serve, length, content_type):
     Framework("plain", serve).serve_twins(lambda request: {"length": len(request.body)})
     protected, twin = with_twin(alice, data=b"a=1&b=2222", content_type=content_type, CONTENT_LENGTH=length)
     assert protected.status_code in {200, 400, twin.status_code}  # Django 5.2 fails at a length that is no number

@@ -237,7 +237,7 @@ def test_a_view_that_has_nothing_but_the_browsable_api_replays_its_page(alice, s
     assert replay["Content-Type"].startswith("text/html")
 
 
-def test_an_error_on_the_browsable_api_is_told_on_its_page(alice, serve):
+def test_an_error_on_the_browsable_api_is_shown_on_its_page(alice, serve):
     """A form of the page can't send the header, so it is told that it needs one."""
     serve_with(serve, JSONRenderer, BrowsableAPIRenderer)
     refused = alice.post(headers=PAGE)

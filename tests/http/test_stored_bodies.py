@@ -199,7 +199,7 @@ def purge_bodies():
     return sum(batch.deleted for batch in purge_body_batches())
 
 
-def test_a_retry_after_the_body_is_told_so_and_does_not_run(framework, alice):
+def test_a_retry_after_the_bodys_retention_gets_body_gone_and_does_not_run(framework, alice):
     framework.serve(body_retention=HOUR)
     first, _ = replayed(alice)
     assert purge_bodies() == 0  # it is not due

@@ -45,7 +45,7 @@ def fail_without_a_savepoint():
 @pytest.mark.failure_24
 @pytest.mark.failure_25
 @pytest.mark.parametrize("first", [False, True], ids=["", "undone and redone"])
-def test_what_broke_its_transaction_is_no_success(alice, serve, first, caplog):
+def test_a_handler_that_broke_its_transaction_fails(alice, serve, first, caplog):
     def end():
         if first:
             with transaction.atomic():
@@ -271,7 +271,7 @@ def assert_as_before(caller):
 @pytest.mark.usefixtures("_ended")
 @policies
 @pytest.mark.parametrize("way", LEFT_OPEN)
-def test_a_handler_that_leaves_a_transaction_open_is_no_success(alice, serve, policy, way, caplog):
+def test_a_handler_that_leaves_a_transaction_open_fails(alice, serve, policy, way, caplog):
     leaving = [LEFT_OPEN[way]]
 
     @serve
@@ -290,7 +290,7 @@ def test_a_handler_that_leaves_a_transaction_open_is_no_success(alice, serve, po
 
 
 @policies
-def test_an_async_handler_that_leaves_a_transaction_open_is_no_success(alice, serve, policy):
+def test_an_async_handler_that_leaves_a_transaction_open_fails(alice, serve, policy):
     leaving = [enter]
 
     @serve

@@ -72,7 +72,7 @@ def test_a_decorator_that_could_not_protect_is_refused_when_applied(unprotectabl
 
 @pytest.mark.failure_35
 @pytest.mark.parametrize("arguments", [(), (1,), (1, 2, 3)])
-def test_a_call_without_a_request_says_so(arguments):
+def test_a_call_without_a_request_names_the_mistake(arguments):
     with pytest.raises(TypeError, match=rf"@idempotent\('tests.helper'\) expects a request as the .* of {__name__}\."):
         idempotent("tests.helper")(lambda *arguments: None)(*arguments)
 

@@ -193,7 +193,7 @@ def test_leases_are_renewed_in_the_same_database(renewals, tmp_path):
     assert {message.id for message in check_databases(None)} == set()  # it may not connect
 
 
-def test_an_alias_for_renewals_is_checked_as_that_of_records_is(renewals):
+def test_an_alias_for_renewals_is_checked_like_the_records_alias(renewals):
     renewals["AUTOCOMMIT"] = False
     assert "'renewals' has AUTOCOMMIT off" in messages()["idempotency.E016"].msg
 

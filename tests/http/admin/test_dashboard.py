@@ -160,7 +160,7 @@ def test_an_admin_of_the_project_shows_its_own_pages(client, model):
 
 
 @pytest.mark.urls(__name__)
-def test_each_admin_site_has_a_dashboard_of_its_own(client):
+def test_each_admin_site_has_a_dashboard(client):
     make_records(1, Status.PARKED, idempotency_key="<i>", account_id="<i>", operation="<i>")
     make_messages(1, MessageStatus.DEAD)
     log_in(client, superuser=True)

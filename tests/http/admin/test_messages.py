@@ -50,7 +50,7 @@ def test_what_waits_and_what_is_dead_is_filtered(viewer):
     assert found(viewer, state="nonsense") == [pk for pks in reversed(made.values()) for pk in pks]
 
 
-def test_each_state_is_told_in_words(viewer):
+def test_each_state_is_described_in_words(viewer):
     soon = timedelta(seconds=90)
     for times in ({"due": -soon}, {"due": soon}, {"lease": soon}, {"lease": -soon}):
         make_messages(1, **times)

@@ -79,7 +79,7 @@ ABANDONED = {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2}
         ({"status": "sealed"}, "plain", "sealed", "A newer release wrote this state.", []),
     ],
 )
-def test_the_page_says_what_is_known_and_offers_what_can_be_decided(operator, fields, badge, state, told, actions):
+def test_the_page_shows_the_state_and_offers_the_possible_decisions(operator, fields, badge, state, told, actions):
     page = operator.get(detail(record(**fields)))
     assert told in text(page)
     assert offered(page) == actions

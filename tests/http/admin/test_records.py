@@ -177,7 +177,7 @@ def filtered_operations(page):
     return {name for name, _ in spec.lookup_choices}
 
 
-def test_times_are_told_by_the_clock_of_the_database(viewer, monkeypatch):
+def test_times_are_relative_to_the_database_clock(viewer, monkeypatch):
     times = {"lease": timedelta(seconds=59), "expires": timedelta(days=2, hours=5, minutes=1)}
     created = from_now(-timedelta(hours=3, minutes=4))
     (pk,) = make_records(1, Status.IN_PROGRESS, created_at=created, **times)

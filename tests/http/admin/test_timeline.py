@@ -61,7 +61,7 @@ def live(*, fails):
     return IdempotencyRecord.objects.get(operation=order.name)
 
 
-def test_the_life_of_a_record_is_told_in_order(client):
+def test_the_timeline_of_a_record_is_in_order(client):
     release_by = User.objects.create(username="olga")
     record = live(fails=True)
     IdempotencyRecord.objects.update(status=Status.PARKED)

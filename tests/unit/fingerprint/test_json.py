@@ -111,7 +111,7 @@ def depth(value):
 
 @example(["\\", [[]]], True)  # a text that ends with a backslash
 @given(nested(scalars | st.text('"\\\\[]{}u0')), st.booleans())
-def test_the_depth_of_a_text_is_that_of_its_value(value, ascii_only):
+def test_the_depth_of_a_text_equals_the_depth_of_its_value(value, ascii_only):
     text = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     assert depth_of(text) == depth(value)
 

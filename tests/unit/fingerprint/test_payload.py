@@ -62,7 +62,7 @@ def test_only_the_order_of_parameters_of_different_names_does_not_count(one, oth
 
 
 @override_settings(IDEMPOTENCY={"FINGERPRINT_KEYS": ["secret"]})
-def test_the_algorithm_is_what_it_was_when_it_was_released():
+def test_the_algorithm_is_as_released():
     """Records were made with it. If this fails, add a version instead of changing one."""
     payload = Payload(
         {
