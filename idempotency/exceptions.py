@@ -85,7 +85,7 @@ class KeyExpiredError(RequestError):
     code = "idempotency_key_expired"
     title = "Idempotency-Key is too old"
     default_detail = (
-        "This Idempotency-Key was made too long ago, and its outcome is no longer recorded. Find out whether the "
+        "This Idempotency-Key is too old, and no outcome is recorded for it. Find out whether the "
         "operation took effect before you send it with a new key."
     )
 

@@ -225,7 +225,7 @@ def fetch_key_status(client: httpx.Client, url: str, key: str) -> KeyStatus:
     :param client: any client, with the credentials of the account that used the key.
     :param url: the URL of a ``KeyStatusView``, absolute or below the client's ``base_url``.
     :param key: the key, as sent.
-    :raises httpx.HTTPError: there is no response, or its status is not 2xx.
+    :raises httpx.HTTPError: the request fails without a response, or the status is outside 2xx.
     :raises ValueError: the response does not come from a ``KeyStatusView``.
     """
     response = client.get(url, headers={HEADER: key}).raise_for_status()

@@ -136,7 +136,8 @@ def fetch_key_status(
     :param url: the URL of a ``KeyStatusView``.
     :param key: the key, as sent.
     :param timeout: in seconds, in any form that ``requests`` accepts.
-    :raises requests.RequestException: there is no response, its status is 4xx or 5xx, or it is not JSON.
+    :raises requests.RequestException: the request fails without a response, the status is 4xx or 5xx, or the body
+        can't be parsed as JSON.
     :raises ValueError: the response does not come from a ``KeyStatusView``.
     """
     response = session.get(url, headers={HEADER: key}, timeout=timeout)

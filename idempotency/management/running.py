@@ -65,7 +65,7 @@ class Stop(ExitStack):
         end = time.monotonic() + seconds
         while self.signum is None and (left := end - time.monotonic()) > 0:
             # Not an Event: the signal handler may interrupt Event.wait() while it holds the lock.
-            time.sleep(min(left, SLICE))
+            time.sleep(min(left, SLICE))  # a signal ends this wait, within one slice at the latest
 
     def end_command(self, left: str) -> None:
         """End the command if a signal has arrived. ``left`` is a sentence about the remaining work."""
@@ -159,7 +159,7 @@ class BatchCommand(BaseCommand, ABC, Generic[_Result]):
     def add_arguments(self, parser: CommandParser) -> None:
         add_batch_size(parser, self.batch_of, self.default_batch, self.largest_batch)
         parser.add_argument("--max-batches", type=int, metavar="N", help="stop a run after N batches (default: none)")
-        parser.add_argument("--dry-run", action="store_true", help="count what is due without changing anything")
+        parser.add_argument("--dry-run", action="store_true", help="report how many rows are due, and change nothing")
         if self.default_watch is not None:
             watch = "run repeatedly, with this pause between; SIGINT or SIGTERM ends it (default: %(const)g)"
             parser.add_argument(

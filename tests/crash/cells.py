@@ -8,14 +8,14 @@ import threading
 import time
 import zlib
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from uuid import uuid4
 
 from testproject.harness.effects import judge_effects
+from tests.crash.judging import HOUR, Judged, Verdict
 from tests.crash.observer import observing
-from tests.crash.points import LATE_CALL, OF_A_SWEEP, OF_RECONCILING, OF_RELEASING, Cell, blocks_everybody
-from tests.harness.answers import KEPT, KINDS, facts_of, recorded_facts
-from tests.harness.history import IN_PROGRESS, Call, violations
+from tests.crash.points import LATE_CALL, OF_A_SWEEP, OF_RECONCILING, OF_RELEASING, blocks_everybody
+from tests.harness.answers import KEPT, KINDS, facts_of
+from tests.harness.history import Call
 from tests.harness.zygote import ImpossibleError, wait_until
 
 #: How long fresh processes try to learn the outcome, in seconds. What takes longest is a claim whose owner is frozen
@@ -25,32 +25,11 @@ LIMIT = 60.0
 SHORT_LEASE = 0.5
 #: Four heartbeats, of which the first one is broken.
 HEARTBEAT = 10.0
-#: How wrong a clock is, in seconds.
-HOUR = 3600.0
 
 #: Two purges at once would purge each other's records.
 PURGING = threading.Lock()
 
 _numbers = itertools.count(1)
-
-
-@dataclass
-class Verdict:
-    cell: Cell
-    problems: list[str] = field(default_factory=list)
-    fired: bool = False
-    doubled: int = 0
-    lost: int = 0
-    stale_writes: int = 0
-    parked: bool = False
-    processes: int = 0
-
-    @property
-    def passed(self):
-        return self.fired and not self.problems
-
-    def __str__(self):
-        return f"{self.cell}: {'; '.join(self.problems) or 'ok'}"
 
 
 @contextmanager
@@ -78,7 +57,7 @@ def run_cell(world, cell, **spec):
     return run.verdict
 
 
-class Run:
+class Run(Judged):
     """The processes of one cell, and the responses to their callers."""
 
     def __init__(self, world, cell, observer, spec):
@@ -393,64 +372,3 @@ class Run:
         if len(self.payouts()) != payouts:
             self.verdict.doubled = 1
             self.problem(f"P1: {len(self.payouts())} payouts in place of {payouts}")
-
-    # Judging
-
-    def problem(self, what):
-        self.verdict.problems.append(what)
-
-    def payouts(self, label=None):
-        """The provider's payments for the operation, under any key, from its ledger."""
-        return [effect for effect in self.provider.effects() if effect.label == (label or self.key)]
-
-    def effects(self, label, facts):
-        """How often each of its effects has happened. What an outcome says to be undone must not be there."""
-        effects = {"payout": len(self.payouts(label))}
-        rows = len(self.observer.writes(label)) if self.cell.declaration == "inside" else None
-        if rows is not None and facts.get("kind") == "undone":
-            effects["undone row"] = 1 + rows
-        elif rows is not None:
-            effects["row"] = rows
-        return effects
-
-    def judge(self):
-        for _ in range(2):
-            self.ask()
-        record = self.observer.record(self.key)
-        if record is None:
-            self.problem("P7: the record is gone")
-            return
-        self.verdict.parked = record["status"] == "parked"
-        if record["status"] == "in_progress" or record["status"] == "recoverable":
-            self.problem(f"P7: the record never came to rest: {record}")
-        if self.verdict.parked and self.cell.declaration != "park":
-            self.problem("parked, although its declaration knows what to do")
-        calls = [Call.of(answer["call"]) for answer in self.answers]
-        # A broken process that can't prove its claim any more may learn that this claim is in progress.
-        answered = {call.id: call for call in calls if call.answer != IN_PROGRESS or call.id not in self.broken}
-        # Leases end when the cell ends them.
-        for history in violations((answered.get(call.id, call) for call in self.calls), lease=HOUR).values():
-            self.problem(f"P3, P5: no record explains {history}")
-        given = [answer for answer in self.answers if facts_of(answer["body"])]
-        if given and not facts_of(self.answers[-1]["body"]):
-            self.problem(f"P5: an outcome was given, and then taken back: {self.answers}")
-        self._count(record, acknowledged=bool(given))
-
-    def _count(self, record, *, acknowledged):
-        verdict, facts = self.verdict, {}
-        if record["status"] == "completed":
-            facts = recorded_facts(record["response_body"], record["response_reference"])
-            if facts["attempt"] != record["attempt"]:
-                self.problem(f"P6: attempt {record['attempt']} owned the record, and {facts} was recorded")
-        effects = self.effects(self.key, facts)
-        if "row" in effects:
-            stale = [each for each in self.observer.writes(self.key) if each != f"attempt {record['attempt']}"]
-            verdict.stale_writes = len(stale)
-            if stale:
-                self.problem(f"P6: attempt {record['attempt']} completed, and there are writes of {stale}")
-        judged = judge_effects(effects, effects, effects if acknowledged else ())
-        verdict.doubled, verdict.lost = len(judged.doubled), len(judged.lost)
-        if verdict.doubled:
-            self.problem(f"P1: doubled: {effects}")
-        if verdict.lost:
-            self.problem(f"P2: acknowledged and lost: {effects}")

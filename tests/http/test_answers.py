@@ -1,30 +1,21 @@
 """What a handler may return, in any framework, what becomes of an answer that is not sent, and a replay's type."""
 
-import functools
 import json
 import re
 from unittest.mock import Mock
 
 import pytest
-from asgiref.sync import sync_to_async
 from django import http
 from django.core.signals import request_finished
 from django.http import HttpResponse, JsonResponse
-from django.template import engines
-from django.template.response import SimpleTemplateResponse, TemplateResponse
-from django.utils.decorators import decorator_from_middleware
-from django.utils.deprecation import MiddlewareMixin
-from django.views import View
-from rest_framework.decorators import api_view
-from rest_framework.renderers import JSONRenderer, StaticHTMLRenderer
-from rest_framework.views import APIView
+from django.template.response import SimpleTemplateResponse
 
-from idempotency import Operation, checks_nothing, idempotent, require_claim
+from idempotency import Operation, idempotent, require_claim
 from idempotency.http.adapter import Adapter, adapter_for, adapters, register
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import assert_nothing_kept, effects, problem_code, records, replayed
-from tests.http.serving import drf_view, serve_answer
-from tests.http.views import CrashError, drf_answer, work
+from tests.http.callers import assert_nothing_kept, effects, problem_code, replayed
+from tests.http.serving import serve_answer
+from tests.http.views import CrashError, work
 
 # What is stored of an answer is tested on each database in ``test_responses``.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -192,27 +183,6 @@ def test_a_dropped_header_is_logged_once(alice, serve, settings, caplog, debug):
     assert ["X-Dropped" in message for message in said] == [True] * debug
 
 
-class Titling(MiddlewareMixin):
-    def process_template_response(self, request, response):
-        response.context_data["title"] = "rendered" if response.is_rendered else "set"
-        return response
-
-
-@pytest.mark.failure_71
-def test_template_response_middleware_gets_the_unrendered_response(alice, serve):
-    titling = checks_nothing(decorator_from_middleware(Titling))
-
-    @serve
-    @idempotent("tests.titled")
-    @titling
-    def view(request):
-        work(request)
-        return SimpleTemplateResponse(engines["django"].from_string("title: {{ title }}"), {})
-
-    first, replay = replayed(alice)
-    assert first.content == replay.content == b"title: set"
-
-
 class RefusedError(Exception):
     """How handlers of the toy framework say no."""
 
@@ -323,136 +293,3 @@ def test_the_adapter_registered_last_is_tried_first_and_djangos_last(rf):
     assert adapter.answer_to_exception(CrashError()) is None
     assert adapter.http is adapter.request
     assert adapter.payload(Operation("tests.command", payload=lambda request: [request]).policy) == [adapter.http]
-
-
-def work_and_show(request):
-    work(request)
-    return show(request)
-
-
-class Showing(View):
-    @idempotent("declarations.showing")
-    def post(self, request):
-        return work_and_show(request)
-
-
-class ShowingLater(View):
-    @idempotent("declarations.later")
-    async def post(self, request):
-        await sync_to_async(work)(request)
-        return show(request)
-
-
-class ShowingByDRF(APIView):
-    @idempotent("declarations.showing_by_drf")
-    def post(self, request):
-        return work_and_show(request)
-
-
-def show(request):
-    return TemplateResponse(request, engines["django"].from_string("{{ title }}"), {"list": []}, status=201)
-
-
-CHANGES = {
-    "add a variable": lambda response: response.context_data.update(title="late"),
-    "add to a list": lambda response: response.context_data["list"].append("late"),
-    "replace the context": lambda response: setattr(response, "context_data", {"title": "late"}),
-    "nothing": lambda response: response.context_data["list"],
-}
-
-
-def changing(view, change):
-    """A decorator above the protection."""
-
-    @functools.wraps(view)
-    def wrapper(request, *args):
-        response = view(request, *args)
-        CHANGES[change](response)
-        return response
-
-    return wrapper
-
-
-def overriding(base, change):
-    """A class whose handler calls the protected one."""
-
-    def post(self, request):
-        response = base.post(self, request)
-        CHANGES[change](response)
-        return response
-
-    async def post_later(self, request):
-        response = await base.post(self, request)
-        CHANGES[change](response)
-        return response
-
-    return type("Changing", (base,), {"post": post_later if base is ShowingLater else post}).as_view()
-
-
-SHOWN = {
-    "function": lambda change: changing(idempotent("declarations.function")(work_and_show), change),
-    "api_view": lambda change: api_view(["POST"])(changing(idempotent("declarations.api_view")(work_and_show), change)),
-    "as_view": lambda change: changing(Showing.as_view(), change),
-    "class": lambda change: overriding(Showing, change),
-    "async class": lambda change: overriding(ShowingLater, change),
-    "APIView": lambda change: overriding(ShowingByDRF, change),
-}
-
-
-@pytest.mark.failure_71
-@pytest.mark.parametrize("kind", SHOWN)
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_context_that_is_changed_after_its_rendering_is_refused(alice, serve, caplog, kind, change):
-    serve(SHOWN[kind](change))
-    answer = alice.post(key="k")
-    assert records() == [("completed", 1)]
-    if change == "nothing":
-        assert answer.status_code == 201
-    else:
-        assert answer.status_code == 500
-        assert re.search("The context_data of the response of Operation '.*' was changed after", caplog.text)
-
-
-@pytest.mark.failure_71
-@pytest.mark.parametrize("kind", SHOWN)
-def test_a_change_of_the_context_of_a_replay_has_no_effect(alice, serve, kind):
-    serve(SHOWN[kind]("add a variable"))
-    alice.post(key="k")
-    replay = alice.post(key="k")
-    assert (replay.status_code, replay.content, replay["Idempotency-Replayed"]) == (201, b"", "true")
-
-
-@pytest.mark.failure_71
-def test_a_context_that_a_middleware_changes_is_refused(alice, serve, settings, caplog):
-    serve(idempotent("declarations.titled")(work_and_show))
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.Titling"]
-    assert [alice.post(key="k").status_code for _ in range(2)] == [500, 201]
-    assert "of the response of Operation 'declarations.titled' was changed" in caplog.text
-
-
-@pytest.mark.failure_71
-@pytest.mark.parametrize("is_json", [True, False])
-def test_data_that_a_decorator_above_changes_is_refused(alice, serve, caplog, is_json):
-    def stamping(view):
-        def wrapper(request):
-            response = view(request)
-            response.data["late"] = True
-            return response
-
-        return wrapper
-
-    renderers = [JSONRenderer] if is_json else [StaticHTMLRenderer]
-    serve(stamping(drf_view(idempotent("declarations.stamped")(drf_answer), renderers=renderers)))
-    assert alice.post(key="k").status_code == 500
-    assert "The data of the response of Operation 'declarations.stamped' was changed" in caplog.text
-    assert alice.post(key="k").status_code == 201
-
-
-def test_an_override_may_answer_with_another_template(alice, serve):
-    class Another(Showing):
-        def post(self, request):
-            CHANGES["add a variable"](super().post(request))
-            return show(request)
-
-    serve(Another.as_view())
-    assert alice.post(key="k").status_code == 201

@@ -130,7 +130,7 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     except OuterTransactionError:
         if not request.is_eager:
             raise
-        # An eager call commits or rolls back with the caller's transaction, and there is no message.
+        # An eager call has no message, and commits or rolls back with the caller's transaction.
         return policy.function(*args, **kwargs)
     if isinstance(owned, Outcome):
         try:
