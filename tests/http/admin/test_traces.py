@@ -1,4 +1,4 @@
-"""A trace, which a log line has, finds its records in the admin."""
+"""A trace from a log line finds its records in the admin."""
 
 from uuid import uuid4
 
@@ -7,7 +7,7 @@ import pytest
 from idempotency.admin import records
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from tests.http.admin.pages import LIST, charges, listed, log_in, record, said
+from tests.http.admin.pages import LIST, charges, listed, log_in, messages_on, record
 from tests.records import HOUR, make_records
 
 pytestmark = pytest.mark.django_db
@@ -35,7 +35,7 @@ def test_a_trace_finds_the_record_that_it_is_derived_from(reader, status):
     assert [pks(reader, query) for query in (trace, f"alice {trace}", f"bob {trace}")] == [[pk], [pk], []]
 
 
-def test_a_trace_finds_the_records_of_consumers_with_the_first_one(reader):
+def test_a_trace_finds_the_first_record_and_its_consumers_records(reader):
     first = completed(account_id="alice", idempotency_key="one")
     key = first.scope.key_for(uuid4())
     consumers = [completed(account_id=account, idempotency_key=key).pk for account in ("alice", "relay")]
@@ -50,7 +50,7 @@ def test_a_key_or_an_account_that_looks_like_a_trace_is_found(reader):
     assert pks(reader, account) == [by_account.pk]
 
 
-def test_a_trace_that_is_not_among_the_newest_records_is_not_found(reader, monkeypatch):
+def test_a_trace_of_an_older_record_is_found_with_its_account_only(reader, monkeypatch):
     oldest = completed(account_id="alice", idempotency_key="one")
     make_records(4, Status.COMPLETED, account_id="bob", expires=HOUR)
     for name, limit in (("MAX_SEARCHED", 4), ("TRACE_LIMIT", 0)):
@@ -58,7 +58,7 @@ def test_a_trace_that_is_not_among_the_newest_records_is_not_found(reader, monke
             patch.setattr(records, name, limit)
             page = reader.get(LIST, {"q": oldest.scope.trace})
             assert list(page.context["cl"].result_list) == []
-            assert "too large to be searched for a trace alone" in said(page)[-1]
+            assert "too large to be searched for a trace alone" in messages_on(page)[-1]
             assert reader.post(f"{LIST}?q={oldest.scope.trace}", {"action": "release"}, follow=True).status_code == 200
     assert pks(reader, f"alice {oldest.scope.trace}") == [oldest.pk]
     assert pks(reader, uuid4().hex) == []
