@@ -248,7 +248,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             query = request.GET.copy()
             query["q"] = " ".join(filter(None, [traced["account"], traced["trace"], f"before {rows[-1][0]}"]))
             text = gettext(
-                "None of the {number} records searched has this trace. Choose the operation that the log names, put the "
+                "None of {number} records searched has this trace. Choose the operation that the log names, put the "
                 'account in front of the trace, or <a href="?{query}">search the records before them</a>.'
             )
             self._warn(request, format_html(text, number=f"{MAX_SEARCHED:,}", query=query.urlencode()))
