@@ -123,7 +123,7 @@ def test_an_unanswerable_query_is_refused(alice, anonymous, settings):
 
 
 @pytest.mark.usefixtures("operation")
-def test_unreadable_records_and_those_of_a_newer_release_are_a_503(alice, caplog):
+def test_an_unreadable_record_or_one_of_a_newer_release_is_a_503(alice, caplog):
     with store_refusing("SELECT", OperationalError("gone")):
         assert problem_code(alice.get(URL, key="k")) == "idempotency_unavailable"
     assert "Operation 'tests.queried' answered 503 (idempotency_unavailable)" in caplog.text

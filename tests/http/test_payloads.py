@@ -197,7 +197,7 @@ RELEASED = {
 
 @pytest.mark.failure_45
 @pytest.mark.parametrize(("url", "sent", "expected"), RELEASED.values(), ids=RELEASED)
-def test_fingerprints_are_those_of_the_released_version(alice, settings, url, sent, expected):
+def test_fingerprints_match_the_released_version(alice, settings, url, sent, expected):
     """An upgrade may happen between a request and its retry."""
     settings.IDEMPOTENCY = {"FINGERPRINT_KEYS": ["secret"]}
     view = served(idempotent("tests.released")(lambda request, *args, **route: plain_answer(request)))
