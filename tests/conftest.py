@@ -1,4 +1,4 @@
-"""Fixtures and hooks for every test. They need only Django, because some environments have nothing else."""
+"""Fixtures and hooks for every test. They need only Django, because one environment has nothing else."""
 
 import functools
 import os

@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish():
-    """Save what a process of pytest-xdist has measured. One that takes ten seconds to exit is killed."""
+    """Save the coverage of a pytest-xdist process, because a process that needs ten seconds to exit is killed."""
     coverage = sys.modules.get("coverage") if "PYTEST_XDIST_WORKER" in os.environ else None
     if coverage and (measured := coverage.Coverage.current()):
         measured.save()

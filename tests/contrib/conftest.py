@@ -90,5 +90,5 @@ def sender(request):
 
 @pytest.fixture
 def waits():
-    """What a client would have slept."""
+    """The seconds that a client would have slept."""
     return []

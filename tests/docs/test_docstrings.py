@@ -66,7 +66,7 @@ def exists(dotted):
 
 
 def missing(find):
-    """What ``find`` reports, by module."""
+    """The findings of ``find``, by module."""
     return {name: found for name in TREES if (found := find(name))}
 
 

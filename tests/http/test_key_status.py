@@ -133,7 +133,7 @@ def test_an_unreadable_record_or_one_of_a_newer_release_is_a_503(alice, caplog):
     assert (problem_code(answer), answer["Retry-After"]) == ("idempotency_unavailable", "1")
 
 
-def test_retry_after_equals_a_duplicates(alice, operation):
+def test_retry_after_equals_the_wait_of_a_duplicate(alice, operation):
     of = {"account_id": str(alice.user.pk), "operation": operation.name, "idempotency_key": "k"}
     make_records(1, Status.IN_PROGRESS, lease=MINUTE, **of)
     queried, retried = alice.get(URL, key="k"), alice.post(key="k")

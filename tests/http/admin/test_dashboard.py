@@ -106,8 +106,8 @@ def test_stuck_rows_are_one_click_away_from_their_decision(client):
     assert text.count("Release…") == 3
     assert text.count("Requeue…") == 1
     assert rows(page)["messages that are not sent"] == ["1"]
-    asked = client.post(LIST, {"action": "mark_not_executed", "_selected_action": [parked], "came_from": "page"})
-    assert decide(client, asked, reason="asked the bank")
+    question = client.post(LIST, {"action": "mark_not_executed", "_selected_action": [parked], "came_from": "page"})
+    assert decide(client, question, reason="asked the bank")
     assert IdempotencyRecord.objects.get(pk=parked).status == Status.RECOVERABLE
 
 

@@ -224,8 +224,8 @@ def test_rows_that_cannot_be_decided_are_listed_separately(operator):
     pks = {**undecidable(), "parked": record(idempotency_key="8e03978e")}
     page = choose(operator, "mark_not_executed", *pks.values())
     assert re.findall(r'name="seen" value="(\d+):', page.content.decode()) == [str(pks["parked"]), str(pks["unknown"])]
-    asked, _, left_out = text(page).partition("Left out")
-    assert "8e03978e" in asked
+    decidable, _, left_out = text(page).partition("Left out")
+    assert "8e03978e" in decidable
     assert "8e03978e" not in left_out
     assert left_out.count(WRONG_STATE) == 3
     answers = decide(operator, page, reason="asked the bank")
