@@ -115,7 +115,7 @@ def test_a_page_has_no_refused_phrase(name):
 PLAIN = [
     "CONTRIBUTING.md",
     "idempotency/**/*.py",
-    "tests/README.md",
+    "tests/*.md",
     "tests/*.py",
     *(f"tests/{folder}/**/*.py" for folder in ("base", "browser", "demo", "docs", "http", "unit")),
 ]
