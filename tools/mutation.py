@@ -1,14 +1,12 @@
-"""``python -m tools.mutation``: mutation testing of the packages in which a bug can cause a second effect.
+"""``python -m tools.mutation``: test mutants of the packages in which a bug can cause a second effect.
 
 mutmut (``pip install mutmut``) makes the mutants, here of decorated functions as well. pytest collects the tests once,
 and a fork records which lines each test executes. Each mutant is tried in a fork that replaces the code of the changed
 functions. There, the tests of its line run until one fails: first those that killed mutants of the same file, then
 those that ``tests/README.md`` names for it, the fastest first, then others. Module-level statements, such as constants,
-are executed again in the fork. A new process runs the tests instead
-
-- if a statement can't be executed again, or if a test fails even when the unchanged statement is,
-- if no test detects a change of a class,
-- if no test executes the line, because its function is only called during imports.
+are executed again in the fork. A new process runs the tests instead if a statement can't be executed again, if a test
+fails even when the unchanged statement is executed again, if no test detects a change of a class, or if no test
+executes the line, because its function is only called during imports.
 
 ``mutation.toml`` lists mutants that no test needs to detect. The exit code is 1 if another one survives. It is 2 if
 tests fail without a mutant, or if a planted bug is not detected.
@@ -439,12 +437,14 @@ def try_mutants(zygote: Zygote, options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.mutation", description=__doc__)
-    parser.add_argument("paths", nargs="*", default=PACKAGES, help="files or folders")
-    parser.add_argument("--sample", type=int, default=300)
-    parser.add_argument("--all", action="store_true")
+    parser.add_argument("paths", nargs="*", default=PACKAGES, help="files or folders (default: %(default)s)")
+    parser.add_argument("--sample", type=int, default=300, help="number of random mutants (default: %(default)s)")
+    parser.add_argument("--all", action="store_true", help="try all mutants")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no mutant after this many minutes")
-    parser.add_argument("--only", action="append", default=[], metavar="FILE#NUMBER")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="FILE#NUMBER", help="try this mutant; may be repeated"
+    )
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="seed of the sample")
     parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
     parser.add_argument("--seconds", type=float, default=60, help="limit for tests that tests/README.md does not name")
     parser.add_argument("--lines", type=Path, default=Path("lines"), help="the file that keeps the lines of each test")
