@@ -27,7 +27,7 @@ from tests.harness import world
 from tests.harness.citus import Cluster, running_citus
 from tests.harness.postgres import Server
 
-#: Tests that may depend on the database, without those of pure functions and those that kill processes.
+#: Tests that may depend on the database, without tests of pure functions and tests that kill processes.
 SUITE = [
     *("-m", "not once", "tests/database", "tests/concurrency", "tests/http", "tests/contrib"),
     *("tests/test_orders.py", "tests/test_payouts.py", "tests/test_sample_project.py"),

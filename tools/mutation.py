@@ -267,7 +267,7 @@ class Zygote:
         return True
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """The tests that execute its line; if there are none, those of its statement, its function or its file."""
+        """The tests that execute its line or, if there are none, its statement, its function or its file."""
         lines = self.lines.get(mutant.file, {})
         around = [
             node
