@@ -18,7 +18,7 @@ from tests.harness.world import own_database
 LIMIT = 300
 pytestmark = pytest.mark.timeout(LIMIT + 60)
 
-LEFT_OUT = "The storm of messages is left out. No Redis server was found."
+LEFT_OUT = "The storm of messages is skipped. No Redis server was found."
 
 
 @pytest.fixture

@@ -149,6 +149,15 @@ def test_a_long_list_is_cut_and_a_slow_outbox_query_is_abandoned(client, monkeyp
     assert ("receipts.send" in page, MISSING in page) == (True, True)
 
 
+def test_the_timeline_names_the_time_zone_of_its_times(client):
+    (pk,) = make_records(1, created_at=datetime(2026, 7, 1, 12, tzinfo=UTC), expires=HOUR)
+    log_in(client, "view_idempotencyrecord")
+    with timezone.override("Europe/Berlin"):
+        page = text(client.get(detail(pk)))
+    assert "2026-07-01 14:00:00 +0.000 s" in page
+    assert "Times are in the time zone Europe/Berlin." in page
+
+
 @pytest.mark.postgres
 def test_no_large_table_is_read_without_an_index(client):
     record = live(fails=False)
