@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from types import CodeType
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -139,9 +137,13 @@ def _routes_of(place: Place) -> Iterator[AuditedRoute]:
                 yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, ())
         for method in sorted(set(methods) - SAFE_METHODS):
             operation = routed.operation_for(method)
+            calls_post = method == "PUT" and routed.name == "post" and "POST" in methods
+            if calls_post and operation is routed.operation_for("POST"):
+                continue  # nothing to add to the route for POST, because Django's put() calls post()
             if operation is None:
-                is_named = method in settings().defaults.methods
-                verdict = Verdict.UNPROTECTED if is_named else Verdict.IDEMPOTENT
+                # A handler that also serves POST runs again for a repeated PUT.
+                is_idempotent = routed.methods.isdisjoint(settings().defaults.methods)
+                verdict = Verdict.IDEMPOTENT if is_idempotent else Verdict.UNPROTECTED
                 reasons = tuple(_overridden(routed, view_class))
             else:
                 verdict, reasons = _judged(operation, place, routed, view_class)
@@ -180,30 +182,9 @@ def _judged(
     if (model := model_written_elsewhere(view_class, operation)) is not None:
         elsewhere = f"{model._meta.label} is written to another database than the records, outside of the transaction."
         doubts = [elsewhere, *doubts]
-    code = getattr(inspect.unwrap(routed.handler), "__code__", None)
-    if operation.declared["transaction"] and code is not None and _names_durable(code):
-        doubts.append(
-            "The handler names durable=, and Django refuses atomic(durable=True) within the operation's transaction."
-        )
     notes = [] if operation.policy.key_required else ["A request without a key runs unprotected (key_required=False)."]
-    notes += [
-        f"{dotted(base)}.dispatch() runs before a replay. If it validates or throttles, a retry may get its refusal "
-        f"instead of the recorded outcome."
-        for base in getattr(view_class, "__mro__", ())
-        if "dispatch" in vars(base) and base.__module__.partition(".")[0] not in {"django", "rest_framework"}
-    ]
     verdict = Verdict.BROKEN if mistakes else Verdict.DOUBTFUL if doubts else Verdict.PROTECTED
     return verdict, (*mistakes, *doubts, *notes)
-
-
-def _names_durable(code: CodeType) -> bool:
-    """Whether a function, or one within it, passes a keyword argument ``durable``."""
-    return any(
-        _names_durable(constant)
-        if isinstance(constant, CodeType)
-        else type(constant) is tuple and "durable" in constant
-        for constant in code.co_consts
-    )
 
 
 def _overridden(routed: RoutedHandler, view_class: Any) -> Iterator[str]:
