@@ -20,9 +20,9 @@ from ..options.values import ACCEPTED, Attach
 from ..store import records_database
 from .accounts import user_or_visitor
 from .adapter import frameworks_without_adapter, handlers_of
-from .atomic_requests import databases_with_atomic_requests, has_copied_exemption, is_within_atomic_requests
+from .atomic_requests import databases_with_atomic_requests, is_within_atomic_requests
 from .problems import PROFILES, RETENTION_HEADER, STATUS_HEADER
-from .protection import around, class_of, decorator_stack, is_within_precondition
+from .protection import around, class_of, is_within_precondition
 from .routes import places
 
 PRECONDITION_ABOVE = (
@@ -99,13 +99,6 @@ def check_atomic_requests() -> Iterator[CheckMessage]:
                 "api.urls, which must be read once, because each access makes new views.",
                 id="idempotency.E031",
             )
-        elif has_copied_exemption(place.callback):
-            yield checks.Warning(
-                f"functools.wraps() has copied the attributes of a protected view to the view of {place.route}, which "
-                f"does not seem to call it, so it may run without protection and without a transaction.",
-                hint="Put @idempotent on it, or don't use functools.wraps() there.",
-                id="idempotency.W019",
-            )
 
 
 @check(Tags.urls)
@@ -126,22 +119,15 @@ def check_preconditions() -> Iterator[CheckMessage]:
 
 
 @check(Tags.urls)
-def check_adapters() -> Iterator[CheckMessage]:
-    routes = [(place.route, _packages_of(place.callback)) for place in places()]
-    for framework in frameworks_without_adapter() if list(registry) else ():
-        if of_framework := [route for route, packages in routes if framework in packages]:
-            yield checks.Warning(
-                f"{framework!r} is not in INSTALLED_APPS, so views of that framework, such as {of_framework[0]}, are "
-                f"treated as plain ones: an operation may refuse requests, or let a PUT or DELETE run unprotected.",
-                hint=f"Add {framework!r} to INSTALLED_APPS, or silence this check if no view of it is protected.",
-                id="idempotency.W026",
-            )
-
-
-def _packages_of(callback: Any) -> set[str]:
-    """The packages that define a view's functions and classes."""
-    parts = [*decorator_stack(callback), *getattr(class_of(callback), "__mro__", ())]
-    return {getattr(part, "__module__", "").partition(".")[0] for part in parts}
+def check_ninja() -> Iterator[CheckMessage]:
+    # Views of Django REST framework need no check, because without their adapter every request is an error.
+    if declared_operations() and "ninja" in frameworks_without_adapter():
+        yield checks.Warning(
+            "The project imports Django Ninja, but 'ninja' is not in INSTALLED_APPS. Ninja's protected routes are "
+            "treated as plain views: they refuse requests, or run a PUT or DELETE unprotected.",
+            hint="Add 'ninja' to INSTALLED_APPS, or silence this check if no route of Ninja is protected.",
+            id="idempotency.W026",
+        )
 
 
 @check(Tags.security)
