@@ -18,7 +18,6 @@ from ..identity import keys
 from ..operation import Operation, Policy, registry
 from ..options.values import ACCEPTED, Attach
 from ..store import records_database
-from .accounts import user_or_visitor
 from .adapter import frameworks_without_adapter, handlers_of
 from .atomic_requests import databases_with_atomic_requests, is_within_atomic_requests
 from .problems import PROFILES, RETENTION_HEADER, STATUS_HEADER
@@ -162,22 +161,6 @@ def _not_listed(setting: str, *names: str) -> list[str]:
     if "*" in listed and not getattr(django_settings, "CORS_ALLOW_CREDENTIALS", False):
         return []
     return [name for name in names if name.lower() not in listed]
-
-
-@check()
-def check_visitors() -> Iterator[CheckMessage]:
-    names = sorted(
-        repr(operation.name)
-        for operation in _valid_operations()
-        if user_or_visitor in (operation.policy.account, getattr(operation.policy.account, "account", None))
-    )
-    if names:
-        yield checks.Warning(
-            f"Anonymous visitors may use {', '.join(names)}. Only a cookie identifies a visitor: one who deletes it, "
-            f"uses another browser or logs in is another account, and a retry with the same key runs again.",
-            hint="Call remember_visitor() where the form is shown. Silence this check if a second run is acceptable.",
-            id="idempotency.W011",
-        )
 
 
 @check()

@@ -7,7 +7,6 @@ from django.contrib.auth.base_user import AbstractBaseUser
 from django.contrib.auth.decorators import permission_required
 from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.contrib.sessions.backends.db import SessionStore
-from django.core.checks import run_checks
 from django.db import connection
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
@@ -19,7 +18,7 @@ from rest_framework.decorators import api_view, permission_classes
 from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.views import APIView
 
-from idempotency import Operation, claim, idempotent
+from idempotency import claim, idempotent
 from idempotency.conf import authenticated_user
 from idempotency.http.accounts import (
     FirstOf,
@@ -157,21 +156,6 @@ def test_a_visitor_is_an_account_from_the_time_a_form_is_shown():
     session.flush()
     assert user_or_visitor(request) is user_or_visitor(requested(user=AnonymousUser())) is None
     assert user_or_visitor(requested(user=User(pk=7), session=session)) == "7"
-
-
-def test_a_check_explains_an_anonymous_account(settings):
-    def found():
-        return [message for message in run_checks(tags=["idempotency"]) if message.id == "idempotency.W011"]
-
-    assert found() == []
-    Operation("accounts.visitors", account="idempotency.http.accounts.user_or_visitor")
-    Operation("accounts.visitors_of_tenants", account=InTenant(user_or_visitor, header="X-Organisation"))
-    Operation("accounts.broken", account="no.such.function")
-    (warning,) = found()
-    assert "'accounts.visitors', 'accounts.visitors_of_tenants'" in warning.msg
-    assert "another account" in warning.msg
-    settings.IDEMPOTENCY = {"RETENTION": 3}  # the operations can't be read then
-    assert found() == []
 
 
 class MayTransfer(BasePermission):

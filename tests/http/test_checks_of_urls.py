@@ -32,7 +32,7 @@ from idempotency.http.checks import (
     check_models,
     check_ninja,
     check_preconditions,
-    check_visitors,
+    check_profiles,
 )
 from idempotency.http.route_audit import audit
 from testproject.models import Transfer
@@ -145,8 +145,8 @@ def test_models_that_are_written_elsewhere_are_warned_of_once(settings):
 VIEWS = """
 from idempotency import idempotent
 
-@idempotent("late.visitors", account="idempotency.http.accounts.user_or_visitor")
-def contact(request): ...
+@idempotent("late.keyless", profile="acp", key_required=False)
+def keyless(request): ...
 
 @idempotent("late.broken", account="no.such.function")
 def broken(request): ...
@@ -156,7 +156,7 @@ urlpatterns = []
 
 
 @pytest.mark.parametrize(
-    ("check", "expected"), [(check_visitors, "idempotency.W011"), (check_settings, "idempotency.E018")]
+    ("check", "expected"), [(check_profiles, "idempotency.W020"), (check_settings, "idempotency.E018")]
 )
 def test_a_check_finds_the_operations_of_views_not_imported_yet(settings, monkeypatch, tmp_path, check, expected):
     """Django runs its checks in any order, and one of its own imports the URLconf."""
@@ -171,7 +171,7 @@ def test_a_project_without_urls_has_nothing_to_check(settings):
     settings.DATABASE_ROUTERS = [TransfersElsewhere()]
     for forget in (lambda: setattr(settings, "ROOT_URLCONF", None), lambda: delattr(settings, "ROOT_URLCONF")):
         forget()
-        assert check_models(None) == check_visitors(None) == []
+        assert check_models(None) == check_preconditions(None) == []
 
 
 class Calling(HiddenView):
