@@ -3,9 +3,9 @@
 ``public`` lists the modules that users import from. Each name is imported at first use, because Django imports an
 app's package before it can load models, and ``conformance`` runs without Django.
 
-Imports run one way. From the bottom up: ``conf``, ``exceptions``, ``lifecycle`` and ``options``; ``identity`` and
-``operation``; ``encryption``; ``models``, ``outcome`` and ``signals``; ``store``, where a database is added;
-``protocol``; ``http``, ``operate`` and ``log``; ``testing``; ``admin``, ``checks``, ``management`` and
+Imports run one way. From the bottom up: ``accounts``, ``conf``, ``exceptions``, ``lifecycle`` and ``options``;
+``identity`` and ``operation``; ``encryption``; ``models``, ``outcome`` and ``signals``; ``store``, where a database is
+added; ``protocol``; ``http``, ``operate`` and ``log``; ``testing``; ``admin``, ``checks``, ``management`` and
 ``templatetags``; ``outbox``; ``contrib``, where a framework is added; ``apps``. A project may add these apps:
 ``outbox``, ``contrib.dashboard``, ``contrib.celery``, ``contrib.prometheus`` and ``contrib.opentelemetry``.
 """

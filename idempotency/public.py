@@ -38,18 +38,18 @@ def adopt(module: str, values: Iterable[object]) -> None:
             value.__module__ = module
 
 
-def lazy(module: str, homes: Mapping[str, str], package: str = "") -> Getter:
+def lazy(module: str, homes: Mapping[str, str]) -> Getter:
     """Make a module's ``__getattr__`` that imports each name at first use.
 
     An app's package needs it, because Django imports the package before it can load models.
 
-    :param homes: for each name, the module that defines it, relative to ``package``, by default to ``module``.
+    :param homes: for each name, the module that defines it, relative to ``module``.
     """
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package or module}.{homes[name]}"), name)
+        value = getattr(import_module(f"{module}.{homes[name]}"), name)
         adopt(module, [value])
         return value
 

@@ -10,10 +10,10 @@ from django.test import RequestFactory, override_settings
 from django.utils.connection import ConnectionDoesNotExist
 
 from idempotency import PARK, REEXECUTE, Operation, claim, idempotent
+from idempotency.accounts import Fixed
 from idempotency.contrib.dashboard.counting import write_counts
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.exceptions import InProgressError
-from idempotency.http.accounts import Fixed
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep

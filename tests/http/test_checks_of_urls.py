@@ -349,7 +349,7 @@ def test_django_ninja_without_its_adapter_is_found(settings, monkeypatch, withou
     assert check_ninja(None) == []
 
 
-def test_a_view_of_django_rest_framework_without_its_adapter_names_the_remedy(rf, without_adapter):
+def test_a_rest_framework_view_without_its_adapter_names_the_remedy(rf, without_adapter):
     without_adapter("rest_framework", "RestFrameworkAdapter")
     view = api_view(["POST"])(permission_classes([])(idempotent("urls.no_adapter")(plain_answer)))
     with pytest.raises(TypeError, match=r"Add 'rest_framework' to INSTALLED_APPS"):
