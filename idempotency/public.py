@@ -1,8 +1,8 @@
 """The modules that users import from, and how they get their names.
 
 A name is public if a module in ``PUBLIC`` or below ``contrib`` lists it in ``__all__``. All others may change in any
-release. Public modules import their names from private ones, and set the ``__module__`` of each class and function, so
-that reprs, pickles and API pages show the name that users import.
+release. A public module sets the ``__module__`` of each class and function that it imports from a private one, so that
+reprs, pickles and API pages show the name that users import.
 """
 
 from __future__ import annotations
