@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .http.layers import checks_nothing
     from .http.view_classes import EVERY, IdempotentMixin
     from .identity.scope import Scope
-    from .log import ClaimFilter, log_events
+    from .log import ClaimFilter
     from .operation import Operation
     from .options.table import DEFAULT_RECORDED_HEADERS
     from .options.values import (
@@ -77,7 +77,6 @@ __all__ = [
     "is_recordable_if_successful",
     "is_recordable_unless_conflict",
     "is_recordable_unless_invalid",
-    "log_events",
     "require_claim",
 ]
 
@@ -98,7 +97,6 @@ __getattr__: Getter = lazy(
         "claim": "protocol.claim_block",
         "current_claim": "protocol.context",
         "idempotent": "http.decorators",
-        "log_events": "log",
         "require_claim": "protocol.context",
     },
 )
