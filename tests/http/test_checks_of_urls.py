@@ -1,12 +1,9 @@
-"""The checks of models that are written to another database than the records, of headers that browsers may send, and of
-transactions around views.
-"""
+"""The checks of models that are written to another database than the records, and of transactions around views."""
 
 import sys
 from importlib import import_module
 
 import pytest
-from django.apps import apps
 from django.core.checks import run_checks
 from django.db import transaction
 from django.http import HttpRequest
@@ -28,7 +25,6 @@ from idempotency.http import checks as url_checks
 from idempotency.http import decorators
 from idempotency.http.checks import (
     check_atomic_requests,
-    check_cors,
     check_models,
     check_ninja,
     check_preconditions,
@@ -49,45 +45,6 @@ from tests.http.views import (
 )
 
 pytestmark = [pytest.mark.failure_27, pytest.mark.urls(__name__)]
-
-
-EXPOSED = ["retry-after", "Idempotency-Replayed", "Idempotency-Retention", "Idempotency-Status"]
-
-
-@pytest.mark.parametrize(
-    ("installed", "headers", "warnings"),
-    [
-        (True, {}, ["W012", "W016"]),
-        (True, {"ALLOW_HEADERS": ["accept"], "EXPOSE_HEADERS": EXPOSED}, ["W012"]),
-        *(
-            (True, {"ALLOW_HEADERS": ["accept", "Idempotency-Key"], "EXPOSE_HEADERS": {*EXPOSED} - {each}}, ["W016"])
-            for each in EXPOSED
-        ),
-        (True, {"ALLOW_HEADERS": ["accept", "Idempotency-Key"], "EXPOSE_HEADERS": EXPOSED}, []),
-        (True, {"ALLOW_HEADERS": ["*"], "EXPOSE_HEADERS": ["*"]}, []),
-        (True, {"ALLOW_HEADERS": ["*"], "EXPOSE_HEADERS": ["*"], "ALLOW_CREDENTIALS": True}, ["W012", "W016"]),
-        (False, {}, []),
-    ],
-)
-def test_browsers_have_to_be_allowed_to_send_and_to_read_the_headers(
-    settings, monkeypatch, installed, headers, warnings
-):
-    monkeypatch.setattr(apps, "is_installed", lambda name: installed and name == "corsheaders")
-    settings.CORS_ALLOWED_ORIGINS = ["https://shop.example"]
-    for name, value in headers.items():
-        setattr(settings, f"CORS_{name}", value)
-    assert [message.id for message in check_cors(None)] == [f"idempotency.{warning}" for warning in warnings]
-
-
-@pytest.mark.parametrize("name", ["ALLOW_ALL_ORIGINS", "ALLOWED_ORIGINS", "ALLOWED_ORIGIN_REGEXES", "ORIGIN_WHITELIST"])
-def test_the_headers_matter_once_another_origin_is_allowed(settings, monkeypatch, name):
-    monkeypatch.setattr(apps, "is_installed", lambda name: name == "corsheaders")
-    settings.CORS_URLS_REGEX = "^/api/"
-    assert check_cors(None) == []
-    setattr(settings, f"CORS_{name}", [])
-    assert check_cors(None) == []
-    setattr(settings, f"CORS_{name}", ["https://shop.example"])
-    assert [message.id for message in check_cors(None)] == ["idempotency.W012", "idempotency.W016"]
 
 
 class TransfersElsewhere:
