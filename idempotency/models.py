@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
+from uuid import UUID
 
 from django.db import models
 from django.db.models.expressions import Combinable
@@ -236,8 +237,21 @@ class IdempotencyRecord(models.Model):
 
     @property
     def scope(self) -> Scope:
-        """Derives the keys by which a reconciler queries a provider."""
         return Scope(self.account_id, self.operation, self.idempotency_key)
+
+    def derive_key(self, name: str) -> UUID:
+        """The key that the operation's attempts derive for the call ``name``. A reconciler queries a provider by it.
+
+        :raises ValueError: the name is empty.
+        """
+        return self.scope.derive_key(name)
+
+    def derive_text(self, name: str, length: int = 32) -> str:
+        """The derived key as ``length`` hexadecimal digits.
+
+        :raises ValueError: the name is empty, or the length is not between 16 and 64.
+        """
+        return self.scope.derive_text(name, length)
 
 
 class IdempotencyStep(models.Model):

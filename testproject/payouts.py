@@ -63,7 +63,7 @@ def ask_provider(record: IdempotencyRecord) -> Finding:
     If the provider finds no payout, the answer is ``NotExecuted``, because the calls of all earlier attempts are past
     their ``valid_until`` when their lease is over. If the provider can't be asked, the error counts as ``Unknown``.
     """
-    key = record.scope.derive_key(CALL)
+    key = record.derive_key(CALL)
     effect = find(settings.PROVIDER_URL, str(key), timeout=settings.PROVIDER_TIMEOUT)
     if effect is None:
         return NotExecuted()

@@ -58,7 +58,7 @@ class Payouts(Caller):
         end_lease(self.label)
 
     def derived_key(self):
-        return str(record(self.label).scope.derive_key(payouts.CALL))
+        return str(record(self.label).derive_key(payouts.CALL))
 
 
 @pytest.fixture

@@ -188,7 +188,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
         names = dict.fromkeys([*names_of_steps(record), *filter(None, request.GET.getlist("call"))])
         return render_to_string(
             "idempotency/derived_keys.html",
-            {"keys": [(name, record.scope.derive_key(name), record.scope.derive_text(name)) for name in names]},
+            {"keys": [(name, record.derive_key(name), record.derive_text(name)) for name in names]},
         )
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:

@@ -112,10 +112,10 @@ def option(problem_of: Callable[[Any], str | None], **declaration: Any) -> Any:
 
 
 def options_of(declared: type) -> Mapping[str, Option]:
-    """The options by name. An option with a hint has an entry of ``IDEMPOTENCY``, its name in capitals."""
+    """The options by name. An option with a hint has an entry of ``IDEMPOTENCY``, by default its name in capitals."""
     options = {each.name: each.metadata["option"] for each in fields(declared)}
     return {
-        name: replace(option, name=name, setting=name.upper() if option.hint else None)
+        name: replace(option, name=name, setting=option.setting or (name.upper() if option.hint else None))
         for name, option in options.items()
     }
 

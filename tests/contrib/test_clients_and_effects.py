@@ -86,7 +86,7 @@ def test_every_attempt_at_an_operation_sends_the_same_keys(sender, server):
     record = IdempotencyRecord.objects.get()
     place = "http://127.0.0.1/mails"
     names = ["provider.payout", f"POST {place}", f"POST {place}#2", f"PATCH {place}"]
-    assert first == [str(record.scope.derive_key(name)) for name in names]
+    assert first == [str(record.derive_key(name)) for name in names]
 
 
 def test_a_service_with_max_key_age_runs_a_derived_key_once(sender, server, live_server, settings):
@@ -185,7 +185,7 @@ def test_an_async_view_sends_the_keys_of_its_claim(server):
     assert [post(), post(), post()] == [500, 201, 201]
     record = IdempotencyRecord.objects.get()
     names = ["one", "two", "POST http://127.0.0.1/unnamed"]
-    assert set(server.keys) == {str(record.scope.derive_key(name)) for name in names}
+    assert set(server.keys) == {str(record.derive_key(name)) for name in names}
     assert len(server.requests) == 3 + 3 + 3
 
 
@@ -196,7 +196,7 @@ def test_a_thread_that_is_given_the_context_sends_the_keys_of_the_claim(sender, 
             pool.submit(context.run, sender.send, server.url, name="provider.payout").result()
 
     attempt(work)
-    assert server.keys == [str(IdempotencyRecord.objects.get().scope.derive_key("provider.payout"))]
+    assert server.keys == [str(IdempotencyRecord.objects.get().derive_key("provider.payout"))]
 
 
 def test_the_default_bounds_outlive_the_default_lease_of_a_killed_worker():

@@ -291,7 +291,7 @@ class Worker:
         return paid["id"]
 
     def _find_out(self, record):
-        effect = find(self.spec["provider"], str(record.scope.derive_key("payout")), timeout=PATIENCE)
+        effect = find(self.spec["provider"], str(record.derive_key("payout")), timeout=PATIENCE)
         faults.fault_point["reconciler.asked"]()
         if effect is None:
             return NotExecuted()

@@ -44,7 +44,7 @@ def deliver(message):
 
 
 def find_out(record):
-    key = str(record.scope.derive_key("call"))
+    key = str(record.derive_key("call"))
     return Completed(answers.answer(record, "created", effect=key)) if key in outside else NotExecuted()
 
 

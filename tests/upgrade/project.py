@@ -51,7 +51,7 @@ def declare():
         return JsonResponse({"answer": uuid.uuid4().hex, "derived": derived, "attempt": claim.attempt}, status=201)
 
     def found(record):
-        return Completed(JsonResponse({"derived": str(record.scope.derive_key("payment"))}, status=201))
+        return Completed(JsonResponse({"derived": str(record.derive_key("payment"))}, status=201))
 
     # No test waits for half as long, so nothing is renewed.
     options = {"account": Fixed("shop"), "lease": timedelta(minutes=10)}

@@ -261,7 +261,7 @@ def test_the_page_has_the_derived_keys_of_steps_and_of_named_calls(operator):
     IdempotencyStep.objects.create(account_id="alice", record_id=pk, name="charge", result="1")
     shown = text(operator.get(detail(pk), {"call": "refund"}))
     for name in ("charge", "refund"):
-        assert f"{name} {row.scope.derive_key(name)} or {row.scope.derive_text(name)}" in shown
+        assert f"{name} {row.derive_key(name)} or {row.derive_text(name)}" in shown
     assert row.scope.trace in shown
 
 
