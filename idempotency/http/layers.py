@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from asgiref.sync import AsyncToSync, SyncToAsync
 from django.core.exceptions import ImproperlyConfigured
-from django.db.transaction import atomic
+from django.db.transaction import Atomic, atomic
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import cache_control, never_cache
 from django.views.decorators.csrf import csrf_exempt
@@ -76,9 +76,16 @@ def _kinds_of(decorator: Callable[..., Any], view: Any) -> set[_Kind]:
 
 def refuse_layers(operation: Operation, handler: Any, name: str = "") -> None:
     """:param name: the attribute of the class by which the protection finds the handler, if any.
-    :raises ImproperlyConfigured: a decorator of the handler may check something.
+    :raises ImproperlyConfigured: a decorator of the handler may check something, or opens a durable transaction.
     """
     for layer, inner in _layers(handler, name):
+        if operation.declared["transaction"] and any(
+            isinstance(held, Atomic) and vars(held)["durable"] for held in _parts(held_by(layer))
+        ):
+            raise ImproperlyConfigured(
+                f"{operation} is declared above atomic(durable=True), which Django refuses within the operation's own "
+                f"transaction. Leave durable=True out."
+            )
         if isinstance(layer, FunctionType) and layer.__code__ is _METHOD_DECORATOR:
             decorators = next(held for held in held_by(layer) if held is not inner)
             for decorator in decorators if isinstance(decorators, Collection) else [decorators]:

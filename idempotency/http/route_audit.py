@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from types import CodeType
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -182,9 +184,31 @@ def _judged(
     if (model := model_written_elsewhere(view_class, operation)) is not None:
         elsewhere = f"{model._meta.label} is written to another database than the records, outside of the transaction."
         doubts = [elsewhere, *doubts]
+    code = getattr(inspect.unwrap(routed.handler), "__code__", None)
+    if operation.declared["transaction"] and code is not None and _names_durable(code):
+        doubts.append(
+            "The handler names durable=, and Django refuses atomic(durable=True) within the operation's transaction. "
+            "Leave durable=True out, or declare the operation with transaction=False."
+        )
     notes = [] if operation.policy.key_required else ["A request without a key runs unprotected (key_required=False)."]
+    notes += [
+        f"{dotted(base)}.dispatch() runs before a replay. If it validates or throttles, a retry may get its refusal "
+        f"instead of the recorded outcome."
+        for base in getattr(view_class, "__mro__", ())
+        if "dispatch" in vars(base) and base.__module__.partition(".")[0] not in {"django", "rest_framework"}
+    ]
     verdict = Verdict.BROKEN if mistakes else Verdict.DOUBTFUL if doubts else Verdict.PROTECTED
     return verdict, (*mistakes, *doubts, *notes)
+
+
+def _names_durable(code: CodeType) -> bool:
+    """Whether a function, or one within it, passes a keyword argument ``durable``."""
+    return any(
+        _names_durable(constant)
+        if isinstance(constant, CodeType)
+        else type(constant) is tuple and "durable" in constant
+        for constant in code.co_consts
+    )
 
 
 def _overridden(routed: RoutedHandler, view_class: Any) -> Iterator[str]:

@@ -90,6 +90,21 @@ class InsideAtomic(PlainView):  # it hides its protection, so the class does not
     post = method_decorator(csrf_exempt)(idempotent("audit.atomic_dispatch")(PlainView.post))
 
 
+class Durable(PlainView):
+    def dispatch(self, request, *args, **kwargs):
+        return super().dispatch(request, *args, **kwargs)
+
+    @idempotent("audit.durable")
+    def post(self, request):
+        def inside():
+            with transaction.atomic(durable=True):
+                return plain_answer(request)
+
+        return inside()
+
+    put = idempotent("audit.durable_outside", transaction=False, recovery=PARK)(PlainView.post)
+
+
 class ProtectedForPOST(CreateView):
     post = idempotent("audit.post_only", methods=["POST"])(PlainView.post)
 
@@ -137,6 +152,7 @@ urlpatterns = [
     path("protected/custom/", idempotent("audit.custom")(transaction.atomic(plain_answer))),
     path("protected/atomic/", transaction.atomic(idempotent("audit.atomic")(plain_answer))),
     path("protected/dispatch/", InsideAtomic.as_view()),
+    path("protected/durable/", Durable.as_view()),
     path("protected/form/", ProtectedForPOST.as_view()),
     path("protected/methods/", Decorated.as_view()),
     path("protected/overridden/", Overriding.as_view()),
@@ -181,6 +197,8 @@ EXPECTED = {
     ("POST", "/protected/atomic/"): ("broken", "audit.atomic", "transaction.atomic is above"),
     ("PATCH", "/protected/atomic/"): ("broken", "audit.atomic", ""),
     ("POST", "/protected/dispatch/"): ("broken", "audit.atomic_dispatch", "transaction.atomic is above"),
+    ("POST", "/protected/durable/"): ("doubtful", "audit.durable", "The handler names durable="),
+    ("PUT", "/protected/durable/"): ("protected", "audit.durable_outside", "Durable.dispatch() runs before a replay"),
     ("POST", "/protected/form/"): ("protected", "audit.post_only", ""),
     ("PUT", "/protected/form/"): ("unprotected", None, ""),
     ("POST", "/protected/methods/"): ("protected", "audit.decorated", ""),

@@ -17,7 +17,7 @@ from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import viewsets
 from rest_framework.decorators import action
 
-from idempotency import IdempotentMixin, checks_nothing, idempotent
+from idempotency import PARK, IdempotentMixin, checks_nothing, idempotent
 from idempotency.http import layers
 from tests.http.callers import assert_refused, replayed
 from tests.http.serving import Calling, protecting, refused
@@ -155,7 +155,12 @@ def test_around_as_view_the_handlers_of_the_class_are_judged():
     assert idempotent("layers.class")(safe.as_view())
 
 
-def test_a_transaction_on_dispatch_is_refused():
+def test_a_durable_transaction_is_refused_below_and_any_on_dispatch():
+    durable = transaction.atomic(durable=True)
+    for decorated in (durable(plain_answer), method_decorator(durable)(PlainView.post)):
+        with refused("above atomic(durable=True), which Django refuses"):
+            idempotent("layers.durable")(decorated)
+    assert idempotent("layers.outside", transaction=False, recovery=PARK)(durable(plain_answer))
     view = protecting("mixin", PlainView, {"post": "layers.dispatch"})
     view = method_decorator(transaction.atomic, name="dispatch")(view)
     with refused("transaction.atomic is on PlainView.dispatch()"):
