@@ -3,9 +3,9 @@
 ``public`` lists the modules that users import from. Each name is imported at first use, because Django imports an
 app's package before it can load models, and ``conformance`` runs without Django.
 
-Imports run one way. From the bottom up: ``conf``, ``exceptions``, ``lifecycle`` and ``options``; ``identity`` and
-``operation``; ``encryption``; ``models``, ``outcome`` and ``signals``; ``store``, where a database is added;
-``protocol``; ``http``, ``operate`` and ``log``; ``testing``; ``admin``, ``checks``, ``management`` and
+Imports run one way. From the bottom up: ``accounts``, ``conf``, ``exceptions``, ``lifecycle`` and ``options``;
+``identity`` and ``operation``; ``encryption``; ``models``, ``outcome`` and ``signals``; ``store``, where a database is
+added; ``protocol``; ``http``, ``operate`` and ``log``; ``testing``; ``admin``, ``checks``, ``management`` and
 ``templatetags``; ``outbox``; ``contrib``, where a framework is added; ``apps``. A project may add these apps:
 ``outbox``, ``contrib.dashboard``, ``contrib.celery``, ``contrib.prometheus`` and ``contrib.opentelemetry``.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .http.layers import checks_nothing
     from .http.view_classes import EVERY, IdempotentMixin
     from .identity.scope import Scope
-    from .log import ClaimFilter, log_events
+    from .log import ClaimFilter
     from .operation import Operation
     from .options.table import DEFAULT_RECORDED_HEADERS
     from .options.values import (
@@ -77,7 +77,6 @@ __all__ = [
     "is_recordable_if_successful",
     "is_recordable_unless_conflict",
     "is_recordable_unless_invalid",
-    "log_events",
     "require_claim",
 ]
 
@@ -98,7 +97,6 @@ __getattr__: Getter = lazy(
         "claim": "protocol.claim_block",
         "current_claim": "protocol.context",
         "idempotent": "http.decorators",
-        "log_events": "log",
         "require_claim": "protocol.context",
     },
 )

@@ -1,23 +1,23 @@
-"""Values of ``account``: they identify the caller that a key belongs to."""
+"""Values of ``account``: they identify the caller that a key belongs to.
+
+An account must follow from verified data, never from an unverified claim of the request. An account that names its kind
+(``organisation=7``) can't be equal to an account of another kind.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
 
-from .public import Getter, lazy
-
-if TYPE_CHECKING:
-    from .conf import authenticated_user
-    from .http.accounts import (
-        FirstOf,
-        Fixed,
-        FromRoute,
-        FromToken,
-        InTenant,
-        api_key,
-        remember_visitor,
-        user_or_visitor,
-    )
+from django.apps import apps
+from django.conf import settings as django_settings
+from django.db.models import Model
 
 __all__ = [
     "FirstOf",
@@ -31,7 +31,183 @@ __all__ = [
     "user_or_visitor",
 ]
 
-# The default is imported without ``http``, because a queue worker doesn't need it.
-__getattr__: Getter = lazy(
-    __name__, dict.fromkeys(__all__, "http.accounts") | {"authenticated_user": "conf"}, package="idempotency"
-)
+#: The session's key for a visitor's identifier.
+VISITOR = "idempotency_visitor"
+
+
+def authenticated_user(request: Any) -> str | None:
+    """The default of ``ACCOUNT``: the primary key of the authenticated user, or None.
+
+    Users of two models may have the same primary key. So for a user that is not an ``AUTH_USER_MODEL``, the label of
+    its model (or the name of its class) and a colon precede the primary key.
+    """
+    user = getattr(request, "user", None)
+    if user is None or not user.is_authenticated or user.pk is None:
+        return None
+    account = str(user.pk)
+    kind: Any = user.__class__  # not type(), which would return SimpleLazyObject for request.user
+    if not issubclass(kind, Model):
+        return f"{kind.__module__}.{kind.__qualname__}:{account}"
+    model = kind._meta.concrete_model  # a proxy has the primary keys of its model
+    # A user may have chosen a text primary key that looks like the account of a user of another model.
+    if model is _user_model(django_settings.AUTH_USER_MODEL) and ":" not in account:
+        return account
+    return f"{model._meta.label}:{account}"
+
+
+@lru_cache
+def _user_model(label: str) -> type[Model] | None:
+    try:
+        model: type[Model] | None = apps.get_model(label)._meta.concrete_model
+    except LookupError:
+        return None  # django.contrib.auth is not installed
+    return model
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same account for every caller, such as the provider that sends a webhook.
+
+    A decorator or permission above the view must verify the caller.
+    """
+
+    account: str
+
+    def __call__(self, request: Any) -> str:
+        return self.account
+
+
+@dataclass(frozen=True, init=False)
+class FirstOf:
+    """The first account that a resolver finds, for example ``FirstOf(api_key, authenticated_user)`` for a view that
+    accepts API keys and sessions.
+
+    :param resolvers: two or more functions that take the request and return an account or None. Two kinds of accounts
+        must never have the same text.
+    :raises ValueError: there are fewer than two.
+    """
+
+    resolvers: tuple[Callable[[Any], str | None], ...]
+
+    def __init__(self, *resolvers: Callable[[Any], str | None]) -> None:
+        if len(resolvers) < 2:
+            raise ValueError("FirstOf() needs two resolvers or more.")
+        object.__setattr__(self, "resolvers", resolvers)
+
+    def __call__(self, request: Any) -> str | None:
+        accounts = (resolve(request) for resolve in self.resolvers)
+        return next((account for account in accounts if account is not None), None)
+
+
+@dataclass(frozen=True)
+class FromRoute:
+    """A URL argument, such as an organisation for which many users act.
+
+    :param argument: the argument's name.
+    :param allows: ``callable(request, value) -> bool``: whether the caller may act for this account. A check in the
+        handler would not protect replays, which don't run it.
+    """
+
+    argument: str
+    allows: Callable[[Any, Any], bool]
+
+    def __call__(self, request: Any) -> str | None:
+        match = getattr(request, "resolver_match", None)
+        value = None if match is None else match.kwargs.get(self.argument)
+        if value is None or not self.allows(request, value):
+            return None
+        return urlencode({self.argument: str(value)})
+
+
+@dataclass(frozen=True, init=False)
+class FromToken:
+    """Claims of the token that authenticated the request: ``request.auth``, as JWT libraries set it.
+
+    :param claims: their names: ``"sub"``, or ``"iss", "sub"`` if tokens have several issuers.
+    """
+
+    claims: tuple[str, ...]
+
+    def __init__(self, *claims: str) -> None:
+        if not claims:
+            raise ValueError("FromToken() needs the name of a claim.")
+        object.__setattr__(self, "claims", claims)
+
+    def __call__(self, request: Any) -> str | None:
+        token = getattr(request, "auth", None)
+        payload = getattr(token, "payload", token)
+        if not isinstance(payload, Mapping):
+            return None
+        values = {name: payload.get(name) for name in self.claims}
+        if not all(isinstance(value, (str, int)) and value != "" for value in values.values()):
+            return None
+        return urlencode(values, errors="surrogatepass")  # JSON may hold what UTF-8 can't
+
+
+@dataclass(frozen=True)
+class InTenant:
+    """The caller and the tenant for which the caller acts in this request.
+
+    Without the tenant in the account, a key that was used in one organisation replays its outcome in another. The
+    tenant may be unverified, because it is combined with the verified caller. Check above ``@idempotent`` whether the
+    caller may still act for it, because a replay does not run the handler.
+
+    :param account: the resolver of the caller; by default the resolver of the authenticated user.
+    :param tenant: ``callable(request)`` that returns the tenant's identifier, or None.
+    """
+
+    account: Callable[[Any], str | None] = authenticated_user
+    _: KW_ONLY
+    tenant: Callable[[Any], object]
+
+    def __call__(self, request: Any) -> str | None:
+        account = self.account(request)
+        if account is None:
+            return None
+        tenant = self.tenant(request)
+        # Without a tenant, the handler uses a default or refuses.
+        named = {"account": account} if tenant is None else {"account": account, "tenant": str(tenant)}
+        return urlencode(named, errors="surrogatepass")
+
+
+def api_key(request: Any) -> str | None:
+    """The API key that authenticated the request: ``request.auth``. A new API key is a new account.
+
+    The account of a model instance is its primary key. A string, or a primary key that is a string, may be the secret
+    itself, so the account is its digest. Any other value gives None: True would be the same account for all callers,
+    and an object's string may contain its memory address, which differs at each retry.
+    """
+    credential = getattr(request, "auth", None)
+    if isinstance(credential, str) and credential:
+        return f"key:{_digest(credential)}"
+    if not isinstance(credential, Model) or credential.pk in {None, ""}:
+        return None
+    identity = credential.pk if isinstance(credential.pk, (int, UUID)) else _digest(credential.pk)
+    return f"{credential._meta.label}:{identity}"
+
+
+def user_or_visitor(request: Any) -> str | None:
+    """The authenticated user, or else the visitor that ``remember_visitor()`` stored in the session.
+
+    A visitor who deletes cookies, switches browsers or logs in becomes another account, and the same key runs again.
+    """
+    account = authenticated_user(request)
+    if account is not None:
+        return account
+    session = getattr(request, "session", None)
+    visitor = None if session is None else session.get(VISITOR)
+    return f"visitor:{visitor}" if isinstance(visitor, str) else None
+
+
+def remember_visitor(request: Any) -> None:
+    """Store an identifier for an anonymous visitor in the session. It survives a change of the session key.
+
+    Call it where the form is shown. A session that began with the form's submission would be lost with a lost response,
+    and the retry would come from another visitor.
+    """
+    if VISITOR not in request.session:
+        request.session[VISITOR] = secrets.token_hex(16)
+
+
+def _digest(secret: object) -> str:
+    return hashlib.sha256(str(secret).encode("utf-8", "surrogatepass")).hexdigest()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
-from functools import cache, lru_cache
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -19,7 +19,6 @@ from django.conf import settings as django_settings
 from django.core.checks import Error
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.db.models import Model
 
 from .options.table import OPTIONS, SETTINGS, Options, ProjectOptions
 
@@ -59,35 +58,6 @@ def is_recordable_unless_conflict(status: int) -> bool:
 def is_recordable_if_successful(status: int) -> bool:
     """For ``recordable``: 2xx only, for webhook senders, which deliver again after any other status."""
     return 200 <= status < 300
-
-
-def authenticated_user(request: Any) -> str | None:
-    """The default of ``ACCOUNT``: the primary key of the authenticated user, or None.
-
-    Users of two models may have the same primary key. So for a user that is not an ``AUTH_USER_MODEL``, the label of
-    its model (or the name of its class) and a colon precede the primary key.
-    """
-    user = getattr(request, "user", None)
-    if user is None or not user.is_authenticated or user.pk is None:
-        return None
-    account = str(user.pk)
-    kind: Any = user.__class__  # not type(), which would return SimpleLazyObject for request.user
-    if not issubclass(kind, Model):
-        return f"{kind.__module__}.{kind.__qualname__}:{account}"
-    model = kind._meta.concrete_model  # a proxy has the primary keys of its model
-    # A user may have chosen a text primary key that looks like the account of a user of another model.
-    if model is _user_model(django_settings.AUTH_USER_MODEL) and ":" not in account:
-        return account
-    return f"{model._meta.label}:{account}"
-
-
-@lru_cache
-def _user_model(label: str) -> type[Model] | None:
-    try:
-        model: type[Model] | None = apps.get_model(label)._meta.concrete_model
-    except LookupError:
-        return None  # django.contrib.auth is not installed
-    return model
 
 
 def require_app(name: str) -> None:

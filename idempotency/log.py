@@ -39,17 +39,12 @@ class ClaimFilter(logging.Filter):
 
 
 def connect_if_named() -> None:
-    """Log events if ``LOGGING`` gives the logger ``idempotency.events`` a level."""
-    if logger.level != logging.NOTSET:
-        log_events()
+    """Log each event, as one line at level info, if ``LOGGING`` gives the logger ``idempotency.events`` a level.
 
-
-def log_events() -> None:
-    """Log each event from now on, as one line at level info. A second call does nothing.
-
-    A line's ``extra`` attributes can be written as JSON: ``idempotency_event``, the signal's name, its arguments, and
-    for events of a record ``idempotency_operation`` and ``idempotency_trace``. The account and the key are not logged.
+    The account and the key are not logged.
     """
+    if logger.level == logging.NOTSET:
+        return
     for event, signal in vars(signals).items():
         if isinstance(signal, Signal):
             signal.connect(_receiver(event), weak=False, dispatch_uid=f"{EVENTS}.{event}")

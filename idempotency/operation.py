@@ -174,12 +174,6 @@ class Registry:
     def get(self, name: str) -> Operation | None:
         return self._operations.get(name)
 
-    def discard(self, name: str) -> None:
-        """Forget a declaration. For tests that declare operations."""
-        self._operations.pop(name, None)
-        self._homes.pop(name, None)
-        self._of_requests.discard(name)
-
     def bind(self, name: str, homes: Sequence[str]) -> None:
         """Remember the function for which the name is declared. A reloaded module may declare it again.
 

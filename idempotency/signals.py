@@ -33,6 +33,7 @@ __all__ = [
     "released",
     "replayed",
     "taken_over",
+    "unprotected",
     "unrecorded",
 ]
 

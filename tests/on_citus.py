@@ -18,9 +18,9 @@ from idempotency.exceptions import UnavailableError
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.operate.purge import purge_once
+from idempotency.operate.purge import purge_batches
 from idempotency.operate.statistics import stats
-from idempotency.operate.sweep import recover_once
+from idempotency.operate.sweep import recover_batches
 from idempotency.outbox import publish
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
@@ -121,7 +121,7 @@ def test_each_statement_of_a_request_a_relay_and_an_inbox_is_one_task(call, tabl
 
 def test_a_sweep_locks_one_shard_at_a_time_and_updates_only_its_rows():
     fill(40, status=Status.IN_PROGRESS, lease=-HOUR, operation=swept.name)
-    plans = planned(recover_once)
+    plans = planned(lambda: next(recover_batches()))
     locks = [plan.tasks for plan in plans if "FOR UPDATE" in plan.statement]
     assert locks == [1] * len(locks)
     assert [plan.tasks for plan in plans if plan.statement.startswith("UPDATE")] == [len(locks)]
@@ -131,7 +131,7 @@ def test_a_sweep_locks_one_shard_at_a_time_and_updates_only_its_rows():
 def test_a_bounded_purge_takes_the_oldest_records_one_shard_at_a_time():
     newest = fill(20)
     fill(20, expires=-2 * HOUR)
-    plans = planned(lambda: purge_once(batch_size=20))
+    plans = planned(lambda: next(purge_batches(batch_size=20)))
     assert remaining() == {*newest}
     locks = [plan.tasks for plan in plans if "FOR UPDATE" in plan.statement]
     assert locks == [1] * len(locks)
@@ -216,7 +216,7 @@ def test_without_a_worker_other_accounts_work_and_events_are_counted_later(clust
     try:
         with pytest.raises(UnavailableError):
             call(refused)
-        for upkeep in (recover_once, purge_once):
+        for upkeep in (lambda: next(recover_batches()), lambda: next(purge_batches())):
             with pytest.raises(OperationalError):
                 upkeep()
         assert [call(served), call(served)] == [False, True]
@@ -316,7 +316,7 @@ def test_the_page_distributes_ordinary_tables_and_keeps_their_rows(ordinary, par
     assert max(remaining()) > max(kept)
     assert IdempotencyStep.objects.count() == 2
     fill(30)
-    assert purge_once().deleted == 30
+    assert next(purge_batches()).deleted == 30
     assert (store_for("default").measure().in_bytes or 0) > SHARDS * 8192
     assert {plan.tasks for plan in planned(partial(operate, "again"))} == {1}
 

@@ -10,6 +10,12 @@ from idempotency import Operation
 from idempotency.operation import registry
 
 
+def forget_operation(name):
+    registry._operations.pop(name, None)
+    registry._homes.pop(name, None)
+    registry._of_requests.discard(name)
+
+
 @contextmanager
 def forgetting_operations(prefix=""):
     """Forget the operations declared in the block whose names have the prefix, so that another test may reuse them."""
@@ -20,7 +26,7 @@ def forgetting_operations(prefix=""):
     finally:
         for operation in list(registry):
             if operation.name not in before and operation.name.startswith(prefix):
-                registry.discard(operation.name)
+                forget_operation(operation.name)
         registry._homes.update(homes)
 
 

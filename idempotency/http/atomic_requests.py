@@ -37,12 +37,6 @@ def opens_its_transactions(callback: object) -> bool:
     return isinstance(exemption, EveryDatabase) and any(layer is exemption.view for layer in decorator_stack(callback))
 
 
-def has_copied_exemption(callback: object) -> bool:
-    """Whether ``callback`` is exempt like a view that opens the transactions itself, but doesn't call that view."""
-    is_exempt = isinstance(getattr(callback, "_non_atomic_requests", None), EveryDatabase)
-    return is_exempt and not opens_its_transactions(callback)
-
-
 def is_within_atomic_requests(callback: object) -> bool:
     """Whether Django opens a transaction around ``callback`` on any database."""
     return not set(databases_with_atomic_requests()) <= getattr(callback, "_non_atomic_requests", set())

@@ -6,23 +6,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from django.apps import AppConfig, apps
-from django.conf import settings as django_settings
+from django.apps import AppConfig
 from django.core import checks
 from django.core.checks import CheckMessage, Tags, register
 from django.db import router
 from django.db.models import Model
 
 from ..conf import mistakes_in_settings
-from ..identity import keys
 from ..operation import Operation, Policy, registry
 from ..options.values import ACCEPTED, Attach
 from ..store import records_database
-from .accounts import user_or_visitor
 from .adapter import frameworks_without_adapter, handlers_of
-from .atomic_requests import databases_with_atomic_requests, has_copied_exemption, is_within_atomic_requests
-from .problems import PROFILES, RETENTION_HEADER, STATUS_HEADER
-from .protection import around, class_of, decorator_stack, is_within_precondition
+from .atomic_requests import databases_with_atomic_requests, is_within_atomic_requests
+from .problems import PROFILES
+from .protection import around, class_of, is_within_precondition
 from .routes import places
 
 PRECONDITION_ABOVE = (
@@ -47,13 +44,6 @@ def check(*tags: str) -> Callable[[Callable[[], Iterator[CheckMessage]]], Callab
 def declared_operations() -> list[Operation]:
     list(places())  # imports the views: another check may not have done so yet
     return list(registry)
-
-
-def _valid_operations() -> list[Operation]:
-    """The declared operations without mistakes. Another check reports mistakes."""
-    if mistakes_in_settings():
-        return []
-    return [operation for operation in declared_operations() if not operation.mistakes()]
 
 
 @check(Tags.urls)
@@ -99,13 +89,6 @@ def check_atomic_requests() -> Iterator[CheckMessage]:
                 "api.urls, which must be read once, because each access makes new views.",
                 id="idempotency.E031",
             )
-        elif has_copied_exemption(place.callback):
-            yield checks.Warning(
-                f"functools.wraps() has copied the attributes of a protected view to the view of {place.route}, which "
-                f"does not seem to call it, so it may run without protection and without a transaction.",
-                hint="Put @idempotent on it, or don't use functools.wraps() there.",
-                id="idempotency.W019",
-            )
 
 
 @check(Tags.urls)
@@ -126,77 +109,22 @@ def check_preconditions() -> Iterator[CheckMessage]:
 
 
 @check(Tags.urls)
-def check_adapters() -> Iterator[CheckMessage]:
-    routes = [(place.route, _packages_of(place.callback)) for place in places()]
-    for framework in frameworks_without_adapter() if list(registry) else ():
-        if of_framework := [route for route, packages in routes if framework in packages]:
-            yield checks.Warning(
-                f"{framework!r} is not in INSTALLED_APPS, so views of that framework, such as {of_framework[0]}, are "
-                f"treated as plain ones: an operation may refuse requests, or let a PUT or DELETE run unprotected.",
-                hint=f"Add {framework!r} to INSTALLED_APPS, or silence this check if no view of it is protected.",
-                id="idempotency.W026",
-            )
-
-
-def _packages_of(callback: Any) -> set[str]:
-    """The packages that define a view's functions and classes."""
-    parts = [*decorator_stack(callback), *getattr(class_of(callback), "__mro__", ())]
-    return {getattr(part, "__module__", "").partition(".")[0] for part in parts}
-
-
-@check(Tags.security)
-def check_cors() -> Iterator[CheckMessage]:
-    if not apps.is_installed("corsheaders") or not _allows_other_origins():
-        return
-    if _not_listed("CORS_ALLOW_HEADERS", keys.HEADER):
+def check_ninja() -> Iterator[CheckMessage]:
+    # Views of Django REST framework need no check, because without their adapter every request is an error.
+    if declared_operations() and "ninja" in frameworks_without_adapter():
         yield checks.Warning(
-            f"CORS_ALLOW_HEADERS lacks {keys.HEADER.lower()!r}, so browsers don't send this header to another origin.",
-            hint=f'Set CORS_ALLOW_HEADERS = (*corsheaders.defaults.default_headers, "{keys.HEADER.lower()}").',
-            id="idempotency.W012",
-        )
-    replayed = sorted({PROFILES[operation.policy.profile].replayed for operation in _valid_operations()})
-    if hidden := _not_listed("CORS_EXPOSE_HEADERS", *replayed, RETENTION_HEADER, STATUS_HEADER, "Retry-After"):
-        yield checks.Warning(
-            f"CORS_EXPOSE_HEADERS lacks {', '.join(hidden)}, so scripts of another origin can't read the status of "
-            f"their key, or when to retry.",
-            hint=f"Add {', '.join(map(repr, hidden))} to CORS_EXPOSE_HEADERS, and 'Location' if scripts follow it.",
-            id="idempotency.W016",
-        )
-
-
-def _allows_other_origins() -> bool:
-    """Whether the settings of django-cors-headers, under their present or earlier names, let an origin in."""
-    names = ("CORS_ALLOW_ALL_ORIGINS", "CORS_ALLOWED_ORIGIN", "CORS_ORIGIN_")
-    return any(getattr(django_settings, name) for name in dir(django_settings) if name.startswith(names))
-
-
-def _not_listed(setting: str, *names: str) -> list[str]:
-    listed = {name.lower() for name in getattr(django_settings, setting, ())}
-    # Browsers treat "*" as all headers, except in a request with credentials (Fetch standard, section 3.2).
-    if "*" in listed and not getattr(django_settings, "CORS_ALLOW_CREDENTIALS", False):
-        return []
-    return [name for name in names if name.lower() not in listed]
-
-
-@check()
-def check_visitors() -> Iterator[CheckMessage]:
-    names = sorted(
-        repr(operation.name)
-        for operation in _valid_operations()
-        if user_or_visitor in (operation.policy.account, getattr(operation.policy.account, "account", None))
-    )
-    if names:
-        yield checks.Warning(
-            f"Anonymous visitors may use {', '.join(names)}. Only a cookie identifies a visitor: one who deletes it, "
-            f"uses another browser or logs in is another account, and a retry with the same key runs again.",
-            hint="Call remember_visitor() where the form is shown. Silence this check if a second run is acceptable.",
-            id="idempotency.W011",
+            "The project imports Django Ninja, but 'ninja' is not in INSTALLED_APPS. Ninja's protected routes are "
+            "treated as plain views: they refuse requests, or run a PUT or DELETE unprotected.",
+            hint="Add 'ninja' to INSTALLED_APPS, or silence this check if no route of Ninja is protected.",
+            id="idempotency.W026",
         )
 
 
 @check()
 def check_profiles() -> Iterator[CheckMessage]:
-    for operation in _valid_operations():
+    if mistakes_in_settings():  # which another check reports
+        return
+    for operation in (each for each in declared_operations() if not each.mistakes()):
         subject = f"Operation {operation.name!r} of profile {operation.policy.profile!r}"
         for problem, hint in _broken_rules(operation.policy):
             yield checks.Warning(f"{subject} {problem}.", hint=hint, id="idempotency.W020")

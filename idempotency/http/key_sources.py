@@ -119,19 +119,3 @@ class FromBody(KeySource):
         if http.content_type == MULTIPART or not http.body:
             return None
         return hashlib.sha256(http.body).hexdigest()
-
-
-@dataclass(frozen=True)
-class FromCookie(KeySource):
-    """The key is a cookie that the page with the form sets.
-
-    :param name: the cookie's name.
-    """
-
-    name: str
-
-    def __str__(self) -> str:
-        return f"the cookie {self.name!r}"
-
-    def __call__(self, request: Any) -> str | None:
-        return http_of(request).COOKIES.get(self.name)

@@ -179,18 +179,7 @@ def problem_response(error: IdempotencyError, profile: Profile) -> HttpResponse:
 
 
 def response_for(error: IdempotencyError, request: Any) -> Any:
-    """The response to an error of ``claim()`` that a view did not handle. Uses the project's ``ERROR_RESPONSE`` if set.
-
-    ``idempotency.middleware.IdempotencyMiddleware`` calls it for every view. You can also call it in a framework's
-    exception handler::
-
-        @api.exception_handler(IdempotencyError)  # django-ninja, for example
-        def answer(request, error):
-            return response_for(error, request)
-
-    :param error: any ``IdempotencyError``. If the server is at fault, the error is logged.
-    :param request: passed to ``ERROR_RESPONSE``.
-    """
+    """The response to an error of ``claim()`` that a view did not handle. Logs the error if the server is at fault."""
     report(error)
     custom = settings().error_response
     return problem_response(error, PROFILES[settings().defaults.profile]) if custom is None else custom(request, error)

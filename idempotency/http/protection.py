@@ -16,6 +16,7 @@ from typing import Any
 
 from django.db.transaction import Atomic, atomic
 from django.views.decorators.http import condition
+from django.views.generic.edit import ProcessFormView
 
 from ..operation import Operation, registry
 
@@ -114,7 +115,9 @@ def handlers_of_class(view_class: Any) -> list[RoutedHandler]:
     methods = {name: frozenset({name.upper()}) for name in names}
     if "get" in names and "head" not in names:  # as Django serves HEAD
         methods["get"] |= {"HEAD"}
-    return [RoutedHandler(getattr(view_class, name), methods[name], name) for name in names]
+    if getattr(view_class, "put", None) is ProcessFormView.put and {"post", "put"} <= methods.keys():  # it calls post()
+        methods["post"] |= methods.pop("put")
+    return [RoutedHandler(getattr(view_class, name), methods[name], name) for name in methods]
 
 
 def methods_of_class(view_class: Any) -> set[str]:

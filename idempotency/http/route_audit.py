@@ -139,9 +139,13 @@ def _routes_of(place: Place) -> Iterator[AuditedRoute]:
                 yield AuditedRoute("ANY", place.route, place.name, view, Verdict.UNDECLARED, None, ())
         for method in sorted(set(methods) - SAFE_METHODS):
             operation = routed.operation_for(method)
+            calls_post = method == "PUT" and routed.name == "post" and "POST" in methods
+            if calls_post and operation is routed.operation_for("POST"):
+                continue  # nothing to add to the route for POST, because Django's put() calls post()
             if operation is None:
-                is_named = method in settings().defaults.methods
-                verdict = Verdict.UNPROTECTED if is_named else Verdict.IDEMPOTENT
+                # A handler that also serves POST runs again for a repeated PUT.
+                is_idempotent = routed.methods.isdisjoint(settings().defaults.methods)
+                verdict = Verdict.IDEMPOTENT if is_idempotent else Verdict.UNPROTECTED
                 reasons = tuple(_overridden(routed, view_class))
             else:
                 verdict, reasons = _judged(operation, place, routed, view_class)
@@ -183,7 +187,8 @@ def _judged(
     code = getattr(inspect.unwrap(routed.handler), "__code__", None)
     if operation.declared["transaction"] and code is not None and _names_durable(code):
         doubts.append(
-            "The handler names durable=, and Django refuses atomic(durable=True) within the operation's transaction."
+            "The handler names durable=, and Django refuses atomic(durable=True) within the operation's transaction. "
+            "Leave durable=True out, or declare the operation with transaction=False."
         )
     notes = [] if operation.policy.key_required else ["A request without a key runs unprotected (key_required=False)."]
     notes += [

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.urls import URLPattern, URLResolver, get_resolver
-from django.urls.resolvers import LocalePrefixPattern
+from django.urls.resolvers import LocalePrefixPattern, RegexPattern
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,11 @@ def _places(
 
 
 def _text_of(pattern: Any) -> str:
-    """A readable form of a pattern. Unnamed parts of a regular expression are left unchanged."""
+    """A readable form of a pattern, for a regular expression the one that Django's admin documentation shows."""
     if isinstance(pattern, LocalePrefixPattern):
         return "<language>/"
-    return re.sub(r"\(\?P(<\w+>)(?:[^()]|\([^()]*\))*\)|[\\^$]", r"\1", str(pattern))
+    if not isinstance(pattern, RegexPattern):
+        return str(pattern)
+    from django.contrib.admindocs.views import simplify_regex  # it imports the admin, which few processes need
+
+    return simplify_regex(str(pattern)).removeprefix("/")

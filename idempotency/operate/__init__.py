@@ -5,10 +5,10 @@ Plain functions, called by commands (``management``), tasks (``contrib.celery.ta
 
 from ..public import adopt
 from .erasure import AccountRows, ErasureResult, erase_account, erase_batches, find_rows
-from .purge import PurgeResult, bodies_past_retention, due, purge_batches, purge_body_batches, purge_once
+from .purge import PurgeResult, bodies_past_retention, due, purge_batches, purge_body_batches
 from .resolutions import ResolutionRefusedError, forget, mark_not_executed, record_outcome, release
 from .statistics import Number, Precision, Stats, stats
-from .sweep import RecoveryResult, abandoned, recover_batches, recover_once
+from .sweep import RecoveryResult, abandoned, recover_batches
 
 __all__ = [
     "AccountRows",
@@ -29,10 +29,8 @@ __all__ = [
     "mark_not_executed",
     "purge_batches",
     "purge_body_batches",
-    "purge_once",
     "record_outcome",
     "recover_batches",
-    "recover_once",
     "release",
     "stats",
 ]

@@ -56,25 +56,15 @@ def due(*, include_parked: bool = False, using: str | None = None) -> RecordQuer
     return records.past_retention().filter(status__in=_statuses(include_parked))
 
 
-def purge_once(
-    *, batch_size: int = DEFAULT_BATCH_SIZE, include_parked: bool = False, using: str | None = None
-) -> PurgeResult:
-    """Delete up to ``batch_size`` records past retention, oldest first.
-
-    :param batch_size: 1 to 10,000.
-    :param include_parked: also delete parked records.
-    :raises ValueError: the batch size is not between 1 and 10,000.
-    :raises RuntimeError: there is an open transaction.
-    """
-    return next(purge_batches(batch_size=batch_size, include_parked=include_parked, using=using))
-
-
 def purge_batches(
     *, batch_size: int = DEFAULT_BATCH_SIZE, include_parked: bool = False, using: str | None = None
 ) -> Iterator[PurgeResult]:
-    """Purge records until nothing more is due. The caller may stop between batches.
+    """Delete records past retention, oldest first, until nothing more is due. The caller may stop between batches.
 
-    Takes the arguments of ``purge_once`` and raises its errors.
+    :param batch_size: the maximum number of records per batch, 1 to 10,000.
+    :param include_parked: also delete parked records.
+    :raises ValueError: the batch size is not between 1 and 10,000.
+    :raises RuntimeError: there is an open transaction.
     """
     using = using or records_database()
     statuses = _statuses(include_parked)

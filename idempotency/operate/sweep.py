@@ -66,17 +66,20 @@ def abandoned(using: str | None = None) -> RecordQuerySet:
     return records.abandoned().order_by("lease_expires_at")
 
 
-def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> RecoveryResult:
-    """Settle up to ``batch_size`` abandoned claims, longest abandoned first.
+def recover_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[RecoveryResult]:
+    """Settle abandoned claims, longest abandoned first, until nothing more is due. The caller may stop between batches.
 
     Sweeps may run concurrently, and a sweep may be killed. Rows locked by another sweep are skipped. Each change is
     conditional on the attempt or the lease on which it was decided. A reconciler runs without a lock or a transaction.
 
-    :param batch_size: 1 to 10,000.
+    :param batch_size: the maximum number of claims per batch, 1 to 10,000.
     :raises ValueError: the batch size is not between 1 and 10,000.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
-    using = using or records_database()
+    return in_batches(lambda before: _recover_batch(using or records_database(), batch_size))
+
+
+def _recover_batch(using: str, batch_size: int) -> RecoveryResult:
     operations = {operation.name: operation for operation in registry}
     result = RecoveryResult()
     batch = _settle_at_once(using, operations, batch_size, result)
@@ -95,11 +98,6 @@ def recover_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = No
             name,
         )
     return result
-
-
-def recover_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[RecoveryResult]:
-    """Recover until nothing more is due. The caller may stop between batches. Raises the errors of ``recover_once``."""
-    return in_batches(lambda before: recover_once(batch_size=batch_size, using=using))
 
 
 def _settle_at_once(

@@ -97,7 +97,7 @@ def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
 def purge_sent_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> PurgeResult:
     """Delete up to ``batch_size`` messages that were sent longer ago than ``RETENTION`` and a day, in one transaction.
 
-    Takes the arguments of ``purge_once`` and raises its errors.
+    Takes the arguments of ``operate.purge_batches`` and raises its errors.
     """
     return next(purge_sent_batches(batch_size=batch_size, using=using))
 

@@ -8,7 +8,7 @@ from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 
 from idempotency import Completed, NotExecuted, Reconcile, Unknown
 from idempotency.models import IdempotencyRecord
-from idempotency.operate.sweep import recover_once
+from idempotency.operate.sweep import recover_batches
 from idempotency.operation import registry
 from idempotency.protocol import ownership
 from tests.concurrency.failures import IN_PROGRESS, UNKNOWN, failing_database, just_before, problem
@@ -96,7 +96,7 @@ def test_a_reconciler_that_lost_its_lease_records_nothing_and_runs_nothing(
         answer = post("/reconciled/")
         assert (answer.status_code, answer["Retry-After"]) == (409, told)
     else:
-        assert recover_once().settled == 0
+        assert next(recover_batches()).settled == 0
     assert (winner[0].status_code, handler.attempts, effects()) == (201, [attempt + 1], ["one"])
     assert is_replay(post("/reconciled/"), winner[0])
 
@@ -104,7 +104,7 @@ def test_a_reconciler_that_lost_its_lease_records_nothing_and_runs_nothing(
 def test_a_sweep_that_lost_its_claim_before_the_release_counts_nothing(post, abandoned_one):
     handler.find_out = lambda row: NotExecuted()
     with just_before(ownership, "release", lambda held: IdempotencyRecord.objects.update(attempt=9)):
-        assert recover_once().touched == 0
+        assert next(recover_batches()).touched == 0
     assert (record().attempt, record().status) == (9, "in_progress")
 
 
@@ -113,10 +113,10 @@ def test_a_finding_that_can_not_be_recorded_is_reconciled_again(post, abandoned_
     handler.find_out = lambda row: finding
     with failing_database(ownership, statement):
         assert post("/reconciled/").status_code == 503
-    assert (recover_once().touched, record().status) == (0, "in_progress")
+    assert (next(recover_batches()).touched, record().status) == (0, "in_progress")
     end_lease()
     with failing_database(ownership, statement):
-        assert recover_once().postponed == 1
+        assert next(recover_batches()).postponed == 1
     end_lease()
     handler.find_out = found_completed
     assert post("/reconciled/").status_code == 201

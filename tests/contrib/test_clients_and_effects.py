@@ -17,9 +17,9 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 from idempotency import REEXECUTE, Operation, claim, idempotent, require_claim
+from idempotency.accounts import Fixed
 from idempotency.contrib.httpx import AsyncIdempotentTransport, IdempotentTransport
 from idempotency.exceptions import LeaseLostError
-from idempotency.http.accounts import Fixed
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol.acquisition import retry_after
 from testproject.models import Charge

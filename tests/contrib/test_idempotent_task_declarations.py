@@ -14,9 +14,9 @@ from idempotency.contrib.celery import idempotent_task
 from idempotency.contrib.celery.checks import check_tasks
 from idempotency.contrib.celery.deliveries import LONGEST_WAIT
 from idempotency.contrib.celery.policy import TaskPolicy
-from idempotency.operation import registry
 from testproject.celery import app as sample
 from tests.contrib.consumers import LATE, act, effect, send
+from tests.operations import forget_operation
 from tests.records import HOUR, MINUTE
 
 
@@ -33,7 +33,7 @@ def function(): ...
 
 def declare(app, options=None, **policy):
     """Declare a task. Returns the ids of the system check messages about it."""
-    registry.discard("tests.checked")
+    forget_operation("tests.checked")
     app.tasks.pop("tests.checked", None)
     decorated = idempotent_task("tests.checked", **policy)(function)
     app.task(name="tests.checked", shared=False, **(LATE if options is None else LATE | options))(decorated)

@@ -9,7 +9,7 @@ from django.db import connection, transaction
 from idempotency import claim
 from idempotency.contrib.celery import idempotent_task, lost, resend_lost_messages, tasks
 from idempotency.models import IdempotencyRecord
-from idempotency.operate.purge import purge_once
+from idempotency.operate.purge import purge_batches
 from idempotency.outbox import publish
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from testproject.celery import app
@@ -149,7 +149,7 @@ def test_a_message_whose_record_may_be_purged_is_not_sent_again():
     message = sent(SHORT, ago=2 * HOUR)
     consume(message, SHORT, "celery")
     IdempotencyRecord.objects.update(expires_at=from_now(-MINUTE))
-    assert purge_once().deleted == 1
+    assert next(purge_batches()).deleted == 1
     assert resend_lost_messages() == 0
     sent(SHORT, ago=30 * MINUTE)
     assert resend_lost_messages() == 1

@@ -31,8 +31,8 @@ from psycopg.waiting import Wait
 from rest_framework.decorators import api_view, authentication_classes, permission_classes
 
 from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, idempotent, require_claim
-from idempotency.operate.purge import purge_once
-from idempotency.operate.sweep import recover_once
+from idempotency.operate.purge import purge_batches
+from idempotency.operate.sweep import recover_batches
 from idempotency.operation import registry
 from idempotency.outbox import publish
 from idempotency.outbox.relay import relay_once
@@ -354,7 +354,7 @@ class Worker:
             close_old_connections()  # what a server does between requests, and Django's test client does not
 
     def sweep(self):
-        return {"swept": recover_once().as_dict()}
+        return {"swept": next(recover_batches()).as_dict()}
 
     def publish(self):
         with transaction.atomic():
@@ -366,7 +366,7 @@ class Worker:
         return {"relayed": relay_once().sent}
 
     def purge(self):
-        return {"purged": purge_once().deleted}
+        return {"purged": next(purge_batches()).deleted}
 
 
 def deliver(message):

@@ -16,9 +16,9 @@ from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.operate.purge import purge_once
+from idempotency.operate.purge import purge_batches
 from idempotency.operate.resolutions import record_outcome
-from idempotency.operate.sweep import recover_once
+from idempotency.operate.sweep import recover_batches
 from idempotency.outbox.relay import relay_once
 from idempotency.outbox.upkeep import purge_sent_once
 from idempotency.outcome import MAX_REASON, Outcome, reason_of
@@ -234,7 +234,9 @@ def test_nothing_is_left_in_force_in_the_transaction_of_a_test():
     take_over(acquire(parks, "taken"))
     ownership.release(acquire(parks, "released"))
     ownership.park(acquire(parks, "parked"))
-    for work in (purge_once, purge_sent_once, recover_once, relay_once, counters.flush):
+    next(purge_batches())
+    next(recover_batches())
+    for work in (purge_sent_once, relay_once, counters.flush):
         work()
     assert bounds() == before
 
@@ -325,7 +327,7 @@ def test_a_late_outcome_is_kept_for_full_retention_and_not_extended_by_use():
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
     ownership.record(owned, OUTCOME)
     assert is_kept_for_the_whole_retention()
-    assert purge_once().deleted == 0
+    assert next(purge_batches()).deleted == 0
     IdempotencyRecord.objects.update(expires_at=from_now(MINUTE))
     assert acquire(plain) == OUTCOME
     assert not is_kept_for_the_whole_retention()

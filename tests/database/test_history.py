@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from idempotency import PARK, REEXECUTE, Operation, claim
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.operate.sweep import recover_once
+from idempotency.operate.sweep import recover_batches
 from idempotency.store import Fence, store_for
 from idempotency.store.history import MAX_ENTRIES, Appended
 from tests.records import HOUR, make_records
@@ -71,7 +71,7 @@ def test_an_abandoned_claim_is_kept_when_it_is_parked():
 @pytest.mark.parametrize(("operation", "status"), [(again, "recoverable"), (parks, "parked")])
 def test_a_claim_that_a_sweep_settles_is_kept(operation, status):
     abandon(operation=operation)
-    recover_once()
+    next(recover_batches())
     assert IdempotencyRecord.objects.get().status == status
     assert entries() == [("lease_over", None, None)]
 

@@ -7,7 +7,7 @@ from django.test.utils import CaptureQueriesContext
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.operate.purge import purge_batches, purge_body_batches, purge_once
+from idempotency.operate.purge import purge_batches, purge_body_batches
 from tests.concurrency.traces import rows
 from tests.database.claiming import send_every_statement
 from tests.database.statements import explaining, fill, relations_read
@@ -105,7 +105,7 @@ def test_a_purge_merges_the_indexes_of_the_partitions():
     fill(5_000)
     in_every_partition(make_records)
     with explaining("SKIP LOCKED") as plans:
-        assert purge_once(batch_size=5).deleted == 5
+        assert next(purge_batches(batch_size=5)).deleted == 5
     (plan,) = plans
     assert "Merge Append" in plan
     assert plan.count("expires_at_idx") == 4

@@ -9,7 +9,7 @@ from idempotency import Operation, Reconcile, Unknown, signals
 from idempotency.lifecycle import Status
 from idempotency.management.commands import recover_idempotency
 from idempotency.models import IdempotencyRecord
-from idempotency.operate.sweep import abandoned, recover_once
+from idempotency.operate.sweep import abandoned, recover_batches
 from idempotency.protocol.faults import fault_point
 from tests.commands import run_command
 from tests.database.claiming import FINDINGS, again, asks, parks
@@ -47,7 +47,7 @@ def test_it_settles_abandoned_claims_and_reports_them(monkeypatch):
 def test_the_longest_abandoned_comes_first():
     (late,) = abandon(1, again, lease=-MINUTE)
     abandon(1, parks, lease=-9 * HOUR)  # of another declaration, and in the same batch
-    assert recover_once(batch_size=1).settled == 1
+    assert next(recover_batches(batch_size=1)).settled == 1
     assert abandoned().get().pk == late
 
 
@@ -58,14 +58,14 @@ def test_what_was_taken_over_since_the_batch_was_selected_is_left_alone(monkeypa
     for operation in (again, parks, asks):
         abandon(2, operation)
     with receiving(signals.recovered) as recovered, receiving(signals.parked) as parked:
-        assert recover_once().touched == 0
+        assert next(recover_batches()).touched == 0
     assert states() == {"in_progress": 6}
     assert recovered == parked == []
 
 
 def test_the_pause_before_a_reconciler_is_called_again_has_a_bound():
     abandon(1, patient, attempt=30)
-    assert recover_once().postponed == 1
+    assert next(recover_batches()).postponed == 1
     assert MINUTE < IdempotencyRecord.objects.get().lease_expires_at - database_now() < 5 * MINUTE
 
 
@@ -108,5 +108,5 @@ def test_a_sweep_reads_what_is_abandoned_and_nothing_else():
     make_records(30, Status.IN_PROGRESS, lease=HOUR)
     make_records(30, Status.PARKED)
     found = []
-    assert most_rows_read(lambda: found.append(recover_once().recoverable)) <= 13
+    assert most_rows_read(lambda: found.append(next(recover_batches()).recoverable)) <= 13
     assert found == [13]

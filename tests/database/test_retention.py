@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.operate.purge import due, purge_batches, purge_body_batches, purge_once
+from idempotency.operate.purge import due, purge_batches, purge_body_batches
 from idempotency.operate.sweep import recover_batches
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_batches
@@ -54,7 +54,7 @@ def test_the_application_clock_plays_no_part(monkeypatch):
     make_records(1)
     ahead = timezone.now() + timedelta(days=365)
     monkeypatch.setattr(timezone, "now", lambda: ahead)
-    assert purge_once().deleted == 1
+    assert next(purge_batches()).deleted == 1
     assert remaining() == {*kept}
 
 
@@ -66,7 +66,7 @@ def test_steps_go_with_their_records_and_no_others():
     for pk, account in IdempotencyRecord.objects.values_list("pk", "account_id"):
         make_step(pk, account)
     make_step(gone, "2")  # an id that another account has, too, as after rows were copied between databases
-    assert purge_once().deleted == 1
+    assert next(purge_batches()).deleted == 1
     left = IdempotencyStep.objects.values_list("account_id", "record_id")
     assert {*left} == {("1", parked), ("2", other_account), ("2", gone), *(("1", pk) for pk in kept)}
 
@@ -75,7 +75,7 @@ def test_records_that_are_kept_do_not_keep_a_batch_from_those_behind_them():
     make_records(3, expires=-3 * HOUR)
     kept = make_records(9, Status.PARKED, expires=-2 * HOUR)
     make_records(3)
-    while deleted := purge_once(batch_size=2).deleted:
+    while deleted := next(purge_batches(batch_size=2)).deleted:
         assert deleted <= 2
     assert remaining() == {*kept}
 
@@ -91,7 +91,7 @@ def test_steps_are_deleted_by_account_and_record():
         return execute(statement, parameters, many, context)
 
     with connection.execute_wrapper(explain):
-        assert purge_once().deleted == 3
+        assert next(purge_batches()).deleted == 3
     (plan,) = plans
     assert any("(account_id=?)" in line for line in plan), plan
 
@@ -219,7 +219,7 @@ def test_a_lock_of_the_whole_table_is_waited_for():
     with ThreadPoolExecutor(1) as pool:
         with transaction.atomic():
             execute("LOCK TABLE idempotency_record IN SHARE MODE")
-            batch = pool.submit(elsewhere, purge_once)
+            batch = pool.submit(elsewhere, lambda: next(purge_batches()))
             assert eventually(is_waited_for)
         assert batch.result(PATIENCE).deleted == 3
 

@@ -10,17 +10,17 @@ from django.test import RequestFactory, override_settings
 from django.utils.connection import ConnectionDoesNotExist
 
 from idempotency import PARK, REEXECUTE, Operation, claim, idempotent
+from idempotency.accounts import Fixed
 from idempotency.contrib.dashboard.counting import write_counts
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.exceptions import InProgressError
-from idempotency.http.accounts import Fixed
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.operate.purge import purge_body_batches, purge_once
+from idempotency.operate.purge import purge_batches, purge_body_batches
 from idempotency.operate.resolutions import mark_not_executed
 from idempotency.operate.statistics import stats
-from idempotency.operate.sweep import recover_once
+from idempotency.operate.sweep import recover_batches
 from idempotency.outbox import publish
 from idempotency.outbox.inserting import insert_message
 from idempotency.outbox.models import OutboxMessage
@@ -87,8 +87,8 @@ def test_a_claim_is_swept_and_resolved_in_its_database():
     elsewhere = IdempotencyRecord.objects.using(ELSEWHERE)
     elsewhere.update(status=Status.IN_PROGRESS, lease_expires_at=from_now(-MINUTE))
 
-    assert recover_once().touched == 0
-    assert recover_once(using=ELSEWHERE).touched == 1
+    assert next(recover_batches()).touched == 0
+    assert next(recover_batches(using=ELSEWHERE)).touched == 1
 
     assert kept(ELSEWHERE) == [("near", Status.PARKED)]
     mark_not_executed(elsewhere.get(), by="ops", reason="seen")
@@ -119,7 +119,7 @@ def test_steps_are_kept_read_and_forgotten_in_the_database_of_their_record():
     assert next(purge_body_batches(using=ELSEWHERE)).deleted == 1
     assert (records.get().response_body, IdempotencyStep.objects.using(ELSEWHERE).count()) == (BODY_GONE, 0)
     records.update(expires_at=from_now(-MINUTE))
-    assert (purge_once().deleted, purge_once(using=ELSEWHERE, batch_size=1).deleted) == (0, 1)
+    assert (next(purge_batches()).deleted, next(purge_batches(using=ELSEWHERE, batch_size=1)).deleted) == (0, 1)
 
 
 @pytest.mark.failure_14
@@ -134,7 +134,7 @@ def test_nothing_else_about_a_record_is_read_from_a_replica():
         publish("orders.placed", 1, sender=SENDER)
     IdempotencyRecord.objects.using("default").update(lease_expires_at=from_now(-MINUTE))
     assert isinstance(acquire_or_wait(ClaimRequest(asks.policy, abandoned.scope, PAYLOAD)), Outcome)
-    assert (purge_once().deleted, stats().records.value) == (0, 1)
+    assert (next(purge_batches()).deleted, stats().records.value) == (0, 1)
 
 
 def test_messages_and_counters_are_written_to_the_database_of_their_store():

@@ -14,7 +14,7 @@ from idempotency.exceptions import InProgressError, UnavailableError
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.operate.sweep import recover_once
+from idempotency.operate.sweep import recover_batches
 from idempotency.store import Fence, store_for
 from idempotency.store.postgresql import CitusStore, PostgreSQLStore, store
 from idempotency.testing import records
@@ -72,7 +72,7 @@ def test_no_other_database_names_sessions():
         IdempotencyRecord.objects.update(session=None)
     grow_old()
     assert not store_for("default").end_lease_of_gone_session(Fence.of(record()))
-    assert recover_once().touched == 0
+    assert next(recover_batches()).touched == 0
     with pytest.raises(InProgressError):
         acquire(plain)
     assert (record().session, record().history) == (None, None)
@@ -161,7 +161,7 @@ def test_a_session_that_lives_keeps_its_claim_whoever_looks():
                 with pytest.raises(InProgressError):
                     acquire(plain)
             assert not store_for("default").end_lease_of_gone_session(Fence.of(record()))
-        assert recover_once().touched == 0
+        assert next(recover_batches()).touched == 0
         assert (record().attempt, record().history) == (1, None)
     assert eventually(lambda: not is_listed(record().session))
     with as_stranger():
@@ -216,11 +216,11 @@ def test_a_sweep_settles_claims_of_gone_sessions_only():
     claim_and_die()
     acquire(plain, key="alive")
     make_records(1, Status.IN_PROGRESS, operation=plain.name, lease=HOUR)  # that names none
-    assert recover_once().recoverable == 1
+    assert next(recover_batches()).recoverable == 1
     settled = IdempotencyRecord.objects.get(status=Status.RECOVERABLE)
     assert [entry["event"] for entry in settled.history] == ["session_over", "lease_over"]
     assert IdempotencyRecord.objects.in_progress().count() == 2
-    assert recover_once().touched == 0
+    assert next(recover_batches()).touched == 0
 
 
 @of_postgres
@@ -229,7 +229,7 @@ def test_a_sweep_ends_no_more_leases_than_its_batch_takes():
         elsewhere(lambda number=number: acquire(plain, key=str(number)))
     sessions = IdempotencyRecord.objects.values_list("session", flat=True)
     assert eventually(lambda: not any(map(is_listed, sessions)))
-    assert recover_once(batch_size=2).settled == 2
+    assert next(recover_batches(batch_size=2)).settled == 2
     assert IdempotencyRecord.objects.live().count() == 1
 
 
@@ -259,7 +259,7 @@ def test_a_sweep_skips_a_claim_newer_than_its_list_of_sessions(monkeypatch):
 
 def _swept():
     try:
-        return recover_once().touched
+        return next(recover_batches()).touched
     finally:
         connection.close()
 

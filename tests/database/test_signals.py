@@ -14,8 +14,8 @@ from idempotency.lifecycle import Status
 from idempotency.log import ClaimFilter
 from idempotency.models import IdempotencyRecord
 from idempotency.operate import resolutions
-from idempotency.operate.purge import purge_once
-from idempotency.operate.sweep import recover_once
+from idempotency.operate.purge import purge_batches
+from idempotency.operate.sweep import recover_batches
 from idempotency.operation import registry
 from idempotency.outcome import Outcome
 from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
@@ -165,7 +165,7 @@ def test_the_sweep_announces_the_result_of_each_claim(received, operation, findi
     FINDING[:] = [finding]
     acquire(operation)
     end_lease()
-    recover_once()
+    next(recover_batches())
     assert received[1:] == expected
     assert status() == expected[-1][2]["status"]
 
@@ -195,8 +195,8 @@ def test_an_operator_settles_a_record(received):
 
 def test_a_purged_batch_is_counted(received):
     make_records(3)
-    purge_once()
-    purge_once()
+    next(purge_batches())
+    next(purge_batches())
     assert received == [("purged", IdempotencyRecord, {"count": 3})]
     assert not IdempotencyRecord.objects.exists()
 

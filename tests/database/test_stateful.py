@@ -22,7 +22,7 @@ from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate import resolutions, sweep
-from idempotency.operate.purge import purge_once
+from idempotency.operate.purge import purge_batches
 from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
@@ -267,7 +267,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self):
-        sweep.recover_once()
+        next(sweep.recover_batches())
         for (operation, _), record in self.records.items():
             if record.status == "in_progress" and record.lease_over:
                 record.status = "parked" if operation == "park" else "recoverable"
@@ -277,7 +277,7 @@ class Machine(RuleBasedStateMachine):
     def purge(self):
         over = [key for key, each in self.records.items() if each.retention_over]
         gone = [key for key in over if self.records[key].status in {"completed", "recoverable"}]
-        assert purge_once().deleted == len(gone)
+        assert next(purge_batches()).deleted == len(gone)
         for key in gone:
             del self.records[key]
 

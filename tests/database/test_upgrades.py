@@ -5,10 +5,10 @@ import pytest
 from idempotency.contrib.dashboard.counting import counters
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.operate.purge import purge_once
+from idempotency.operate.purge import purge_batches
 from idempotency.operate.resolutions import mark_not_executed
 from idempotency.operate.statistics import stats
-from idempotency.operate.sweep import recover_once
+from idempotency.operate.sweep import recover_batches
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
 from idempotency.protocol import ownership
@@ -50,13 +50,13 @@ def test_the_life_of_a_record_goes_on_while_a_newer_release_migrates(newer_table
     third = acquire(parks)
     assert third.attempt == 3
     IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
-    assert recover_once().parked == 1
+    assert next(recover_batches()).parked == 1
     mark_not_executed(IdempotencyRecord.objects.get(), by="ops", reason="asked")
     fourth = acquire(parks)
     ownership.record(fourth, OUTCOME)
     assert acquire(parks) == OUTCOME
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
-    assert purge_once().deleted == 1
+    assert next(purge_batches()).deleted == 1
 
 
 def test_messages_and_counts_are_written_to_newer_tables(newer_tables):
@@ -73,8 +73,8 @@ def test_messages_and_counts_are_written_to_newer_tables(newer_tables):
 def test_upkeep_skips_a_record_with_a_status_from_a_newer_release():
     _, newer = make_records(2, operation=parks.name)
     IdempotencyRecord.objects.filter(pk=newer).update(status="sealed", lease_expires_at=from_now(-HOUR))
-    assert recover_once().settled == 0
+    assert next(recover_batches()).settled == 0
     assert run_command("purge_idempotency", "--dry-run")[1] == ["Would purge 1 record from database 'default'."]
-    assert purge_once(include_parked=True).deleted == 1
+    assert next(purge_batches(include_parked=True)).deleted == 1
     assert remaining() == {newer}
     assert (stats().parked.value, stats().abandoned.value) == (0, 0)

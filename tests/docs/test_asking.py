@@ -10,7 +10,7 @@ import pytest
 from idempotency import Reconcile, idempotent
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.operate.sweep import recover_once
+from idempotency.operate.sweep import recover_batches
 from testproject.provider.faults import Fault
 from testproject.provider.ledger import Ledger
 from testproject.provider.server import Provider
@@ -91,7 +91,7 @@ def test_a_reference_that_was_paid_twice_is_parked(run_page, payouts_provider):
     (effect,) = next(iter(payouts_provider.ledger.by_key.values()))
     payouts_provider.ledger.append("another key", effect.label, effect.amount, effect.time)
     payouts.end_lease()
-    recover_once()
+    next(recover_batches())
     assert IdempotencyRecord.objects.get().status == Status.PARKED
 
 

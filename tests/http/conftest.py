@@ -62,7 +62,7 @@ def serve(settings):
 
 @pytest.fixture
 def middleware(settings):
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "idempotency.http.middleware.IdempotencyMiddleware"]
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "idempotency.middleware.IdempotencyMiddleware"]
 
 
 @pytest.fixture

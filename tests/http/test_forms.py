@@ -16,7 +16,7 @@ from django.urls import path
 
 from idempotency import idempotent
 from idempotency.conf import is_recordable_unless_invalid
-from idempotency.http.forms import IdempotencyKeyMixin
+from idempotency.forms import IdempotencyKeyMixin
 from idempotency.http.key_sources import FromForm
 from idempotency.protocol.faults import fault_point
 from testproject.models import Transfer

@@ -18,7 +18,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from idempotency import Operation, claim, idempotent
 from idempotency.exceptions import KeyInvalidError
-from idempotency.http.key_sources import FromBody, FromCookie, FromForm, FromHeader, FromJSON
+from idempotency.http.key_sources import FromBody, FromForm, FromHeader, FromJSON
 from idempotency.identity import keys
 from idempotency.identity.keys import new_key
 from idempotency.identity.scope import Scope
@@ -49,7 +49,6 @@ SOURCES = {
     "json": (FromJSON("id"), lambda key: body(id=key, amount=1)),
     "json of json": (FromJSON("event.id"), lambda key: body(event={"id": key})),
     "item of a list": (FromJSON("events", 1, "id"), lambda key: body(events=[{"id": "other"}, {"id": key}])),
-    "cookie": (FromCookie("checkout"), lambda key: {"headers": {"Cookie": f"checkout={key}"}}),
 }
 each_source = pytest.mark.parametrize(("source", "sent"), SOURCES.values(), ids=SOURCES)
 
@@ -75,7 +74,6 @@ def test_a_key_from_the_declared_source_is_a_key(alice, framework, source, sent)
         (FromForm(), "in the form's field 'idempotency_key' or"),
         (FromJSON("event.id"), "in the body's member 'event.id' or"),
         (FromJSON("events", 0, "id"), "in the body's member 'events.0.id' or"),
-        (FromCookie("checkout"), "in the cookie 'checkout' or"),
         (lambda request: None, "in the place that it declares or"),
     ],
 )
@@ -85,7 +83,7 @@ def test_the_error_for_a_missing_key_names_its_place(alice, serve, source, place
     assert place in json.loads(refused.content)["detail"]
 
 
-@pytest.mark.parametrize(("source", "sent"), [SOURCES[name] for name in SOURCES if name != "cookie"])
+@each_source
 @pytest.mark.parametrize("key", ["", "x" * 256, "a b", "é"], ids=["empty", "long", "space", "not ASCII"])
 def test_a_key_from_another_source_is_validated_like_the_header(alice, framework, source, sent, key):
     framework.serve(key=source)

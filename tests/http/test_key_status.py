@@ -9,8 +9,8 @@ from django.http import HttpResponse
 from django.test.utils import override_script_prefix
 
 from idempotency import PARK, REEXECUTE, Operation, Reconcile, idempotent
+from idempotency.accounts import Fixed
 from idempotency.contrib.rest_framework import KeyStatusView as KeyStatusAPIView
-from idempotency.http.accounts import Fixed
 from idempotency.http.key_status import KeyStatusView
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord

@@ -12,7 +12,7 @@ from rest_framework import serializers
 from rest_framework.parsers import FormParser, JSONParser
 
 from idempotency import idempotent
-from idempotency.http.accounts import Fixed
+from idempotency.accounts import Fixed
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
 from tests.factories import UserFactory

@@ -155,6 +155,12 @@ def test_an_operation_that_breaks_a_rule_of_its_profile_is_reported(policy, expe
     assert {(message.id, bool(message.hint)) for message in found} <= {("idempotency.W020", True)}
 
 
+def test_rules_of_profiles_wait_for_valid_settings(settings):
+    Operation("tests.rules", profile="acp", key_required=False)
+    settings.IDEMPOTENCY = {"RETENTION": 3}
+    assert check_profiles(None) == []
+
+
 HEADER = "Idempotency-Status"
 
 

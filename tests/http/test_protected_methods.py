@@ -8,6 +8,7 @@ from django.contrib.auth.mixins import PermissionRequiredMixin
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
+from django.views.generic import FormView
 from rest_framework import viewsets
 from rest_framework.decorators import api_view
 from rest_framework.routers import SimpleRouter
@@ -50,6 +51,12 @@ def test_a_handler_is_protected_for_any_method(alice, serve, method, way):
     serve(view.as_view())
     assert [served for served in METHODS if runs_once(alice, served)] == [method]
     assert IdempotencyRecord.objects.count() == 1
+
+
+def test_the_put_of_a_form_view_is_protected_as_its_post(alice, serve, atomic):
+    """Django's put() calls post()."""
+    serve(type("Form", (FormView,), {"post": idempotent("tests.form")(PlainView.post)}).as_view())
+    assert [method for method in ("POST", "PUT") if runs_once(alice, method)] == ["POST", "PUT"]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from django.test import RequestFactory
 from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reconcile, current_claim, idempotent
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.erasure import erase_account
-from idempotency.operate.purge import purge_once
+from idempotency.operate.purge import purge_batches
 from idempotency.operate.resolutions import ResolutionRefusedError, release
-from idempotency.operate.sweep import recover_once
+from idempotency.operate.sweep import recover_batches
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
 from testproject.models import Transfer
@@ -117,16 +117,16 @@ def late(act):
 
 
 def sweep(*_):
-    recover_once()
+    next(recover_batches())
 
 
 def purge(*_):
-    purge_once()
+    next(purge_batches())
 
 
 def purge_past_retention(*_):
     retention_ends()
-    purge_once()
+    next(purge_batches())
 
 
 def release_all(*_):

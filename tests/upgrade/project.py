@@ -34,7 +34,7 @@ def declare():
     from django.urls import path
 
     from idempotency import PARK, REEXECUTE, Completed, Reconcile, idempotent, require_claim
-    from idempotency.http.accounts import Fixed
+    from idempotency.accounts import Fixed
     from idempotency.outbox import publish
 
     def write(effect):

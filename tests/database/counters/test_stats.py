@@ -15,7 +15,7 @@ from idempotency.lifecycle import Status
 from idempotency.management.commands import idempotency_stats
 from idempotency.models import IdempotencyRecord
 from idempotency.operate import statistics
-from idempotency.operate.purge import purge_once
+from idempotency.operate.purge import purge_batches
 from idempotency.operate.statistics import Number, Precision
 from tests.commands import run_command
 from tests.database.counters.counting import count, operation
@@ -77,7 +77,7 @@ def test_the_time_since_the_last_purge_is_reported_to_the_hour():
         [line] = [line.split() for line in shown if line.startswith("since purge")]
         assert line[-1] == ("recent" if ended else "never")
         assert since.value == round(hours_ago * 3600 + statistics.time.time() % 3600)
-    assert not purge_once(batch_size=1).deleted
+    assert not next(purge_batches(batch_size=1)).deleted
     assert numbers()["since_purge"].value < 3660
 
 

@@ -15,7 +15,7 @@ from idempotency.contrib.dashboard.counting import HOURS_KEPT, counters, this_ho
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.operate.purge import purge_once
+from idempotency.operate.purge import purge_batches
 from idempotency.outbox.admin import OutboxMessageAdmin
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from tests.database.counters.conftest import _nothing_counted  # noqa: F401 - a fixture
@@ -65,7 +65,7 @@ def test_the_dashboard_names_the_hour_of_the_last_complete_purge(client):
     make_records(3)
     for exhausted in (False, True):
         assert rows(client.get(DASHBOARD))["last complete purge"] == ["never"]
-        assert purge_once(batch_size=2).exhausted is exhausted
+        assert next(purge_batches(batch_size=2)).exhausted is exhausted
     assert rows(client.get(DASHBOARD))["last complete purge"][0].startswith("in the hour from")
 
 
@@ -81,7 +81,7 @@ def test_the_purge_deletes_counts_past_their_retention(monkeypatch):
     write("claimed", HOURS_KEPT + 1, 1)
     write("claimed", HOURS_KEPT, 2)
     IdempotencyCounter.objects.create(operation="charges.create", event="claimed", total=3)
-    purge_once()
+    next(purge_batches())
     kept = IdempotencyCounter.objects.filter(event="claimed").order_by("total").values_list("total", flat=True)
     assert list(kept) == [2, 3]
     assert counters.read("default") == {"charges.create": {"claimed": 3}}  # without the purge's own counts

@@ -8,7 +8,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency import idempotent
-from idempotency.http.accounts import Fixed
+from idempotency.accounts import Fixed
 from idempotency.http.key_sources import FromForm
 from testproject.models import Transfer
 
