@@ -8,8 +8,8 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 
 # Made of what the extras install, and of what these bring along that the core could come to lean on.
-EXTRAS = "celery cryptography drf_spectacular environ httpx kombu ninja opentelemetry prometheus_client psutil psycopg"
-EXTRAS += " psycopg2 requests rest_framework tenacity"
+EXTRAS = "celery cryptography drf_spectacular environ kombu ninja opentelemetry prometheus_client psutil psycopg"
+EXTRAS += " psycopg2 rest_framework"
 
 IMPORT_THE_CORE = """
 import importlib, pkgutil, sys

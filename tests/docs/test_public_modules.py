@@ -13,13 +13,10 @@ from tests.docs.pages import ROOT
 CONTRIB = (
     "contrib.celery",
     "contrib.dashboard",
-    "contrib.httpx",
     "contrib.opentelemetry",
     "contrib.prometheus",
-    "contrib.requests",
     "contrib.rest_framework",
     "contrib.rest_framework.routers",
-    "contrib.retrying",
     "contrib.spectacular",
 )
 MODULES = (*PUBLIC, *(f"idempotency.{name}" for name in CONTRIB))
