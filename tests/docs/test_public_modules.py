@@ -41,7 +41,7 @@ def test_a_public_module_lists_its_names_and_owns_them(name):
 #: An import from the package, or a dotted path in quotes or backticks that a setting takes.
 IMPORTED = re.compile(r"^\s*(?:from (idempotency[\w.]*) import|import (idempotency[\w.]*))", re.MULTILINE)
 #: What the documentation and the sample may name besides: the app's parts that Django finds by their path.
-FOUND_BY_DJANGO = {"idempotency.contrib", "idempotency.contrib.celery.tasks", "idempotency.contrib.pytest"}
+FOUND_BY_DJANGO = {"idempotency.contrib", "idempotency.contrib.celery.tasks"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: The demo and the harness of the tests look inside.
 SAMPLE = sorted((ROOT / "testproject").glob("*.py"))
