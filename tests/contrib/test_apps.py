@@ -65,7 +65,7 @@ assert not hasattr(idempotency.contrib.celery, "nonsense")
 def publishing():
     from idempotency.outbox import publish
 def relaying():
-    from idempotency.outbox.relay import relay_once
+    from idempotency.outbox.relay import relay_batches
 def consuming():
     from idempotency.contrib.celery import idempotent_task
 def counting():
