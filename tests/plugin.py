@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.results import COMMAND, command
+
 #: Folders and files of slow tests. What starts last should be short, or one process works on while the others are idle.
 SLOW = {"crash", "demo", "conformance", "test_tutorial"}
 
@@ -46,6 +48,8 @@ def marks():
 
 
 def pytest_configure(config):
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        os.environ[COMMAND] = command()
     for name, text in marks().items():
         config.addinivalue_line("markers", f"{name}: {text}")
 

@@ -13,6 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "idempotency"
 CORE = ("lifecycle.py", "outcome.py", "models.py", "protocol", "store", "operate")
+#: The environment variable in which the processes of pytest-xdist inherit the command.
+COMMAND = "RESULTS_COMMAND"
 #: What a kind of run judges, where that is not the core.
 JUDGED = {"fuzz": ("http", "contrib", "identity"), "guided": ("identity",), "conformance": ("",)}
 
@@ -38,7 +40,7 @@ def note(what, **figures):
             "date": datetime.now(UTC).date().isoformat(),
             "commit": _commit(),
             "judged": judged(what.partition(":")[0], figures["kind"] if what == "mutation" else None),
-            "command": _command(),
+            "command": os.environ[COMMAND] if "PYTEST_XDIST_WORKER" in os.environ else command(),
             **figures,
         }
         with Path(folder, "results.jsonl").open("a", encoding="utf-8") as results:
@@ -65,8 +67,7 @@ def _commit():
     return head.stdout.strip() + "+" * bool(changed)
 
 
-def _command():
+def command():
+    """The command of this process."""
     module = getattr(sys.modules["__main__"].__spec__, "name", "") if sys.modules["__main__"].__spec__ else ""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        return None  # its process has not been given the command
     return shlex.join(["python", "-m", module.removesuffix(".__main__"), *sys.argv[1:]])

@@ -19,6 +19,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -53,7 +54,8 @@ MAX_FOUND = 100
 MAX_SEARCHED = 200_000
 TRACE_LIMIT = 3.0  # seconds
 
-_TRACE = re.compile("[0-9a-f]{32}")
+#: A search for a trace: perhaps an account, the trace, and perhaps the id at which an earlier search stopped.
+_TRACE = re.compile(r"(?:(?P<account>.+)\s+)?(?P<trace>[0-9a-f]{32})(?:\s+before\s+(?P<before>[0-9]{1,18}))?")
 
 #: The states in the index ``idempotency_record_unfinished``.
 _UNFINISHED = (Status.IN_PROGRESS, Status.RECOVERABLE, Status.PARKED)
@@ -205,13 +207,14 @@ class IdempotencyRecordAdmin(DecisionAdmin):
         term = search_term.strip().partition("…")[0]
         if not term:
             return queryset, False
+        traced = _TRACE.fullmatch(term)
+        if traced is not None and traced["before"]:
+            return queryset.filter(pk__in=self._find_trace(request, queryset, traced)), False
         records = self._find(request, queryset, term)
-        *account, trace = term.rsplit(maxsplit=1)
-        if not _TRACE.fullmatch(trace):
+        if traced is None:
             return records, False
         found = list(records.order_by().values_list("pk", flat=True)[:MAX_FOUND])
-        traced = self._find_trace(request, _of_account(queryset, account[0]) if account else queryset, trace)
-        return queryset.filter(pk__in=[*found, *traced]), False
+        return queryset.filter(pk__in=[*found, *self._find_trace(request, queryset, traced)]), False
 
     def _find(self, request: HttpRequest, queryset: QuerySet[Any], term: str) -> QuerySet[Any]:
         """Try one search after another, because an OR costs as much as its most expensive operand."""
@@ -223,26 +226,32 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             return _of_account(queryset, account).filter(idempotency_key__startswith=key[0])
         return self._find_key(request, queryset, term)
 
-    def _find_trace(self, request: HttpRequest, records: QuerySet[Any], trace: str) -> list[int]:
-        """The ids of the newest records with a trace.
+    def _find_trace(self, request: HttpRequest, queryset: QuerySet[Any], traced: re.Match[str]) -> list[int]:
+        """The ids of the newest records with a trace, or of the newest ones before an id.
 
         The trace of a first operation is a digest that no column stores, because an index on it would cost every claim
-        a random page, for a rare search. So it is computed here for the newest records.
+        a random page, for a rare search. So it is computed here, for a bounded number of records at a time.
         """
+        records = _of_account(queryset, traced["account"]) if traced["account"] else queryset
+        if traced["before"]:
+            records = records.filter(pk__lt=int(traced["before"]))
         newest = records.order_by("-pk").values_list("pk", "account_id", "operation", "idempotency_key")[:MAX_SEARCHED]
         try:
             with statement_timeout.time_limit(records.db, TRACE_LIMIT):
                 rows = list(newest)
-            is_complete = len(rows) < MAX_SEARCHED
         except statement_timeout.OutOfTimeError:
-            rows, is_complete = [], False
-        found = [pk for pk, *scope in rows if Scope(*scope).trace == trace]
-        if not found and not is_complete:
-            text = gettext(
-                "The table is too large to be searched for a trace alone. Choose the operation that the log names, or "
-                'search for "account trace".'
-            )
+            text = gettext('Reading the records took too long. Choose an operation, or search for "account trace".')
             self._warn(request, text)
+            return []
+        found = [pk for pk, *scope in rows if Scope(*scope).trace == traced["trace"]]
+        if not found and len(rows) == MAX_SEARCHED:
+            query = request.GET.copy()
+            query["q"] = " ".join(filter(None, [traced["account"], traced["trace"], f"before {rows[-1][0]}"]))
+            text = gettext(
+                "None of {number} records searched has this trace. Choose the operation that the log names, put the "
+                'account in front of the trace, or <a href="?{query}">search the records before them</a>.'
+            )
+            self._warn(request, format_html(text, number=f"{MAX_SEARCHED:,}", query=query.urlencode()))
         return found
 
     def _find_key(self, request: HttpRequest, queryset: QuerySet[Any], key: str) -> QuerySet[Any]:

@@ -1,5 +1,8 @@
 """A trace, which a log line has, finds its records in the admin."""
 
+import html
+import re
+from urllib.parse import urlencode
 from uuid import uuid4
 
 import pytest
@@ -50,15 +53,23 @@ def test_a_key_or_an_account_that_looks_like_a_trace_is_found(reader):
     assert pks(reader, account) == [by_account.pk]
 
 
-def test_a_trace_that_is_not_among_the_newest_records_is_not_found(reader, monkeypatch):
+def test_the_search_for_a_trace_continues_with_older_records(reader, monkeypatch):
     oldest = completed(account_id="alice", idempotency_key="one")
-    make_records(4, Status.COMPLETED, account_id="bob", expires=HOUR)
-    for name, limit in (("MAX_SEARCHED", 4), ("TRACE_LIMIT", 0)):
-        with monkeypatch.context() as patch:
-            patch.setattr(records, name, limit)
-            page = reader.get(LIST, {"q": oldest.scope.trace})
-            assert list(page.context["cl"].result_list) == []
-            assert "too large to be searched for a trace alone" in said(page)[-1]
-            assert reader.post(f"{LIST}?q={oldest.scope.trace}", {"action": "release"}, follow=True).status_code == 200
+    make_records(5, Status.COMPLETED, account_id="bob", expires=HOUR)
+    monkeypatch.setattr(records, "MAX_SEARCHED", 2)
+    query, searches = urlencode({"q": oldest.scope.trace}), 0
+    while not (found := (page := reader.get(f"{LIST}?{query}")).context["cl"].result_list):
+        (link,) = re.findall(r'href="\?(q=[^"]+)"', said(page)[-1])
+        query, searches = html.unescape(link), searches + 1
+    assert ([row.pk for row in found], searches) == ([oldest.pk], 2)
+    assert reader.post(f"{LIST}?{query}", {"action": "release"}, follow=True).status_code == 200
     assert pks(reader, f"alice {oldest.scope.trace}") == [oldest.pk]
-    assert pks(reader, uuid4().hex) == []
+    assert pks(reader, uuid4().hex + " before 1") == []
+
+
+def test_the_search_for_a_trace_has_a_time_limit(reader, monkeypatch):
+    monkeypatch.setattr(records, "TRACE_LIMIT", 0)
+    make_records(4, Status.COMPLETED, account_id="bob", expires=HOUR)
+    page = reader.get(LIST, {"q": uuid4().hex})
+    assert list(page.context["cl"].result_list) == []
+    assert "took too long" in said(page)[-1]
