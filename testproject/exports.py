@@ -1,8 +1,8 @@
-"""Exports: a request that starts a job, and the job, which a Celery worker runs.
+"""Exports: a request that starts a job, which a Celery worker runs.
 
-The request writes the export and the message for the job in one transaction with its record, and answers 202 at once. A
-duplicate also gets 202 until the job has ended, and then the outcome. The export's id is derived from the request's
-scope, so a duplicate knows the address even before the first request has committed.
+The request writes the export and the job's message in the transaction of its record, and returns 202 immediately. A
+duplicate also gets 202 until the job has finished, and then the result. The export's id is derived from the request's
+scope, so a duplicate knows its URL even before the first request has committed.
 """
 
 from typing import Any
@@ -19,18 +19,18 @@ from idempotency.outbox import publish
 
 from .models import Charge, Export
 
-#: The name of the job in its derived key.
+#: The job's name in its derived key.
 JOB = "export"
 TASK = "testproject.tasks.run_export"
 
 
 def location_of(scope: Scope) -> str:
-    """The address of a request's export."""
+    """The URL of a request's export."""
     return reverse("export-detail", args=[scope.derive_key(JOB)])
 
 
 def start_export(account_id: int, label: str) -> HttpResponse:
-    """Begin the export of the current claim."""
+    """Start the current claim's export."""
     claim = current_claim()
     assert claim is not None, "start_export() is for views under @idempotent."
     export = Export.objects.create(pk=claim.derive_key(JOB), account_id=account_id, label=label)
@@ -40,7 +40,7 @@ def start_export(account_id: int, label: str) -> HttpResponse:
 
 
 def rebuild(reference: str, request: HttpRequest) -> HttpResponse:
-    """What a duplicate of the request gets: 202 while the job runs, and the outcome afterwards."""
+    """The response for a duplicate: 202 while the job runs, and the result afterwards."""
     return answer_of(Export.objects.get(pk=UUID(reference)))
 
 
@@ -52,7 +52,7 @@ def answer_of(export: Export) -> HttpResponse:
 
 
 def export_charges(export_id: str) -> dict[str, Any]:
-    """The job: add up the charges of the export's account, in the transaction of the task's record."""
+    """Run the job: sum up the account's charges, in the transaction of the task's record."""
     with transaction.atomic():
         export = Export.objects.select_for_update().get(pk=UUID(export_id))
         sums = Charge.objects.filter(account_id=export.account_id).aggregate(charges=Count("pk"), total=Sum("amount"))

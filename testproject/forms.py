@@ -1,4 +1,4 @@
-"""What the plain views take: a JSON object, checked by a form."""
+"""Forms that validate the plain views' JSON bodies."""
 
 import json
 from typing import Any
@@ -19,11 +19,11 @@ ExportForm = modelform_factory(Export, fields=["label"])
 def json_of(request: HttpRequest) -> dict[str, Any]:
     """The request's JSON object.
 
-    :raises BadRequest: the body is something else. Django answers 400.
+    :raises BadRequest: the body is not a JSON object. Django responds with 400.
     """
     try:
         parsed = json.loads(request.body)
-        # An escaped half of a surrogate pair is valid JSON, but neither a database nor a response can hold it.
+        # An escaped lone surrogate is valid JSON, but neither a database nor a response can encode it.
         json.dumps(parsed, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise BadRequest("The body is not valid JSON.") from error
@@ -35,12 +35,12 @@ def json_of(request: HttpRequest) -> dict[str, Any]:
 class PayoutForm(forms.Form):
     amount = forms.IntegerField(min_value=1, max_value=MAX_AMOUNT)
     label = forms.CharField(max_length=128, required=False)
-    # A real API has no such field. It is passed on to the stand-in provider, which then fails in that way.
+    # Only for the stand-in provider: the fault that it simulates.
     fault = forms.ChoiceField(choices=[("", ""), *((fault, fault) for fault in FAULTS)], required=False)
 
 
 class PaymentForm(forms.Form):
-    """What the retry lab sends."""
+    """The payload of the retry lab."""
 
     cart = forms.CharField(max_length=64)
     amount = forms.IntegerField(min_value=1, max_value=MAX_AMOUNT)

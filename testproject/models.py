@@ -1,10 +1,10 @@
-"""The effects of the sample API. One row is one effect, so effects are counted by counting rows."""
+"""The sample API's effects. Each row is one effect, so counting rows counts effects."""
 
 from django.conf import settings
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 
-#: The largest amount, in the currency's minor unit. It is small enough that sums fit into a bigint, too.
+#: The largest amount, in the currency's minor unit. Small enough that sums also fit into a bigint.
 MAX_AMOUNT = 10**12
 AMOUNTS = [MinValueValidator(1), MaxValueValidator(MAX_AMOUNT)]
 
@@ -12,8 +12,8 @@ AMOUNTS = [MinValueValidator(1), MaxValueValidator(MAX_AMOUNT)]
 class Effect(models.Model):
     """An effect that must not happen twice.
 
-    ``label`` is the client's own name of the logical operation. It is not unique, and no view uses it. Rows with the
-    same label are effects of the same logical operation.
+    ``label`` is the client's name for the logical operation. It is not unique, and no view uses it. Rows with the same
+    label are effects of the same operation.
     """
 
     account = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
@@ -27,8 +27,8 @@ class Effect(models.Model):
 class BaseCharge(Effect):
     amount = models.BigIntegerField(validators=AMOUNTS)
     currency = models.CharField(max_length=3, validators=[RegexValidator(r"\A[a-z]{3}\Z")])
-    # A unique field is a problem for a retried create, because the validator finds the row of the first run.
-    reference = models.CharField(max_length=64, unique=True, null=True)  # noqa: DJ001 - many have none
+    # A unique field breaks unprotected retries, because the validator finds the first attempt's row.
+    reference = models.CharField(max_length=64, unique=True, null=True)  # noqa: DJ001 - NULLs don't collide
 
     class Meta:
         abstract = True
@@ -42,7 +42,7 @@ class Charge(BaseCharge):
 
 
 class UnprotectedCharge(BaseCharge):
-    """A charge made by the control, which does the same work without protection."""
+    """A charge made by the unprotected control."""
 
 
 class Transfer(Effect):
@@ -62,9 +62,9 @@ class Notification(Effect):
 
 
 class Payout(Effect):
-    """Our knowledge of a payout. The effect itself is in the provider's ledger, as ``provider_id``."""
+    """A record of a payout. The effect itself is in the provider's ledger, as ``provider_id``."""
 
-    # What the provider was asked under. Every attempt at a payout has the same, so there is one row for it.
+    # The key sent to the provider. It is the same for every attempt, so each payout has one row.
     key = models.UUIDField(unique=True)
     provider_id = models.BigIntegerField()
     amount = models.BigIntegerField()
@@ -74,13 +74,13 @@ class Payout(Effect):
 
 
 class Export(Effect):
-    """A list of an account's charges, added up by a job."""
+    """The sum of an account's charges, calculated by a job."""
 
-    # Derived from the request's scope, because a duplicate may need the address before the first request has committed.
+    # Derived from the request's scope, because a duplicate may need the URL before the first request has committed.
     id = models.UUIDField(primary_key=True)
     charges = models.BigIntegerField(null=True)
     total = models.BigIntegerField(null=True)
-    #: How often the job has taken effect. It must be once.
+    #: How often the job has taken effect. Must be at most one.
     runs = models.PositiveIntegerField(default=0)
     finished_at = models.DateTimeField(null=True)
 
@@ -93,7 +93,7 @@ class Export(Effect):
 
 
 class BaseReceipt(models.Model):
-    """A receipt that a worker sent. A message is one logical receipt, and ``label`` is its name."""
+    """A receipt that a worker sent. Each message is one logical receipt, named by ``label``."""
 
     label = models.CharField(max_length=128, db_index=True)
     amount = models.BigIntegerField()
@@ -111,4 +111,4 @@ class Receipt(BaseReceipt):
 
 
 class UnprotectedReceipt(BaseReceipt):
-    """Sent by the control, an ordinary task that does the same work."""
+    """Sent by the unprotected control task."""

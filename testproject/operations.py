@@ -1,7 +1,7 @@
-"""The operations that a worker or the sweep must know, although such a process has loaded no view.
+"""Operations that workers and the sweep must know, although they don't load the views.
 
-The package imports this module in every process. The other operations of the sample are declared where they are used,
-because it is always safe to run them again.
+The package imports this module in every process. The sample's other operations are always safe to run again, so they
+are declared where they are used.
 """
 
 from idempotency import PARK, REEXECUTE, Attach, Operation, Reconcile
@@ -9,14 +9,14 @@ from idempotency import PARK, REEXECUTE, Attach, Operation, Reconcile
 from . import exports
 from .payouts import ask_provider
 
-#: The provider can be asked. This is the best choice for a provider that doesn't deduplicate.
+#: The provider can be queried. The best choice for a provider that doesn't deduplicate.
 PAYOUT = Operation("payouts.create", transaction=False, recovery=Reconcile(ask_provider))
 
-#: The provider deduplicates by the derived key, so calling again is safe.
+#: The provider deduplicates by the derived key, so it is safe to call it again.
 PAYOUT_REEXECUTED = Operation("payouts.reexecute", transaction=False, recovery=REEXECUTE)
 
-#: The provider can do neither. There is at most one payout, and a person has to look into those that were cut off.
+#: The provider supports neither. There is at most one payout, and an operator must resolve interrupted ones.
 PAYOUT_PARKED = Operation("payouts.park", transaction=False, recovery=PARK)
 
-#: Starts a job, to which its duplicates attach until it ends.
+#: Starts a job. Duplicates attach to it until it ends.
 EXPORT = Operation("exports.create", in_progress=Attach(exports.location_of), rebuild=exports.rebuild)

@@ -1,7 +1,7 @@
 """Orders: a charge, and a message to a worker, which sends the receipt.
 
-Orders show the way from the handler to the workers. The protected handler publishes through the outbox, in its own
-transaction. The control does what is common: it calls ``apply_async`` in the handler.
+The protected handler publishes through the outbox, in its own transaction. The unprotected control calls
+``apply_async`` in the handler, as many projects do.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from .serializers import SOURCES
 
 
 class CardDeclinedError(APIException):
-    """Raised after everything is written and published, so that all of it must be rolled back."""
+    """Raised after writing and publishing, so that both must be rolled back."""
 
     status_code = status.HTTP_402_PAYMENT_REQUIRED
     default_detail = "The card was declined."
@@ -51,7 +51,7 @@ def create_order(request: Request) -> Response:
 @api_view(["POST"])
 def create_unprotected_order(request: Request) -> Response:
     """POST /unprotected/orders/: the control."""
-    from .tasks import send_receipt_unprotected  # the sample runs without Celery, too
+    from .tasks import send_receipt_unprotected  # imported here, because Celery is optional
 
     order = _parsed(request)
     with transaction.atomic():

@@ -1,4 +1,4 @@
-"""The charge as its clients see it."""
+"""The API's representation of charges."""
 
 from typing import Any, ClassVar
 
@@ -6,7 +6,7 @@ from rest_framework import serializers
 
 from .models import BaseCharge, Charge, UnprotectedCharge
 
-#: The means of payment. "declined" never works, so that it shows a recorded failure.
+#: Payment methods. "declined" always fails, to demonstrate a recorded failure.
 SOURCES = ("card", "declined")
 
 

@@ -1,6 +1,6 @@
-"""Settings of the sample project. Environment variables set them.
+"""Settings of the sample project, from environment variables.
 
-``DATABASE_URL`` names the database. Without it, the database is an SQLite file beside ``manage.py``.
+``DATABASE_URL`` names the database. The default is an SQLite file beside ``manage.py``.
 """
 
 from datetime import timedelta
@@ -32,7 +32,7 @@ INSTALLED_APPS = [
     "idempotency",
     "idempotency.outbox",
     "idempotency.contrib.dashboard",
-    # The sample also runs without Celery. Then it publishes nothing.
+    # Without Celery, the sample runs but publishes nothing.
     *(["idempotency.contrib.celery"] if find_spec("celery") else []),
     "testproject",
 ]
@@ -71,8 +71,8 @@ def _database() -> dict[str, Any]:
     options: dict[str, Any] = database.setdefault("OPTIONS", {})
 
     if database["ENGINE"] == "django.db.backends.sqlite3":
-        # If a transaction reads before it writes and another one has written in between, it fails at once, whatever its
-        # timeout. IMMEDIATE takes the write lock first, so that the timeout (in seconds) applies.
+        # A deferred transaction that reads before it writes fails at once, regardless of its timeout, if another one
+        # has written in between. IMMEDIATE takes the write lock first, so that the timeout (in seconds) applies.
         options.setdefault("transaction_mode", "IMMEDIATE")
         options.setdefault("timeout", 20)
         # With WAL, readers don't wait for the writer. `synchronous` stays FULL, so that acknowledged data survives a
@@ -82,11 +82,11 @@ def _database() -> dict[str, Any]:
         database["TEST"] = {"NAME": f"{database['NAME']}.test"}
         return database
 
-    # In a URL of libpq's form, the query names the Unix socket. Django expects it as the host.
+    # A libpq URL names the Unix socket in its query. Django expects it in HOST.
     for name in ("host", "port"):
         if name in options:
             database[name.upper()] = options.pop(name)
-    # asgi.py sets this to 0, because there a connection belongs to the thread of one request.
+    # asgi.py sets this to 0.
     database["CONN_MAX_AGE"] = env.int("CONN_MAX_AGE", default=60)
     database["CONN_HEALTH_CHECKS"] = True
     options.setdefault("connect_timeout", 5)
@@ -113,24 +113,24 @@ REST_FRAMEWORK = {
 
 SPECTACULAR_SETTINGS = {"TITLE": "Sample payments API", "VERSION": "1", "SERVE_INCLUDE_SCHEMA": False}
 
-# The payment provider. `python -m testproject.provider --ledger payouts.jsonl --port 8090` starts a stand-in. Payouts
-# with REEXECUTE need a provider that deduplicates.
+# `python -m testproject.provider --ledger payouts.jsonl --port 8090` starts a stand-in for the provider. Payouts with
+# REEXECUTE need a provider that deduplicates.
 PROVIDER_URL = env.str("PROVIDER_URL", default="http://127.0.0.1:8090")
 DEDUPLICATING_PROVIDER_URL = env.str("DEDUPLICATING_PROVIDER_URL", default=PROVIDER_URL)
-# In seconds, far below the lease, so that a late answer is still recorded in time.
+# In seconds. Much shorter than the lease, so that a late response is still recorded in time.
 PROVIDER_TIMEOUT = env.float("PROVIDER_TIMEOUT", default=5.0)
 
-# `celery --app testproject worker` consumes what the API publishes, for example with
-# BROKER_URL=redis://127.0.0.1:6379/0 or BROKER_URL=amqp://guest:guest@127.0.0.1:5672//. Without a broker messages stay
-# in the outbox, and everything else works.
+# `celery --app testproject worker` consumes the API's messages, for example with BROKER_URL=redis://127.0.0.1:6379/0 or
+# BROKER_URL=amqp://guest:guest@127.0.0.1:5672//. Without a broker, messages stay in the outbox, and everything else
+# works.
 CELERY_BROKER_URL = env.str("BROKER_URL", default="amqp://guest:guest@127.0.0.1:5672//")
-# With this, `delay()` returns only after RabbitMQ has confirmed the message, also for messages without the outbox.
+# `delay()` returns only after RabbitMQ has confirmed the message, even without the outbox.
 CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any] = {"confirm_publish": True}
 if CELERY_BROKER_URL.startswith(("redis:", "rediss:", "redis+socket:", "sentinel:")):
-    # After this many seconds Redis delivers an unacknowledged message again. This is longer than any task takes.
+    # Redis redelivers an unacknowledged message after this many seconds, which must be longer than any task takes.
     CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": env.int("BROKER_VISIBILITY_TIMEOUT", default=3600)}
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-# A worker takes one message at a time, so that waiting messages are free for other workers.
+# Each worker process prefetches one message, so that waiting messages stay available to other workers.
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 
 LANGUAGE_CODE = "en-us"
@@ -144,6 +144,6 @@ LOGGING = {
     "disable_existing_loggers": False,
     "handlers": {"console": {"class": "logging.StreamHandler"}},
     "root": {"handlers": ["console"], "level": env.str("LOG_LEVEL", default="WARNING")},
-    # Don't log each refused request, because clients retry.
+    # Don't log every 4xx response, because clients retry.
     "loggers": {"django.request": {"level": "ERROR"}},
 }

@@ -1,7 +1,6 @@
-"""The tasks of the sample project's workers. Each takes effect once for each message, except for the control.
+"""The workers' tasks. Each takes effect once per message, in the transaction of its record.
 
-The effects of a task are in the transaction of its record. ``send_receipt_unprotected`` is the control: an ordinary
-task that does the same work.
+``send_receipt_unprotected`` is the control: an ordinary task that does the same work.
 """
 
 from typing import Any
@@ -14,10 +13,10 @@ from .exports import TASK as EXPORT_TASK
 from .exports import export_charges
 from .models import Receipt, UnprotectedReceipt
 
-#: The queue for dead letters: messages that can't be consumed.
+#: The dead-letter queue, for messages that can't be consumed.
 DEAD_LETTERS = "testproject.dead"
 
-# If a worker is killed, its message is delivered again.
+# If a worker is killed, its message is redelivered.
 DELIVERY = {"acks_late": True, "reject_on_worker_lost": True}
 
 
@@ -35,7 +34,7 @@ def _run_export(export_id: str) -> dict[str, Any]:
     return export_charges(export_id)
 
 
-# Not written as decorators, because Celery has no types and the decorated functions would lose theirs.
+# Not used as decorators, because Celery is untyped and the decorated functions would lose their types.
 send_receipt = shared_task(name="testproject.tasks.send_receipt", **DELIVERY)(_send_receipt)
 send_receipt_unprotected = shared_task(name="testproject.tasks.send_receipt_unprotected", **DELIVERY)(
     _send_receipt_unprotected

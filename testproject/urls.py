@@ -1,4 +1,4 @@
-"""Where the sample API's endpoints are."""
+"""The sample project's URLs."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from rest_framework.routers import SimpleRouter
 from . import orders, views
 from .lab import views as lab
 
-#: Served by Django, so that the lab needs no collectstatic and no server of its own for files.
+#: Served by Django, so that the lab needs neither collectstatic nor a web server for static files.
 LAB_FILES = Path(__file__).parent / "static" / "lab"
 
 router = SimpleRouter()

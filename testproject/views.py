@@ -1,4 +1,4 @@
-"""The endpoints of the sample API. Each shows a way to protect a view, except for the unprotected control."""
+"""The sample API's endpoints. Each shows a way to protect a view, except for the unprotected control."""
 
 from typing import Any, ClassVar
 from uuid import UUID
@@ -28,7 +28,7 @@ from .serializers import ChargeSerializer, UnprotectedChargeSerializer
 class BaseChargeViewSet(
     mixins.CreateModelMixin, mixins.RetrieveModelMixin, mixins.ListModelMixin, viewsets.GenericViewSet[Any]
 ):
-    """Create a charge, and read one's own charges. This class has no protection."""
+    """Creates a charge, and returns the caller's charges. Unprotected."""
 
     model: ClassVar[type[BaseCharge]]
     detail_route: ClassVar[str]
@@ -95,7 +95,7 @@ async def create_notification(request: HttpRequest) -> HttpResponse:
 @token_required
 @idempotent(PAYOUT)
 def create_payout(request: HttpRequest) -> HttpResponse:
-    """POST /payouts/: an effect at a provider, which is asked after a crash."""
+    """POST /payouts/: an effect at a provider, which is queried after a crash."""
     return _payout(request, settings.PROVIDER_URL)
 
 
@@ -103,7 +103,7 @@ def create_payout(request: HttpRequest) -> HttpResponse:
 @token_required
 @idempotent(PAYOUT_REEXECUTED)
 def create_payout_reexecuted(request: HttpRequest) -> HttpResponse:
-    """POST /payouts/reexecute/: the provider deduplicates, so a retry simply pays again."""
+    """POST /payouts/reexecute/: the provider deduplicates, so a retry simply calls it again."""
     return _payout(request, settings.DEDUPLICATING_PROVIDER_URL)
 
 
@@ -111,7 +111,7 @@ def create_payout_reexecuted(request: HttpRequest) -> HttpResponse:
 @token_required
 @idempotent(PAYOUT_PARKED)
 def create_payout_parked(request: HttpRequest) -> HttpResponse:
-    """POST /payouts/park/: a payout that was cut off waits for a person."""
+    """POST /payouts/park/: an interrupted payout waits for an operator."""
     return _payout(request, settings.PROVIDER_URL)
 
 
@@ -126,7 +126,7 @@ def _payout(request: HttpRequest, provider: str) -> HttpResponse:
 @token_required
 @idempotent(EXPORT)
 def create_export(request: HttpRequest) -> HttpResponse:
-    """POST /exports/: a job, to which duplicates attach."""
+    """POST /exports/: starts a job. Duplicates attach to it."""
     form = ExportForm(json_of(request))
     if not form.is_valid():
         return JsonResponse(form.errors, status=400)
@@ -136,10 +136,10 @@ def create_export(request: HttpRequest) -> HttpResponse:
 @require_safe
 @token_required
 def show_export(request: HttpRequest, pk: UUID) -> HttpResponse:
-    """GET /exports/<id>/: the state of the export. An export of another account is not found."""
+    """GET /exports/<id>/: the state of an export. Returns 404 for other accounts' exports."""
     return answer_of(get_object_or_404(Export, pk=pk, account=caller(request)))
 
 
 def health(request: HttpRequest) -> HttpResponse:
-    """GET /health/: the server is running. This does not use the database."""
+    """GET /health/: the server is running. Does not use the database."""
     return JsonResponse({"status": "ok"})

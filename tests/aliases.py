@@ -1,4 +1,4 @@
-"""Other ways to the tests' database: a second entry of ``DATABASES``, other options, a pool."""
+"""Other connections to the tests' database: a second entry in ``DATABASES``, other options, a pool."""
 
 import threading
 from contextlib import closing, contextmanager, nullcontext
@@ -13,7 +13,7 @@ from tests.providers import eventually
 
 
 class _Router:
-    """Keeps the records of operations named ``alias.…`` in the database of this alias."""
+    """Keeps the records of operations named ``alias.…`` in the database ``alias``."""
 
     def db_for_write(self, model, **hints):
         alias = str(hints.get("operation")).partition(".")[0]
@@ -28,14 +28,14 @@ def _ensure_connection(connection):
 
 @contextmanager
 def added(monkeypatch, alias, settings):
-    """In the block, ``DATABASES`` has this entry, too."""
+    """Add this entry to ``DATABASES`` in the block."""
     connections.settings[alias] = settings
-    # Django lets a test connect to the databases that it has set up for it, of which this is none.
+    # Django lets a test connect only to the databases that it has set up, and it hasn't set up this one.
     monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", _ensure_connection)
     try:
         yield
     finally:
-        # When a thread ends, it closes only its connections to aliases that are still there.
+        # When a thread ends, it closes only its connections to aliases that still exist.
         renewer = f"idempotency-renewer-{alias}"
         assert eventually(lambda: renewer not in {thread.name for thread in threading.enumerate()})
         connections[alias].close()
@@ -45,12 +45,12 @@ def added(monkeypatch, alias, settings):
 
 @contextmanager
 def another_alias(monkeypatch, alias, url):
-    """Reach the tests' database as ``alias`` at the place of ``url``, whose database and options don't count."""
+    """Connect to the tests' database as ``alias`` at the host of ``url``, ignoring the url's database and options."""
     parts = urlsplit(url)
-    host = parts.hostname or parse_qs(parts.query).get("host", [""])[0]  # a file of SQLite has none
+    host = parts.hostname or parse_qs(parts.query).get("host", [""])[0]  # an SQLite file has no host
     place = {"HOST": host, "PORT": parts.port or "", "USER": parts.username or ""}
     settings = {**connections.settings["default"], **place, "CONN_MAX_AGE": None}
-    # Without what the project does about a silent server, so that what the package does is seen.
+    # Without the project's protection from a silent server, so that tests exercise the package's.
     settings["CONN_HEALTH_CHECKS"] = False
     settings["OPTIONS"] = {name: value for name, value in settings["OPTIONS"].items() if name != "connect_timeout"}
     with added(monkeypatch, alias, settings), override_settings(DATABASE_ROUTERS=[_Router()]):
@@ -59,7 +59,7 @@ def another_alias(monkeypatch, alias, url):
 
 @contextmanager
 def reconnected(**options):
-    """In the block, this thread's connections are made with these options beside those of the settings."""
+    """In the block, this thread's connections have these options in addition to the settings' options."""
     connection.close()
     with pytest.MonkeyPatch.context() as patched, closing(connection):
         for name, value in options.items():
@@ -68,7 +68,7 @@ def reconnected(**options):
 
 
 def at_level(level):
-    """In the block, this thread's connections have this isolation level, if they are to PostgreSQL."""
+    """In the block, this thread's PostgreSQL connections have this isolation level."""
     if connection.vendor != "postgresql":
         return nullcontext()
     from psycopg import IsolationLevel
@@ -78,14 +78,14 @@ def at_level(level):
 
 @contextmanager
 def pool_of_one(**options):
-    """In the block, one session is lent to all threads of the process, one after the other."""
+    """In the block, all threads of the process share one pooled session, one after the other."""
     pytest.importorskip("psycopg_pool", reason="psycopg is installed without its pool")
     mine = connections["default"]
     pooled = mine.copy()
     pooled.settings_dict["CONN_MAX_AGE"] = 0
     pooled.settings_dict["OPTIONS"]["pool"] = {"min_size": 0, "max_size": 1, **options}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(connections.settings, "default", pooled.settings_dict)  # what other threads connect by
+        patched.setitem(connections.settings, "default", pooled.settings_dict)  # used by other threads
         connections["default"] = pooled
         try:
             yield pooled

@@ -1,4 +1,4 @@
-"""Management commands, called as tests call them: what they write and how they end."""
+"""Run management commands, and capture their output and exit code."""
 
 import io
 
@@ -6,7 +6,7 @@ from django.core.management import call_command
 
 
 def run_command(name, *arguments, **options):
-    """Run a command: its exit code, the lines of its output, and those of its errors."""
+    """Run a command. Returns its exit code and the lines of its standard output and standard error."""
     output, errors = io.StringIO(), io.StringIO()
     code = 0
     try:

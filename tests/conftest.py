@@ -1,4 +1,4 @@
-"""What every test may use. It needs Django, and nothing that only some environments have."""
+"""Fixtures and hooks for every test. They need only Django, because one environment has nothing else."""
 
 import functools
 import os
@@ -18,32 +18,31 @@ with suppress(ImportError):
 
 
 def pytest_configure(config):
-    # How long an example takes says more of the machine and its neighbours than of the code.
+    # An example's duration depends more on the machine and its load than on the code.
     hypothesis.settings.register_profile(
         "tests",
         deadline=None,
         print_blob=True,
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
-        # As with the fixture `seed`.
+        # Like the fixture `seed`.
         derandomize=config.getoption("count", None) is None,
     )
     hypothesis.settings.load_profile("tests")
 
 
-#: What `migrate` fills and no test changes.
+#: Tables that `migrate` fills and no test changes.
 FILLED_BY_MIGRATE = {"django_content_type", "auth_permission"}
 
-#: What lets a test use the database, beside the mark ``django_db``.
+#: Fixtures that let a test use the database, like the mark ``django_db``.
 DATABASE_FIXTURES = {"db", "live_server", "transactional_db"}
 
 CONNECT_TIMEOUT = 60  # seconds
 
 LARGE = 200_000  # bytes, of the rows of one table
 
-#: One round trip in place of one for each table, because they cost more than what the server does in them. The locks
-#: come first: a process that the test has killed may have sent a COMMIT that is still under way. Deleted rows
-#: still take room, and the planner believes what was estimated of them, so a large table is truncated. A table that
-#: takes no room has had no rows since.
+#: One round trip for all tables, because a round trip for each costs more than the server's work. The locks come first:
+#: a process that the test has killed may have sent a COMMIT that is still in progress. Deleted rows still take space
+#: and mislead the planner's estimates, so a large table is truncated. A table without space has had no rows since.
 EMPTY_AT_ONCE = """
 LOCK TABLE {tables} IN SHARE ROW EXCLUSIVE MODE;
 DO $$
@@ -67,11 +66,11 @@ END $$
 
 @pytest.fixture(autouse=True, scope="session")
 def _tables_are_emptied_by_delete():
-    """After a test that commits, delete what it wrote, and keep its connections.
+    """After a test that commits, delete its rows, and keep its connections.
 
     Django truncates all tables and then fills some of them again. On PostgreSQL that takes two hundred times as long,
-    and was a third of the whole suite. It also closes the connections, and a new session reads the catalogue again for
-    its first statements: another quarter. Nothing may stay behind in a session, so the next test may as well have it.
+    and was a third of the whole suite's time. It also closes the connections, and a new session reads the catalogue for
+    its first statements: another quarter. The package must leave nothing in a session, so the next test can reuse it.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TransactionTestCase, "_fixture_teardown", _delete_rows)
@@ -81,7 +80,7 @@ def _tables_are_emptied_by_delete():
 
 @pytest.fixture(autouse=True, scope="session")
 def _connections_may_take_long():
-    """The project's limit is for one request. Hundreds of threads that connect at once share the processor."""
+    """The project's connect timeout suits one request. In tests, hundreds of threads may connect at once."""
     options = connections.settings["default"].get("OPTIONS", {})
     with pytest.MonkeyPatch.context() as patch:
         if "connect_timeout" in options:
@@ -91,7 +90,7 @@ def _connections_may_take_long():
 
 @pytest.fixture(autouse=True)
 def _names_of_operations_are_free_again():
-    """What a test declares by a name of the tests' own is gone after it, so that any test may declare it otherwise."""
+    """Forget each test's operations named ``tests.…``, so that another test may declare them differently."""
     with forgetting_operations("tests."):
         yield
 
@@ -101,7 +100,7 @@ def _delete_rows(case):
         database = connections[using]
         tables = _tables(using, database.settings_dict["NAME"])
         with (
-            database.constraint_checks_disabled(),  # MySQL looks after each statement
+            database.constraint_checks_disabled(),  # MySQL checks after each statement
             transaction.atomic(using=using, durable=True),
             database.cursor() as cursor,
         ):
@@ -123,7 +122,7 @@ def django_db_setup(django_db_setup, django_db_blocker):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport():
-    """No test begins with a connection of a failed one, which may have been cut off in a transaction or a query."""
+    """Close a failed test's connections, which may be in the middle of a transaction or a query."""
     report = yield
     if report.failed:
         for database in connections.all(initialized_only=True):
@@ -132,7 +131,7 @@ def pytest_runtest_makereport():
 
 
 def _abandon(database):
-    """Close the connection and forget its blocks, without the one that a TestCase ends itself."""
+    """Close the connection and forget its atomic blocks, except the one that a TestCase ends itself."""
     of_the_test = bool(database.atomic_blocks and database.atomic_blocks[0]._from_testcase)
     del database.atomic_blocks[of_the_test:], database.savepoint_ids[:]
     database.in_atomic_block = of_the_test
@@ -141,38 +140,38 @@ def _abandon(database):
 
 @functools.cache
 def _tables(using, database):
-    """The quoted names of the tables that tests write to. Migrations make them, so they stay the same for a session."""
+    """The quoted names of the tables that tests write to. Migrations create them, so a session can cache them."""
     present = connections[using].introspection.django_table_names(only_existing=True)
     return [connections[using].ops.quote_name(table) for table in sorted(set(present) - FILLED_BY_MIGRATE)]
 
 
 @pytest.fixture(scope="session")
 def count(pytestconfig):
-    """How much a test that draws its cases is asked to try."""
+    """The number of cases for a test that draws its cases, or None for its default."""
     return pytestconfig.getoption("count")
 
 
 @pytest.fixture(scope="session")
 def seed(pytestconfig, count):
-    """What cases are drawn by. Without ``--count`` each run draws the same cases, so that none fails by chance.
+    """The seed for drawing cases. Without ``--count``, each run draws the same cases, so no run fails by chance.
 
-    With it each run draws others. pytest prints the seed, and ``--randomly-seed=N`` draws them again.
+    With ``--count``, each run draws other cases. pytest prints the seed, and ``--randomly-seed=N`` repeats them.
     """
     return 0 if count is None else int(pytestconfig.getoption("randomly_seed", 0))
 
 
 @pytest.fixture(scope="session")
 def providers(tmp_path_factory):
-    """One that deduplicates by key (True), and one that pays for each call. A test looks at its own keys or labels."""
+    """A provider that deduplicates by key (True), and one that pays for each call. Tests use distinct labels."""
     with running_providers(tmp_path_factory.mktemp("providers")) as running:
         yield running
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marks
 def pytest_collection_modifyitems(config, items):
-    """Leave out what belongs to another database, instead of reporting it as skipped in every run.
+    """Deselect the tests of another database, instead of reporting them as skipped in every run.
 
-    A test that may not reach the database, because it asks for no fixture that opens one, is marked ``once``.
+    A test without a database fixture can't use the database, so it is marked ``once``.
     """
     here = {"postgresql": "postgres", "mysql": "mariadb"}.get(connection.vendor, connection.vendor)
     elsewhere = {"postgres", "sqlite"} - {here} | {f"except_{here}"}

@@ -1,4 +1,4 @@
-"""Rows that tests start from. What a test is about it says itself; the factories fill in the rest."""
+"""Rows that tests start from. A test sets the fields that matter, and the factories fill in the rest."""
 
 import factory
 from django.contrib.auth.models import User

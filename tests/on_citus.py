@@ -1,4 +1,4 @@
-"""What holds on Citus. ``python -m tools.citus … checks`` runs this file, and nothing else collects it."""
+"""Tests for Citus only. ``python -m tools.citus … checks`` runs this file, and nothing else collects it."""
 
 import re
 from contextlib import contextmanager
@@ -40,7 +40,7 @@ from tests.records import HOUR, make_records, remaining
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SHARDS = 32  # as many as Citus makes by itself
+SHARDS = 32  # Citus's default
 
 swept = Operation("scale.swept", recovery=REEXECUTE)
 stepped = Operation("scale.stepped", transaction=False, recovery=REEXECUTE)
@@ -50,12 +50,12 @@ counted = Operation("scale.counted")
 
 class Planned(NamedTuple):
     statement: str
-    #: How many shards Citus sends it to; 0 if it reads only the catalogue.
+    #: The number of shards that Citus sends it to; 0 if it reads only the catalogue.
     tasks: int
 
 
 def planned(call):
-    """The statements of ``call`` on the package's tables, each explained just before it is executed."""
+    """The plans of the statements that ``call`` executes on the package's tables."""
     found = []
 
     def explain(execute, statement, parameters, many, context):
@@ -142,7 +142,7 @@ def test_a_bounded_purge_takes_the_oldest_records_one_shard_at_a_time():
 
 @contextmanager
 def messages_to_workers():
-    """What the coordinator sends to workers for this connection: the server, and the first word of the message."""
+    """Yield a list of the coordinator's messages to workers: the server, and the message's first word."""
     sent = []
 
     def note(diagnostic):
@@ -160,7 +160,7 @@ def messages_to_workers():
             cursor.execute("RESET citus.log_remote_commands")
 
 
-#: A setting that is sent along needs a transaction on the worker.
+#: The setting sent with the claim needs a transaction on the worker.
 CLAIM = ["BEGIN", "INSERT", "COMMIT"]
 
 
@@ -172,7 +172,7 @@ def test_a_request_sends_few_messages_to_one_worker():
                 if effect:
                     UnprotectedReceipt.objects.create(label="on the coordinator", amount=1)
 
-    call("before", effect=True)  # the connection to the worker is made
+    call("before", effect=True)  # connects to the worker
     for make, expected in (
         (partial(call, "one"), [*CLAIM, "BEGIN", "UPDATE", "COMMIT"]),
         (partial(call, "one"), [*CLAIM, "SELECT"]),
@@ -220,16 +220,16 @@ def test_without_a_worker_other_accounts_work_and_events_are_counted_later(clust
             with pytest.raises(OperationalError):
                 upkeep()
         assert [call(served), call(served)] == [False, True]
-        assert replays() == before  # they are kept, because each server has a copy of the table
+        assert replays() == before  # the counts are kept, because each server has a copy of the table
     finally:
         worker.start()
-        connection.close()  # the coordinator's session has connections to the worker that was stopped
+        connection.close()  # the coordinator's session has connections to the stopped worker
     assert replays() == before + 1
     assert [call(refused), call(refused)] == [False, True]
 
 
 def fill(count, **options):
-    """Records of many accounts, so of all shards."""
+    """Insert records of many accounts, so in all shards."""
     return [make_records(1, account_id=f"account-{number}", **options)[0] for number in range(count)]
 
 
@@ -247,7 +247,7 @@ def test_the_statistics_cover_all_shards():
         assert stats().table_bytes.value is not None  # also in a transaction that has written to all shards
 
 
-#: Tables of a project, by whose names the page shows how Citus gets to know them.
+#: A project's tables, which the page's examples register with Citus.
 SHOP = [
     "CREATE TABLE shop_currency (code text PRIMARY KEY)",
     'CREATE TABLE shop_order (account_id varchar(255) COLLATE "C", id bigserial, PRIMARY KEY (id, account_id))',
@@ -261,7 +261,7 @@ KNOWN = "SELECT logicalrelid::text FROM pg_dist_partition WHERE logicalrelid::te
 
 @pytest.fixture
 def ordinary(cluster):
-    """A database of the cluster with ordinary tables, as ``migrate`` makes them, until the end of the test."""
+    """Connect the test to a database of the cluster with ordinary tables, as ``migrate`` creates them."""
     original = connection.settings_dict["NAME"]
     with own_database(cluster.coordinator) as url:
         cluster.spread(url)
@@ -285,7 +285,7 @@ def known_tables():
 
 
 def unknown_tables():
-    """Those that the check names."""
+    """The tables that the system check reports."""
     (message,) = check_databases(None, databases=["default"])
     return str(message.msg).partition(". ")[0]
 
@@ -321,7 +321,7 @@ def test_the_page_distributes_ordinary_tables_and_keeps_their_rows(ordinary, par
     assert {plan.tasks for plan in planned(partial(operate, "again"))} == {1}
 
 
-def test_a_table_that_citus_does_not_know_is_a_warning():
+def test_a_table_unknown_to_citus_is_reported():
     (message,) = check_databases(None, databases=["default"])
     assert message.id == "idempotency.W014"
     assert "django_session" in message.msg

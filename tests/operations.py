@@ -1,4 +1,4 @@
-"""What tests declare, and have to leave as they found it."""
+"""Operations and signal receivers that exist only during a test."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +12,7 @@ from idempotency.operation import registry
 
 @contextmanager
 def forgetting_operations(prefix=""):
-    """Forget what is declared in the block, or what of it has the prefix, so that another test may use the name."""
+    """Forget the operations declared in the block whose names have the prefix, so that another test may reuse them."""
     before = {operation.name for operation in registry}
     homes = dict(registry._homes)
     try:
@@ -25,7 +25,7 @@ def forgetting_operations(prefix=""):
 
 
 def redeclare(monkeypatch, name, **options):
-    """Let an operation have other options, as in a later release of its project."""
+    """Give an operation other options, as a later release of its project would."""
     policy_of = vars(Operation)["policy"].fget
 
     @cache
@@ -37,7 +37,7 @@ def redeclare(monkeypatch, name, **options):
 
 @contextmanager
 def free_names():
-    """Let functions in the block have the names of operations that others have, as examples do in the documentation."""
+    """Let functions in the block reuse the names of existing operations, as the documentation's examples do."""
     with forgetting_operations():
         registry._homes.clear()
         yield
@@ -45,7 +45,7 @@ def free_names():
 
 @contextmanager
 def receiving(signal, then=lambda: None):
-    """The arguments with which the signal is sent in the block, each time outside of transactions."""
+    """Yield a list of the arguments of each time the signal is sent. It must be sent outside transactions."""
     received = []
     in_transaction = []
 
@@ -58,5 +58,5 @@ def receiving(signal, then=lambda: None):
     try:
         yield received
     finally:
-        signal.disconnect(receive)  # a weak reference ends with the garbage collection, in another test
+        signal.disconnect(receive)  # a weak reference may live on into another test
     assert not any(in_transaction)

@@ -1,7 +1,7 @@
-"""A broker that the outbox's own tests can look into, and messages in every state of their life.
+"""An inspectable broker for the outbox's tests, and messages in every state.
 
-Real brokers are in the tests of ``contrib/celery``. What is tested with this one is which messages a relay hands over,
-in which order, how often, and what it makes of each answer.
+Real brokers are in the tests of ``contrib/celery``. With this one, tests check which messages a relay sends, in which
+order and how often, and how it treats each answer.
 """
 
 import itertools
@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 
 class Broker:
-    """A sender that remembers what it was given. ``answer`` is called first, and may refuse by raising."""
+    """A sender that remembers its messages. ``answer`` is called first, and refuses by raising."""
 
     def __init__(self):
         self.reset()
@@ -52,7 +52,7 @@ class Broker:
         return [message_id for message_id, _, _ in self.deliveries]
 
     def refuse(self, *payloads, error):
-        """Refuse messages of these payloads, and take all others."""
+        """Refuse messages with these payloads, and accept all others."""
 
         def answer(message):
             if json.loads(message.payload) in payloads:
@@ -66,12 +66,12 @@ other_broker = Broker()
 
 
 def send_plainly(message):
-    """A sender that is a function, and can't be nudged."""
+    """A sender that is a function, so it can't be nudged."""
     broker(message)
 
 
 def make_messages(count=1, status=MessageStatus.PENDING, *, due=-timedelta(seconds=1), lease=None, sent=None, **fields):
-    """Insert messages and return their ids. Payloads count on; times are the database's, from now."""
+    """Insert messages and return their ids. Payloads count up from 0. Times are relative to the database's clock."""
     now = database_now()
     values = {
         "topic": "orders.placed",
@@ -92,12 +92,12 @@ def make_messages(count=1, status=MessageStatus.PENDING, *, due=-timedelta(secon
 
 
 def statuses():
-    """State and attempts of every message, in the order of their ids."""
+    """The state and attempts of every message, in the order of their ids."""
     return list(OutboxMessage.objects.order_by("pk").values_list("status", "attempts"))
 
 
 def make_due():
-    """Let every pending message's time come, and its lease be over."""
+    """Make every pending message due, and end its lease."""
     waiting = OutboxMessage.objects.filter(status=MessageStatus.PENDING)
     waiting.update(next_try_at=from_now(-timedelta(seconds=1)))
     waiting.exclude(lease_expires_at=None).update(lease_expires_at=from_now(-timedelta(seconds=1)))

@@ -1,8 +1,8 @@
-"""Gives the test session its database, before pytest-django reads the settings, and the marks of FAILURES.md.
+"""Provides the session's database, before pytest-django reads the settings, and the marks of FAILURES.md.
 
-``DATABASE_URL`` wins. Without it ``--database`` decides: an embedded PostgreSQL of the session's own, a SQLite file, or
-a MariaDB server of the session's own.
-The processes of pytest-xdist, and those that tests start, inherit it through the environment.
+``DATABASE_URL`` names the database. Without it, ``--database`` chooses: the session starts an embedded PostgreSQL or a
+MariaDB server, or creates a SQLite file.
+The processes of pytest-xdist and of the tests inherit it through the environment.
 """
 
 import os
@@ -16,7 +16,7 @@ import pytest
 
 from tests.results import COMMAND, command
 
-#: Folders and files of slow tests. What starts last should be short, or one process works on while the others are idle.
+#: Folders and files of slow tests. They start first, because a slow last test would leave the other processes idle.
 SLOW = {"crash", "demo", "conformance", "test_tutorial"}
 
 #: Scenarios and failures. Each entry has a mark, which tests have and ``-m`` selects.
@@ -29,12 +29,12 @@ def pytest_addoption(parser):
     parser.addoption(
         "--database",
         choices=sorted(VENDORS),
-        help="Which database the tests run on when DATABASE_URL is not set (default: postgres, embedded).",
+        help="The database of the tests if DATABASE_URL is not set (default: postgres, embedded).",
     )
     parser.addoption(
         "--count",
         type=int,
-        help="How many cases a test tries that draws them (default: few; 0: every order of two actors' steps).",
+        help="The number of cases for tests that draw them (default: few; 0: every order of two actors' steps).",
     )
 
 
@@ -56,13 +56,13 @@ def pytest_configure(config):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """After the tests were put in a random order, bring the slow ones to the front."""
+    """After the tests are shuffled, move the slow ones to the front."""
     items.sort(key=lambda item: SLOW.isdisjoint({item.path.parent.name, item.path.stem}))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish():
-    """Save what a process of pytest-xdist has measured. One that takes ten seconds to exit is killed."""
+    """Save the coverage of a pytest-xdist process, because a process that needs ten seconds to exit is killed."""
     coverage = sys.modules.get("coverage") if "PYTEST_XDIST_WORKER" in os.environ else None
     if coverage and (measured := coverage.Coverage.current()):
         measured.save()
@@ -70,7 +70,7 @@ def pytest_sessionfinish():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config):
-    """A wrapper runs before every other hook of this name, so also before pytest-django's."""
+    """A wrapper runs before every other hook of this name, including pytest-django's."""
     _provide_database(early_config)
     return (yield)
 
@@ -93,7 +93,7 @@ def _provide_database(config):
 
         url = resources.enter_context(running_mariadb())
     else:
-        # Only here, so that the tests of the core run where the sample project's packages are not installed.
+        # Imported only here, so that the core's tests run without the sample project's packages.
         from testproject.embedded import EmbeddedPostgresError, embedded_postgres
 
         try:

@@ -1,30 +1,30 @@
-"""What tests of the stand-in provider share: its faults by kind, calls that are held up, and a bound for waiting."""
+"""Shared parts of tests with the stand-in provider: its faults by kind, suspended calls, and a bounded wait."""
 
 import socket
 import time
 from urllib.parse import urlsplit
 
-#: Seconds after which the API gives up on a provider that hangs, and a bound for one that doesn't.
+#: Timeouts in seconds: for a provider that hangs, and for one that answers.
 IMPATIENCE = 1.0
 PATIENCE = 30.0
 
-#: What the provider does to a first call that fails, and whether it has paid then.
+#: Faults of a payout's first call, by whether the provider has paid.
 PAID = ["succeed_then_hang", "error_after_success", "late"]
 UNPAID = ["error_before", "hang"]
-#: After which the caller hears nothing.
+#: Faults after which the caller gets no answer.
 HANGING = {"succeed_then_hang", "late", "hang"}
 
 
 def eventually(condition):
-    """Whether it comes true while another process is at it."""
+    """Whether the condition becomes true in time, while another process works."""
     deadline = time.monotonic() + PATIENCE
     while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)  # between two bounded looks at another process, which has no event to wait for
+        time.sleep(0.01)  # polling: another process has no event to wait for
     return condition()
 
 
 def begin(address, body, key):
-    """Send a call and leave it under way."""
+    """Send a call without reading its answer."""
     place = urlsplit(address)
     connection = socket.create_connection((str(place.hostname), place.port or 0), timeout=PATIENCE)
     connection.sendall(
@@ -34,7 +34,7 @@ def begin(address, body, key):
 
 
 def end(connection):
-    """Hang up, and hear what the call came to all the same."""
+    """Stop sending, and read the call's answer."""
     connection.shutdown(socket.SHUT_WR)
     with connection, connection.makefile("rb") as answer:
         return answer.read()

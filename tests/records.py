@@ -1,4 +1,4 @@
-"""Records in every state of their life, their times set by the database's clock."""
+"""Records in every state, with times set by the database's clock."""
 
 import itertools
 from datetime import timedelta
@@ -24,16 +24,16 @@ def from_now(duration):
 
 
 def database_now():
-    """The database's time, read with a row that ``migrate`` has left."""
+    """The database's time, read from a row that ``migrate`` created."""
     return ContentType.objects.values_list(from_now(timedelta(0)), flat=True)[0]
 
 
 def make_records(count=1, status=Status.COMPLETED, *, expires=-HOUR, lease=None, **fields):
     """Insert ``count`` records and return their ids, the first to expire first.
 
-    The last one's retention ends ``expires`` from now, each other's a millisecond before the next one's.
+    The last one expires ``expires`` from now, and each of the others a millisecond before the next one.
     """
-    now = database_now()  # read once, because to make thousands of expressions takes seconds
+    now = database_now()  # read once, because thousands of expressions take seconds
     values = {
         "account_id": "1",
         "operation": "charges.create",
@@ -59,19 +59,19 @@ def abandon(count=1, operation="charges.create", **fields):
 
 
 def make_bodies(count=1, *, due=HOUR, **fields):
-    """Completed records whose responses have been due for a while, and which stay."""
+    """Insert completed records whose responses, but not the records, are due for a purge."""
     return make_records(count, expires=HOUR, body_expires_at=database_now() - due, **fields)
 
 
 def purge_body_of(key):
-    """Let a purge have deleted the response of the record of ``key``, as it does after ``body_retention``."""
+    """Purge the response of the record of ``key``, as after ``body_retention``."""
     completed = RecordQuerySet(IdempotencyRecord).completed().filter(idempotency_key=key)
     assert completed.update(body_expires_at=from_now(-HOUR)) == 1
     assert sum(batch.deleted for batch in purge_body_batches()) == 1
 
 
 def expire(*ids):
-    """Let the retention of records end an hour ago, and the leases of those that are claims."""
+    """Back-date the end of the records' retention by an hour, and the end of their leases."""
     records = IdempotencyRecord.objects.filter(pk__in=ids)
     records.update(expires_at=from_now(-HOUR))
     records.exclude(lease_expires_at=None).update(lease_expires_at=from_now(-HOUR))

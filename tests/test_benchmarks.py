@@ -1,4 +1,4 @@
-"""The benchmarks run and count right. How long anything takes is no test's business."""
+"""The benchmarks run and count correctly. No test checks a duration."""
 
 import importlib
 
@@ -9,7 +9,7 @@ from tools.benchmarks.__main__ import EXPERIMENTS
 
 @pytest.fixture(autouse=True)
 def _garbage_of_the_tests_stays(monkeypatch):
-    """To collect it before each block takes longer than all blocks."""
+    """Collecting garbage before each block takes longer than all blocks."""
     monkeypatch.setattr("tools.benchmarks.instruments.gc.collect", lambda: 0)
 
 
@@ -17,12 +17,12 @@ pytestmark = [pytest.mark.postgres, pytest.mark.whole_table, pytest.mark.django_
 
 
 def tables_of(experiment, number=2):
-    """Few operations of an experiment, whose module is imported only when a test needs it."""
+    """Run an experiment with few operations. Its module is imported only when a test needs it."""
     return importlib.import_module(f"tools.benchmarks.{experiment}").compare(number, 1, lambda text: None)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_experiment_gives_a_full_table(experiment, monkeypatch):
+def test_an_experiment_gives_a_full_table(experiment, monkeypatch):
     for name, value in {
         "requests.BLOCK": 2,
         "latency.BLOCK": 2,
@@ -42,7 +42,7 @@ def test_experiment_gives_a_full_table(experiment, monkeypatch):
 
 
 def test_a_variant_that_protects_nothing_ends_an_experiment(monkeypatch):
-    """A fast variant must be right, too."""
+    """A fast variant must also be correct."""
     from tools.benchmarks import requests, views
 
     bare = requests.Variant("bare", views.BareView)

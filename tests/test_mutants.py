@@ -1,4 +1,4 @@
-"""The list of mutants fits the code, and the tool that tries them can tell a killed one from a survivor."""
+"""The list of mutants fits the code, and the tool distinguishes killed mutants from survivors."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_an_entry_that_proves_nothing_is_refused(tree, entry, problem):
 
 
 def let_tests_end(monkeypatch, codes):
-    """Let each test end with its code. Returns the module as the tests see it."""
+    """Replace pytest: each test ends with its code. Returns the contents of the module during each run."""
     seen = []
 
     def run_tests(copy, tests, database):
@@ -57,7 +57,7 @@ def let_tests_end(monkeypatch, codes):
     ("code", "killed"), [(mutants.PASSED, False), (mutants.FAILED, True), (2, None), (4, None), (5, None)]
 )
 def test_only_failing_tests_kill(tree, monkeypatch, code, killed):
-    """Tests that can't be collected or don't exist see nothing. The tree is afterwards as it was."""
+    """Tests that can't be collected or don't exist detect nothing. The tree is restored afterwards."""
     seen = let_tests_end(monkeypatch, {SOUND.tests[0]: code})
     before = (tree / "code.py").read_text()
     if killed is None:
@@ -70,7 +70,7 @@ def test_only_failing_tests_kill(tree, monkeypatch, code, killed):
 
 
 def test_the_exit_code_reports_survivors_and_mutants_that_could_not_run(tree, monkeypatch, capsys):
-    """A mutant that can't be run does not stop the others."""
+    """A mutant that can't run does not stop the others."""
     codes = {"killed": mutants.FAILED, "survives": mutants.PASSED, "unknown": 5}
     entries = [replace(SOUND, name=name, tests=(name,)) for name in codes]
     monkeypatch.setattr(mutants, "ROOT", tree)

@@ -1,4 +1,4 @@
-"""The orders and exports of the sample project: what is committed is published, and one job is run for one key."""
+"""The orders and exports of the sample project: a committed order is published, and one key runs one job."""
 
 import json
 import sys
@@ -24,18 +24,18 @@ from tests.http.callers import Caller
 from tests.providers import eventually
 from tests.records import abandon
 
-# The sample adds nothing that depends on the database.
+# The sample's code doesn't depend on the database.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 ORDER = {"amount": 1234, "label": "order-1"}
 
 
-#: Nobody listens on it.
+#: No server listens on this port.
 NO_BROKER = "amqp://guest:guest@127.0.0.1:1//"
 
 
 class Customer(Caller):
-    """An account that orders, and wants its charges exported."""
+    """A client that orders and exports its charges."""
 
     def __init__(self, *amounts):
         super().__init__(UserFactory())
@@ -53,7 +53,7 @@ class Customer(Caller):
 
 @pytest.fixture(autouse=True)
 def _no_broker(monkeypatch):
-    """Messages stay in the outbox, and no request tries to reach anybody."""
+    """Messages stay in the outbox, and no request connects to a broker."""
     monkeypatch.setenv("CELERY_BROKER_URL", NO_BROKER)
     monkeypatch.setattr(send, "_quiet_until", float("inf"))
 
@@ -64,7 +64,7 @@ def published():
     return [(topic.rpartition(".")[2], json.loads(payload)) for topic, payload in messages]
 
 
-def test_an_order_is_charged_and_leads_to_a_message():
+def test_an_order_makes_a_charge_and_a_message():
     answer = Customer().order()
     charge = Charge.objects.get()
     assert (answer.status_code, answer.json()) == (201, {"id": charge.pk, **ORDER})
@@ -73,7 +73,7 @@ def test_an_order_is_charged_and_leads_to_a_message():
     assert {message.idempotency_key.partition(".")[0] for message in OutboxMessage.objects.all()} == {trace}
 
 
-def test_a_declined_order_leaves_nothing_and_is_replayed_as_that():
+def test_a_declined_order_leaves_nothing_and_its_402_is_replayed():
     buyer = Customer()
     first, second = buyer.order(source="declined"), buyer.order(source="declined")
     assert (first.status_code, second.status_code, second["Idempotency-Replayed"]) == (402, 402, "true")
@@ -81,11 +81,11 @@ def test_a_declined_order_leaves_nothing_and_is_replayed_as_that():
     assert (Charge.objects.count(), published()) == (0, [])
 
 
-# Exports: duplicates attach to the job, and only its owner sees it
+# Exports: duplicates attach to the job, and only its owner can read it
 
 
 def run_job():
-    """Run the job of the one message, in this process."""
+    """Run the one message's job in this process."""
     message = OutboxMessage.objects.get()
     assert message.topic == TASK
     headers = {"idempotency_key": message.idempotency_key, "idempotency_account": message.account_id}
@@ -117,7 +117,7 @@ def test_duplicates_of_an_export_return_its_job_until_it_has_an_outcome():
     assert OutboxMessage.objects.count() == 1
 
 
-def test_the_job_takes_effect_once_though_its_message_comes_twice():
+def test_the_job_takes_effect_once_if_its_message_is_delivered_twice():
     alice = Customer(700, 42)
     alice.export()
     first = run_job()
@@ -127,12 +127,12 @@ def test_the_job_takes_effect_once_though_its_message_comes_twice():
     consumed = IdempotencyRecord.objects.get(operation="exports.run")
     assert (consumed.status, consumed.attempt) == (Status.COMPLETED, 1)
     assert consumed.account_id == str(alice.user.pk)
-    asked = IdempotencyRecord.objects.get(operation="exports.create")
-    assert consumed.scope.trace == asked.scope.trace
+    requested = IdempotencyRecord.objects.get(operation="exports.create")
+    assert consumed.scope.trace == requested.scope.trace
 
 
-#: What becomes of two abandoned claims each. A worker knows the operations of its tasks and of ``operations.py``, and
-#: none that a view declares.
+#: The status of two abandoned claims each after a sweep. A worker knows the operations of its tasks and of
+#: ``operations.py``, but not those that a view declares.
 SWEPT = {"receipts.send": "recoverable", "payouts.park": "parked", "charges.create": "in_progress"}
 
 
@@ -150,7 +150,7 @@ def test_a_worker_runs_an_export_once_and_recovers_known_operations(tmp_path, mo
             "PYTHONPATH": str(settings.BASE_DIR),
             "BROKER_URL": redis.url,
             "CELERY_BROKER_URL": redis.url,
-            "CELERY_SKIP_CHECKS": "true",  # they load every view, and have been run
+            "CELERY_SKIP_CHECKS": "true",  # the checks load every view, and have already run
         }
         command = [sys.executable, "-m", "celery", "--app", "testproject", "worker", "--concurrency", "1"]
         command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
@@ -161,12 +161,12 @@ def test_a_worker_runs_an_export_once_and_recovers_known_operations(tmp_path, mo
             )
             for operation in SWEPT:
                 abandon(2, operation)
-            with app.connection_for_write(redis.url) as connection:  # by its name, as a schedule does
+            with app.connection_for_write(redis.url) as connection:  # by its name, like a schedule
                 app.send_task("idempotency.contrib.celery.tasks.recover_expired_leases", connection=connection)
             swept = IdempotencyRecord.objects.filter(operation__in=SWEPT).values_list("operation", "status")
             assert eventually(lambda: sorted(swept.all()) == sorted([*SWEPT.items()] * 2)), worker.log_tail(100)
-            told = "2 abandoned claim(s) of operation 'charges.create' were skipped"
-            assert eventually(lambda: told in worker.log.read_text())
+            skipped = "2 abandoned claim(s) of operation 'charges.create' were skipped"
+            assert eventually(lambda: skipped in worker.log.read_text())
     assert len(locations) == 1
     for key in ("early", "late"):
         ended = alice.export(key=key)

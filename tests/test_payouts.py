@@ -23,7 +23,7 @@ from tests.factories import UserFactory
 from tests.http.callers import Caller
 from tests.providers import HANGING, IMPATIENCE, PAID, PATIENCE, UNPAID, begin, end, eventually
 
-# What each declaration means is tested on each database in ``tests/concurrency``. Here a provider is at the other end.
+# ``tests/concurrency`` tests each recovery on each database. These tests add a provider.
 pytestmark = pytest.mark.once
 
 
@@ -31,7 +31,7 @@ RECONCILED, REEXECUTED, PARKED = "/payouts/", "/payouts/reexecute/", "/payouts/p
 
 
 class Payouts(Caller):
-    """Alice, who requests one payout under one key, and its effects."""
+    """A client that requests one payout under one key, and the payout's effects."""
 
     def __init__(self, providers, settings):
         super().__init__(UserFactory())
@@ -41,7 +41,7 @@ class Payouts(Caller):
         self._is_faulty = True
 
     def pay(self, path, fault=""):
-        # A fault strikes the first call only. Each other call is answered, however busy the machine is.
+        # Only the first call is faulty. Every other call is answered, even on a busy machine.
         self._settings.PROVIDER_TIMEOUT = IMPATIENCE if fault in HANGING and self._is_faulty else PATIENCE
         self._is_faulty = False
         return self.post(path, {"amount": 1000, "label": self.label, "fault": fault}, key=self.label)
@@ -62,35 +62,35 @@ class Payouts(Caller):
 
 
 @pytest.fixture
-def asked(transactional_db, settings, providers):
+def payout(transactional_db, settings, providers):
     settings.PROVIDER_URL, settings.DEDUPLICATING_PROVIDER_URL = providers[False].url, providers[True].url
     return Payouts(providers, settings)
 
 
 @pytest.mark.parametrize("path", [RECONCILED, REEXECUTED, PARKED])
-def test_a_payout_is_made_under_the_derived_key_and_replayed(asked, path):
-    first, retry = asked.pay(path), asked.pay(path)
+def test_a_payout_is_made_under_the_derived_key_and_replayed(payout, path):
+    first, retry = payout.pay(path), payout.pay(path)
     assert (first.status_code, retry.content, retry["Idempotency-Replayed"]) == (201, first.content, "true")
-    (effect,), row = asked.effects(), Payout.objects.get()
-    assert effect.key == str(row.key) == asked.derived_key()
-    assert first.json() == {"id": row.pk, "provider_id": effect.id, "label": asked.label, "amount": 1000}
-    assert asked.label not in effect.key, "the provider learns the client's own key"
+    (effect,), row = payout.effects(), Payout.objects.get()
+    assert effect.key == str(row.key) == payout.derived_key()
+    assert first.json() == {"id": row.pk, "provider_id": effect.id, "label": payout.label, "amount": 1000}
+    assert payout.label not in effect.key, "the provider received the client's key"
 
 
 @pytest.mark.parametrize("path", [RECONCILED, REEXECUTED, PARKED])
-def test_a_refused_payout_is_a_recorded_402(asked, path):
-    answers = [asked.pay(path, fault="refuse") for _ in range(2)]
+def test_a_refused_payout_is_a_recorded_402(payout, path):
+    answers = [payout.pay(path, fault="refuse") for _ in range(2)]
     assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(402, "payout_refused")] * 2
     assert answers[1]["Idempotency-Replayed"] == "true"
-    assert asked.counts() == (0, 0)
+    assert payout.counts() == (0, 0)
 
 
-# Scenario 3: the provider has paid, and then time runs out before it is recorded here
+# Scenario 3: the provider has paid, and the process ends before the payout is recorded here
 
 
 @pytest.fixture(params=["before our row", "before the outcome"])
-def killed_after_paying(request, asked, monkeypatch):
-    """Post, and lose the process when the provider has answered. The lease is over when this returns."""
+def killed_after_paying(request, payout, monkeypatch):
+    """Returns a function that posts, kills the attempt after the provider's answer, and ends the lease."""
     name, rows = {"before our row": ("_keep", 0), "before the outcome": ("_created", 1)}[request.param]
 
     def killed(*args):
@@ -100,25 +100,25 @@ def killed_after_paying(request, asked, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(payouts, name, killed)
             with pytest.raises(Killed):
-                asked.pay(path)
-        assert asked.counts() == (1, rows)
-        asked.end_lease()
+                payout.pay(path)
+        assert payout.counts() == (1, rows)
+        payout.end_lease()
 
     return post
 
 
 @pytest.mark.scenario_3
 @pytest.mark.parametrize(("path", "swept"), [(RECONCILED, 0), (RECONCILED, 1), (REEXECUTED, 0)])
-def test_a_process_that_was_killed_after_it_paid_has_paid_once(asked, killed_after_paying, path, swept):
+def test_a_process_killed_after_the_payment_pays_once(payout, killed_after_paying, path, swept):
     killed_after_paying(path)
     if swept:  # before a retry
         assert recover_once().completed == 1
-        assert asked.counts() == (1, 1)
-    answers = [asked.pay(path) for _ in range(3)]
+        assert payout.counts() == (1, 1)
+    answers = [payout.pay(path) for _ in range(3)]
     assert not swept or answers[0]["Idempotency-Replayed"] == "true"
     assert {(answer.status_code, answer.content) for answer in answers} == {(201, answers[0].content)}
-    assert answers[0].json()["provider_id"] == asked.effects()[0].id
-    assert asked.counts() == (1, 1)
+    assert answers[0].json()["provider_id"] == payout.effects()[0].id
+    assert payout.counts() == (1, 1)
 
 
 @pytest.mark.scenario_3
@@ -126,53 +126,53 @@ def test_a_process_that_was_killed_after_it_paid_has_paid_once(asked, killed_aft
     ("fault", "path"),
     [
         *(("error_after_success", path) for path in (REEXECUTED, RECONCILED, PARKED)),
-        # Each waits for as long as a call may take.
+        # Each of these waits for the whole timeout.
         *(("succeed_then_hang", REEXECUTED), ("late", RECONCILED)),
     ],
 )
-def test_a_call_that_failed_after_it_paid_is_not_repeated(asked, fault, path):
-    first = asked.pay(path, fault=fault)
+def test_a_call_that_failed_after_the_payment_is_not_repeated(payout, fault, path):
+    first = payout.pay(path, fault=fault)
     assert (first.status_code, first.json()["code"]) == (502, "provider_failed")
-    assert eventually(lambda: len(asked.effects()) == 1)
+    assert eventually(lambda: len(payout.effects()) == 1)
     if path == PARKED:
-        assert problem(asked.pay(path, fault=fault)) == UNKNOWN
+        assert problem(payout.pay(path, fault=fault)) == UNKNOWN
     else:
         if path == RECONCILED:
-            assert asked.pay(path, fault=fault).json()["code"] == "idempotency_in_progress"
-            asked.end_lease()
-        assert asked.pay(path, fault=fault).status_code == 201
-    assert asked.counts() == (1, int(path != PARKED))
+            assert payout.pay(path, fault=fault).json()["code"] == "idempotency_in_progress"
+            payout.end_lease()
+        assert payout.pay(path, fault=fault).status_code == 201
+    assert payout.counts() == (1, int(path != PARKED))
 
 
 @pytest.mark.parametrize(
     ("fault", "path"), [("error_before", REEXECUTED), ("error_before", RECONCILED), ("hang", RECONCILED)]
 )
-def test_a_call_that_failed_before_it_paid_is_made_again(asked, fault, path):
-    assert asked.pay(path, fault=fault).status_code == 502
+def test_a_call_that_failed_before_the_payment_is_made_again(payout, fault, path):
+    assert payout.pay(path, fault=fault).status_code == 502
     if path == RECONCILED:
-        asked.end_lease()
-    assert asked.pay(path, fault=fault).status_code == 201
-    assert asked.counts() == (1, 1)
+        payout.end_lease()
+    assert payout.pay(path, fault=fault).status_code == 201
+    assert payout.counts() == (1, 1)
 
 
-# What a reconciler may conclude
+# A reconciler's conclusions
 
 
-def test_a_call_that_is_still_under_way_pays_nothing_once_it_was_not_found(asked, settings):
-    # The claim of a process that is frozen in the middle of its call, which reaches the provider ...
+def test_a_call_in_flight_pays_nothing_after_a_reconciler_missed_it(payout, settings):
+    # The claim belongs to a process frozen in the middle of its call. The call reaches the provider ...
     settings.IDEMPOTENCY = {"LEASE": timedelta(seconds=0.2)}
-    assert asked.pay(RECONCILED, fault="hang").status_code == 502
+    assert payout.pay(RECONCILED, fault="hang").status_code == 502
     now = IdempotencyRecord.objects.values_list("lease_expires_at", flat=True).get().timestamp()
-    call = {"amount": 1000, "label": asked.label, "fault": "late", "valid_until": now - 0.1}
-    frozen = begin(settings.PROVIDER_URL, json.dumps(call).encode(), asked.derived_key())
+    call = {"amount": 1000, "label": payout.label, "fault": "late", "valid_until": now - 0.1}
+    frozen = begin(settings.PROVIDER_URL, json.dumps(call).encode(), payout.derived_key())
     settings.IDEMPOTENCY = {"LEASE": timedelta(seconds=60)}
     # ... after another attempt has found nothing and has paid.
-    assert eventually(lambda: asked.pay(RECONCILED, fault="hang").status_code == 201)
+    assert eventually(lambda: payout.pay(RECONCILED, fault="hang").status_code == 201)
     assert b" 410 " in end(frozen)
-    assert asked.counts() == (1, 1)
+    assert payout.counts() == (1, 1)
 
 
-def test_the_call_is_valid_for_a_part_of_the_lease_only(asked, monkeypatch):
+def test_the_call_is_valid_only_for_a_part_of_the_lease(payout, monkeypatch):
     seen = []
 
     def pay_late(*args, valid_until, **options):
@@ -181,35 +181,35 @@ def test_the_call_is_valid_for_a_part_of_the_lease_only(asked, monkeypatch):
 
     monkeypatch.setattr(payouts, "pay", pay_late)
     before = time.time()
-    assert asked.pay(RECONCILED).status_code == 201
+    assert payout.pay(RECONCILED).status_code == 201
     assert before + 30 <= seen[0] <= time.time() + 30  # the lease is a minute
 
 
-def test_an_attempt_that_was_taken_over_does_not_pay(asked, monkeypatch):
+def test_an_attempt_that_was_taken_over_does_not_pay(payout, monkeypatch):
     real = payouts.current_claim
     overtaken = []
 
     def wake_up_late():
         claim = real()
         if not overtaken:
-            asked.end_lease()
+            payout.end_lease()
             overtaken.append(None)
-            overtaken[0] = asked.pay(RECONCILED)
+            overtaken[0] = payout.pay(RECONCILED)
         return claim
 
     monkeypatch.setattr(payouts, "current_claim", wake_up_late)
-    late = asked.pay(RECONCILED)
+    late = payout.pay(RECONCILED)
     assert overtaken[0].status_code == 201
     assert is_replay(late, overtaken[0])
-    assert asked.counts() == (1, 1)
+    assert payout.counts() == (1, 1)
 
 
-# The stand-in provider itself: its ledger and its faults
+# The stand-in provider: its ledger and its faults
 
 
 @pytest.fixture
 def provider(providers):
-    """One that never deduplicates."""
+    """The provider that never deduplicates."""
     return providers[False]
 
 
@@ -233,7 +233,7 @@ def test_an_effect_is_in_the_file_once_reported_and_a_torn_line_is_ignored(tmp_p
     assert after.id == 2
 
 
-def test_each_request_pays_unless_it_deduplicates(providers):
+def test_each_request_pays_unless_the_provider_deduplicates(providers):
     key = uuid4().hex
     for deduplicate, provider in providers.items():
         effects = 1 if deduplicate else 2
@@ -243,7 +243,7 @@ def test_each_request_pays_unless_it_deduplicates(providers):
         pay(providers[True].url, key, label="l", amount=6, timeout=PATIENCE)
 
 
-def test_simultaneous_requests_of_one_key_are_deduplicated(providers):
+def test_simultaneous_requests_with_one_key_are_deduplicated(providers):
     key = uuid4().hex
     call = partial(pay, providers[True].url, key, label="l", amount=5, timeout=PATIENCE)
     assert len(set(race([call] * 8))) == 1
@@ -258,7 +258,7 @@ def test_a_payout_can_be_found_by_its_key(provider):
 
 
 @pytest.mark.parametrize(("fault", "named"), [*((fault, True) for fault in (*PAID, *UNPAID)), ("error_before", False)])
-def test_a_fault_strikes_the_first_call_of_a_payout_only(provider, fault, named):
+def test_a_fault_affects_only_the_first_call_of_a_payout(provider, fault, named):
     """A payout is identified by its label, or by its key if it has no label."""
     key, label, effects = uuid4().hex, uuid4().hex if named else "", int(fault in PAID)
     with pytest.raises(ProviderFailedError):
@@ -268,7 +268,7 @@ def test_a_fault_strikes_the_first_call_of_a_payout_only(provider, fault, named)
     assert paid(provider, key) == effects + 1
 
 
-def test_a_refusal_is_final(provider):
+def test_a_refused_payout_stays_refused(provider):
     key = uuid4().hex
     for _ in range(2):
         with pytest.raises(PayoutRefusedError):

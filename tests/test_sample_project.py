@@ -1,4 +1,4 @@
-"""The sample project on its own: what each endpoint does for one caller, and that no input becomes a server error."""
+"""The sample project: the effects of each endpoint for one caller, and no server error for any input."""
 
 import json
 from io import StringIO
@@ -12,7 +12,7 @@ from testproject.models import Charge, Notification, Payout, Transfer, Unprotect
 from tests.factories import UserFactory
 from tests.http.callers import Caller
 
-# The sample adds its own validation, which no database has a say in.
+# The sample's code doesn't depend on the database.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 CHARGE = {"amount": 1000, "currency": "usd", "label": "order-1"}
@@ -36,7 +36,7 @@ ENDPOINTS = [
     Endpoint("/transfers/", TRANSFER, Transfer.objects),
     Endpoint("/notifications/", NOTIFICATION, Notification.objects),
 ]
-#: What comes of good ones stands in ``test_orders``.
+#: ``test_orders`` tests valid orders.
 ORDERS = [Endpoint("/orders/", ORDER, CHARGED), Endpoint("/unprotected/orders/", ORDER, UNPROTECTED)]
 
 
@@ -71,7 +71,7 @@ def test_a_retry_replays_the_first_response_unless_unprotected(alice, endpoint):
 
 
 @each(CHARGES)
-def test_a_charge_is_found_at_its_location_and_only_by_its_owner(alice, endpoint):
+def test_a_charge_is_at_its_location_for_its_owner_only(alice, endpoint):
     created = alice.post(endpoint.path, endpoint.payload, key="k")
     location = created.headers["Location"]
     assert location.startswith(endpoint.path)
@@ -104,7 +104,7 @@ def test_a_caller_without_a_valid_token_is_refused(endpoint):
     assert endpoint.effects.count() == 0
 
 
-def test_the_demo_users_are_made_once_and_their_tokens_are_printed():
+def test_the_demo_users_are_created_once_and_their_tokens_printed():
     output = [StringIO(), StringIO()]
     for stream in output:
         call_command("create_demo_users", stdout=stream)
@@ -114,5 +114,5 @@ def test_the_demo_users_are_made_once_and_their_tokens_are_printed():
     assert set(User.objects.values_list("username", flat=True)) == {"alice", "bob"}
 
 
-def test_the_server_answers_before_anybody_is_authenticated(client):
+def test_the_health_check_needs_no_authentication(client):
     assert json.loads(client.get("/health/").content) == {"status": "ok"}

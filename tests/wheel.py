@@ -1,4 +1,4 @@
-"""``python -m tests.wheel SOURCE``: the wheel is what is installed, and holds what is in SOURCE and nothing else."""
+"""``python -m tests.wheel SOURCE``: the wheel is installed, and contains exactly the files in SOURCE."""
 
 import sys
 from importlib.metadata import files
@@ -23,7 +23,7 @@ def main(source):
     packed = {f"idempotency/{path.relative_to(source).as_posix()}" for path in written}
     strays += sorted(path for path in shipped - packed if path.startswith("idempotency/") and ".pyc" not in path)
     if strays or missing:
-        raise SystemExit(f"The wheel ships what it should not: {strays}; and lacks, or has changed: {missing}.")
+        raise SystemExit(f"Unexpected files in the wheel: {strays}. Missing or changed files: {missing}.")
 
 
 if __name__ == "__main__":

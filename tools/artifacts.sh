@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the wheel and the sdist into dist/ and checks them, and writes what a project gets with the wheel into
-# sbom.cdx.json. `tox -e artifacts` has the programs.
+# Builds the wheel and the sdist into dist/, checks them, and writes the SBOM of a project with the wheel to
+# sbom.cdx.json. `tox -e artifacts` installs the required programs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
@@ -11,7 +11,7 @@ trap 'rm -rf "$work"' EXIT
 
 rm -rf dist
 python -m build --outdir dist .
-# As somebody else builds it: elsewhere, with other permissions.
+# Reproduce the build in another directory and with other permissions.
 mkdir "$work/copy"
 git ls-files -z | xargs -0 cp --parents --preserve=mode -t "$work/copy"
 chmod -R go= "$work/copy"
@@ -20,7 +20,7 @@ for file in dist/*; do cmp "$file" "$work/$file"; done
 
 twine check --strict dist/*
 check-wheel-contents dist/*.whl
-# Each takes a point where it is not set. The release workflow sets both.
+# pyroma deducts a point for each that is not set. The release workflow sets both.
 missing=0
 [ -n "${CONTACT_EMAIL:-}" ] || missing=$((missing + 1))
 [ -n "${REPOSITORY_URL:-}" ] || missing=$((missing + 1))
@@ -31,12 +31,12 @@ tar -xzf dist/*.tar.gz -C "$work/sdist" --strip-components=1
 diff <(git ls-files | LC_ALL=C sort) \
     <(cd "$work/sdist" && find . -type f ! -path ./PKG-INFO | cut -c3- | LC_ALL=C sort)
 
-# A project's environment has nothing but the wheel and what that needs.
+# A project's environment contains only the wheel and its dependencies.
 python -m venv --without-pip "$work/project"
 python -m pip --python "$work/project/bin/python" install -q dist/*.whl
 cyclonedx-py environment --output-reproducible --output-file sbom.cdx.json "$work/project/bin/python"
 
-# The sdist's tests, with the sdist's own package.
+# Run the sdist's tests on the sdist's package.
 cd "$work/sdist"
 python -m pip --python "$work/project/bin/python" install -q --group base .
 "$work/project/bin/python" -m pytest -q --timeout=240 --ds=tests.base.settings --database=sqlite tests/base tests/unit

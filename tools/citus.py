@@ -1,9 +1,9 @@
-"""``python -m tools.citus --binaries DIRECTORY PART``: what holds on Citus, on a coordinator and two workers.
+"""``python -m tools.citus --binaries DIRECTORY PART``: run tests on Citus, with a coordinator and two workers.
 
-``DIRECTORY`` is the ``bin`` of a PostgreSQL that has the extension Citus. The servers belong to the run: they listen
-on Unix sockets and are deleted at its end. The parts are ``checks`` (``tests/on_citus.py``); ``suite``, the tests that
-may depend on the database, without those of ``NOT_ON_CITUS``; ``crashes``, the crash matrix; and ``deliveries``, every
-fault of a delivery. Other arguments go to pytest, ``tools.crashes`` or ``tools.deliveries``.
+``DIRECTORY`` is the ``bin`` of a PostgreSQL with the Citus extension. The servers are temporary and listen on Unix
+sockets. The parts are ``checks`` (``tests/on_citus.py``); ``suite``, the tests that may depend on the database, except
+for those in ``NOT_ON_CITUS``; ``crashes``, the crash matrix; and ``deliveries``, every delivery fault. Other arguments
+are passed to pytest, ``tools.crashes`` or ``tools.deliveries``.
 """
 
 from __future__ import annotations
@@ -27,45 +27,46 @@ from tests.harness import world
 from tests.harness.citus import Cluster, running_citus
 from tests.harness.postgres import Server
 
-#: What may depend on the database, but for tests of plain functions and tests that kill processes.
+#: Tests that may depend on the database, without tests of pure functions and tests that kill processes.
 SUITE = [
     *("-m", "not once", "tests/database", "tests/concurrency", "tests/http", "tests/contrib"),
     *("tests/test_orders.py", "tests/test_payouts.py", "tests/test_sample_project.py"),
 ]
 
-#: Tests that are left out, by a part of their names, each with the reason.
+#: Excluded tests, by a part of their node id, each with the reason.
 NOT_ON_CITUS = {
-    "tests/database/test_partitions.py": "partitions tables that are distributed already",
-    "tests/database/test_settings.py": "is for a server without the extension",
-    # On Citus BEGIN, the statements, the settings and COMMIT are messages of their own.
+    "tests/database/test_partitions.py": "partitions tables, but distributed tables can't be partitioned",
+    "tests/database/test_settings.py": "requires a server without the extension",
+    # On Citus, BEGIN, the statements, the settings and COMMIT are separate messages.
     "tests/database/test_messages.py": "counts the messages to PostgreSQL alone",
     "tests/http/test_cost.py": "counts the messages to PostgreSQL alone",
-    "tests/concurrency/trouble/test_merged_messages.py": "compares merged messages with single ones",
-    "tests/concurrency/trouble/test_cut_answers.py": "cuts the answers to merged messages",
-    "test_an_error_before_commit_is_sent_is_not_a_server_response": "there, each error of COMMIT may be its answer",
-    "test_our_timeouts_do_not_apply_to_the_handler_or_its_commit": "the wait for COMMIT is bounded there",
+    "tests/concurrency/trouble/test_merged_messages.py": "compares merged messages with separate ones",
+    "tests/concurrency/trouble/test_cut_answers.py": "truncates the responses to merged messages",
+    "test_an_error_before_commit_is_sent_is_not_a_server_response": "on Citus, any error of COMMIT may be its response",
+    "test_our_timeouts_do_not_apply_to_the_handler_or_its_commit": "on Citus, COMMIT has a timeout",
     "test_a_sweep_that_frees_what_may_not_run_again_is_found": "plants a fault in the model's sweep",
-    "-account]": "changes a record's account, by which it is distributed",
-    # The tests lock or wait by statements that name no account.
-    "test_a_row_that_is_locked_is_passed_over": "locks a record by its id",
-    "test_a_lock_of_the_whole_table_is_waited_for": "a purge waits on the workers",
+    "-account]": "changes a record's account, which is the distribution column",
+    # These lock or wait with statements that name no account.
+    "test_a_row_that_is_locked_is_passed_over": "locks a record by id",
+    "test_a_lock_of_the_whole_table_is_waited_for": "the purge waits on the workers",
     "at_once_end_and_no_claim_is_lost[SERIALIZABLE]": "Citus reports a lost race at COMMIT as an internal error",
     "test_a_list_answers_any_query": "the coordinator refuses an account of more than 255 characters",
     "test_a_change_that_lost_to_a_concurrent_transaction_is_retried": "a distributed table has no trigger",
-    "test_a_fenced_change_reads_its_own_record_and_no_other_claim": "explains a message of several statements",
-    "test_a_purge_walks_its_index": "explains statements of PostgreSQL alone",
+    "test_a_fenced_change_reads_its_own_record_and_no_other_claim": "runs EXPLAIN on a multi-statement message",
+    "test_a_purge_walks_its_index": "runs EXPLAIN on statements for plain PostgreSQL",
     "test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever": "a distributed table has no trigger",
     "test_a_mismatched_schema_is_a_503": "changes the columns of a table inside a transaction",
-    "test_a_batch_costs_the_same_statements": "a batch asks once more, whether the table is distributed",
-    "test_a_scrape_does_not_wait_for_a_migration": "waits for 50 ms, and all shards together take longer to read",
-    # Citus refuses to change a table with foreign keys after its transaction has asked all shards.
-    "test_no_large_table_is_read_without_an_index": "makes a user in the transaction that has filled all shards",
-    "test_a_long_list_is_cut_and_a_large_outbox": "makes a user in the transaction that has asked all shards",
-    "test_messages_and_errors_are_read_for_the_permitted": "makes a user in a transaction that has asked all shards",
+    "test_a_batch_costs_the_same_statements": "a batch also queries whether the table is distributed",
+    "test_a_scrape_does_not_wait_for_a_migration": "has a timeout of 50 ms, and reading all shards takes longer",
+    # Citus refuses to write to a table with foreign keys after the transaction has queried all shards.
+    "test_no_large_table_is_read_without_an_index": "creates a user in the transaction that filled all shards",
+    "test_a_long_list_is_cut_and_a_large_outbox": "creates a user in the transaction that queried all shards",
+    "test_messages_and_errors_are_read_for_the_permitted": "creates a user in a transaction that queried all shards",
     "portable": "the portable statements are for other databases",
 }
 
-#: In place of what ``tests.conftest`` does: a distributed table takes no room on the coordinator.
+#: Replaces the statement of ``tests.conftest``, which skips tables without pages: on the coordinator, no distributed
+#: table has any.
 EMPTY = """
 DO $$
 DECLARE
@@ -77,7 +78,7 @@ BEGIN
 END $$
 """
 
-#: Let Citus know the tables that the sample project's operations write to.
+#: Adds to Citus' metadata the tables that the sample project's operations write to.
 MAKE_KNOWN = """
 DO $$
 DECLARE
@@ -93,7 +94,7 @@ END $$
 
 
 def distribute(url: str) -> None:
-    """Distribute the package's tables as the documentation says, and let Citus know those of the sample project."""
+    """Distribute the package's tables as documented, and add the sample project's to Citus' metadata."""
     (statements,) = blocks("how-to/distribute-over-citus.md", "postgresql")
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(statements)  # type: ignore[arg-type]
@@ -101,7 +102,7 @@ def distribute(url: str) -> None:
 
 
 class OnCitus:
-    """A plugin of pytest that spreads the test database over the cluster."""
+    """A pytest plugin that distributes the test database over the cluster."""
 
     def __init__(self, running: Cluster) -> None:
         self.running = running
@@ -150,7 +151,7 @@ def suite(cluster: Cluster, arguments: Sequence[str]) -> int:
 
 @contextmanager
 def spread_worlds(cluster: Cluster) -> Iterator[None]:
-    """The worlds of the harness have their tables on the cluster."""
+    """Distribute the tables of the harness' worlds over the cluster."""
     own_database, migrate = world.own_database, world.migrate
 
     @contextmanager
@@ -171,7 +172,7 @@ def spread_worlds(cluster: Cluster) -> Iterator[None]:
 
 
 class ServersInTurn:
-    """The servers of a cluster. Each restart is of another one."""
+    """The servers of a cluster, which are restarted in turn."""
 
     def __init__(self, cluster: Cluster, url: str) -> None:
         self.url = url
@@ -210,7 +211,7 @@ def deliveries(cluster: Cluster, arguments: Sequence[str]) -> int:
         return deliver()
 
 
-#: What runs, by its name.
+#: The function that runs each part.
 PARTS: dict[str, Callable[[Cluster, Sequence[str]], int]] = {
     "checks": lambda cluster, rest: suite(cluster, rest or ["tests/on_citus.py"]),
     "suite": lambda cluster, rest: suite(cluster, rest or SUITE),

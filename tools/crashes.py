@@ -1,7 +1,7 @@
-"""``python -m tools.crashes``: the full matrix and the full storms, and their tables in Markdown.
+"""``python -m tools.crashes``: run the full crash matrix and the full storms, and print their tables in Markdown.
 
-It brings up a server of its own, unless ``DATABASE_URL`` names one that may make databases. What goes wrong is told at
-once, and the exit code is 1 then.
+It starts a temporary server, unless ``DATABASE_URL`` names one whose account may create databases. Failures are printed
+immediately, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tools.reports import markdown, say
 
 KINDS = ["plain", "drf", "async"]
 LEVELS = ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"]
-#: How many cells between two signs of life.
+#: The number of cells between two lines of progress.
 PACE = 100
 NAMES = ("point", "fault", "declaration")
 
 
 class Report:
-    """What is told while it runs, and at the end."""
+    """Prints progress, failures and totals."""
 
     def __init__(self) -> None:
         self.failed = False
@@ -59,19 +59,19 @@ class Report:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.crashes", description=__doc__)
     parser.add_argument("--database", choices=DATABASES, default="postgres")
-    parser.add_argument("--pgbouncer", action="store_true", help="the matrix through PgBouncer in transaction mode")
-    parser.add_argument("--seeds", type=int, default=1, help="how often each cell runs, each time prepared otherwise")
+    parser.add_argument("--pgbouncer", action="store_true", help="run the matrix through PgBouncer in transaction mode")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each cell, each prepared differently")
     parser.add_argument("--first-seed", type=int, default=0)
     for name, values in zip(NAMES, (POINTS, FAULTS, DECLARATIONS), strict=True):
-        parser.add_argument(f"--{name}", choices=values, action="append", help="only this one; may be repeated")
-    parser.add_argument("--kind", choices=KINDS, default="plain", help="of the view")
+        parser.add_argument(f"--{name}", choices=values, action="append", help="run only this one; may be repeated")
+    parser.add_argument("--kind", choices=KINDS, default="plain", help="the kind of view")
     parser.add_argument("--level", choices=LEVELS, default=None, help="the isolation level, on PostgreSQL")
-    parser.add_argument("--all", action="store_true", help="every kind and level on PostgreSQL, direct and pooled")
-    parser.add_argument("--restarts", type=int, default=0, help="how many stops of PostgreSQL in mid-load")
-    parser.add_argument("--failover", action="store_true", help="only kill a primary and promote its standby")
+    parser.add_argument("--all", action="store_true", help="run every kind and level on PostgreSQL, direct and pooled")
+    parser.add_argument("--restarts", type=int, default=0, help="how often PostgreSQL is stopped under load")
+    parser.add_argument("--failover", action="store_true", help="only run the failover")
     options = parser.parse_args()
     if options.database != "postgres" and (options.pgbouncer or options.all):
-        parser.error("--pgbouncer and --all are about the matrix on PostgreSQL")
+        parser.error("--pgbouncer and --all require PostgreSQL")
     chosen = [
         cell
         for cell in cells(options.seeds, options.first_seed)
@@ -123,7 +123,7 @@ def main() -> int:
 
 
 def failed_by(problems: Iterable[str]) -> dict[str, str]:
-    """The figure of a run that failed."""
+    """The figure that marks a run as failed."""
     text = "; ".join(problems)
     return {"failed": text[:300]} if text else {}
 
@@ -160,10 +160,10 @@ def totals(matrix: Matrix) -> str:
 
 
 def table(matrix: Matrix) -> str:
-    """A row a place, a column a fault, and in each a mark for every declaration in their order."""
+    """A row for each point and a column for each fault, whose cells mark the declarations in their order."""
     marks: dict[tuple[str, str, str], str] = {}
-    for left_out in matrix.excluded.values():
-        marks |= {cell.kind: "–" for cell in left_out}
+    for excluded in matrix.excluded.values():
+        marks |= {cell.kind: "–" for cell in excluded}
     for verdict in matrix.verdicts:
         if marks.get(verdict.cell.kind) != "✗":
             marks[verdict.cell.kind] = "✓" if verdict.passed else "✗"
@@ -171,7 +171,7 @@ def table(matrix: Matrix) -> str:
         [words, *(" ".join(marks.get((point, fault, name), " ") for name in DECLARATIONS) for fault in FAULTS)]
         for point, words in POINTS.items()
     ]
-    return markdown(["place", *FAULTS], rows)
+    return markdown(["point", *FAULTS], rows)
 
 
 def reasons(matrix: Matrix) -> str:

@@ -1,7 +1,7 @@
-"""``python -m tools.deliveries``: every fault on every broker, as tables in Markdown.
+"""``python -m tools.deliveries``: run every delivery fault on every broker, and print tables in Markdown.
 
-It brings up a PostgreSQL and the brokers by itself, unless ``DATABASE_URL`` names a PostgreSQL that may make databases.
-What goes wrong is told at once, and the exit code is 1 then.
+It starts the brokers and a temporary PostgreSQL, unless ``DATABASE_URL`` names a server whose account may create
+databases. Failures are printed immediately, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tools.reports import markdown, say
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.deliveries", description=__doc__)
-    parser.add_argument("--messages", type=int, default=40, help="how many of each kind, for each fault and broker")
-    parser.add_argument("--broker", choices=BROKERS, action="append", help="only this one; may be repeated")
-    parser.add_argument("--fault", choices=FAULTS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--messages", type=int, default=40, help="messages of each kind for each fault and broker")
+    parser.add_argument("--broker", choices=BROKERS, action="append", help="run only this one; may be repeated")
+    parser.add_argument("--fault", choices=FAULTS, action="append", help="run only this one; may be repeated")
     options = parser.parse_args()
     verdicts: list[Verdict] = []
     failed = False
@@ -72,7 +72,7 @@ def note_verdict(verdict: Verdict) -> None:
 
 
 def table(verdicts: Iterable[Verdict]) -> str:
-    """All that was counted on one broker, in Markdown."""
+    """The counts of one broker, in Markdown."""
     heads = ["fault", "struck", "deliveries", "doubled, lost, rolled back", "dead-lettered", "sent again"]
     heads += ["control: deliveries", "doubled, lost, rolled back", ""]
     rows: list[list[object]] = []

@@ -1,9 +1,9 @@
-"""What the package index shows of a release: its authors, the project's links and the README.
+"""A build hook for the metadata that the package index shows: authors, links and README.
 
-No file of the project names the site that hosts it, or a person. The build reads both from the environment; the release
-workflow sets them. ``REPOSITORY_URL`` is such as ``https://github.com/owner/name``: without it, the metadata has no
-links, and those of the README stay relative. ``CONTACT_EMAIL`` is where the maintainers read mail: without it, the
-metadata has no address. A wheel that is built from an sdist takes over the sdist's metadata.
+No file of the project names its hosting site or a person. The release workflow passes both in environment variables.
+``REPOSITORY_URL`` is the repository, for example ``https://github.com/owner/name``. Without it, the metadata contains
+no links, and the README's links stay relative. ``CONTACT_EMAIL`` is the maintainers' address. Without it, the metadata
+contains no address. A wheel built from an sdist inherits the sdist's metadata.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-#: The beginning of a link to a file of the repository.
+#: The beginning of a link to a file in the repository.
 RELATIVE_LINK = re.compile(r"\]\((?!https?:|#)")
 
 

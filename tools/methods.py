@@ -1,9 +1,9 @@
-"""Which method sees which bug: plants each of ``mutants.toml`` that is in the core, and runs every method on it.
+"""Measures which method detects which bug: plants each core bug of ``mutants.toml``, and runs every method on it.
 
-    python -m tools.methods --minutes 25       # as many as that allows, in a random order
-    python -m tools.methods --only NAME        # one; may be given several times
+    python -m tools.methods --minutes 25       # as many as fit into 25 minutes, in random order
+    python -m tools.methods --only NAME        # one bug; may be repeated
 
-A method runs in its reduced form, and until its first failure. Each result is a line of ``RESULTS``.
+Each method runs in a reduced form, and stops at its first failure. Each result is added to ``RESULTS`` as a line.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.results import note
 from tools.mutants import FAILED, LIST, PASSED, Mutant, copies, read_list, run_tests, write
 from tools.reports import markdown, say
 
-#: Where a bug may double an effect, lose one or tell a wrong outcome.
+#: Files in which a bug may double an effect, lose one or return a wrong outcome.
 CORE = (
     *("idempotency/lifecycle.py", "idempotency/operate/sweep.py", "idempotency/operate/resolutions.py"),
     *("idempotency/protocol/", "idempotency/store/portable.py", "idempotency/store/postgresql/statements.py"),
 )
-#: Each method's tests in their reduced form. The named tests are those of the bug.
+#: The reduced tests of each method. The named tests are those listed for the bug.
 METHODS: dict[str, tuple[str, ...]] = {
     "named tests": (),
     "sequences": ("tests/database/test_stateful.py", "-k", "any_sequence or short_sequence"),
@@ -36,8 +36,8 @@ METHODS: dict[str, tuple[str, ...]] = {
 SEEN, UNSEEN, UNCLEAR = "seen", "–", "?"
 
 
-def look(mutant: Mutant, copy: Path, left: float) -> Iterator[tuple[str, str]]:
-    """Each method, and whether it sees the bug. A method for which no time is left is missing."""
+def try_methods(mutant: Mutant, copy: Path, left: float) -> Iterator[tuple[str, str]]:
+    """Each method and its verdict, until ``left`` seconds have passed."""
     path = copy / mutant.file
     sound, end = path.read_text(), time.monotonic() + left
     write(path, mutant.apply(copy))
@@ -56,16 +56,16 @@ def verdict_of(mutant: Mutant, copy: Path, tests: Sequence[str]) -> str:
     except subprocess.TimeoutExpired:
         return UNCLEAR
     if "from pytest-timeout" in ended.stdout:
-        return UNCLEAR  # it may have been slow
+        return UNCLEAR  # the test may just have been slow
     return {PASSED: UNSEEN, FAILED: SEEN}.get(ended.returncode, UNCLEAR)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.methods", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", action="append", metavar="NAME", help="try this one; may be given several times")
-    parser.add_argument("--minutes", type=float, default=600, help="after how many nothing more is begun")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many run at a time (default: 1)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order in which they are tried")
+    parser.add_argument("--only", action="append", metavar="NAME", help="try this bug; may be repeated")
+    parser.add_argument("--minutes", type=float, default=600, help="start no method after this many minutes")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="bugs tried in parallel (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the bugs")
     options = parser.parse_args(arguments)
     bugs = [mutant for mutant in read_list(LIST.read_text()) if mutant.file.startswith(CORE)]
     bugs = [mutant for mutant in bugs if options.only is None or mutant.name in options.only]
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         def attempt(mutant: Mutant) -> None:
             copy = free.get()
             try:
-                for method, verdict in look(mutant, copy, begun + options.minutes * 60 - time.monotonic()):
+                for method, verdict in try_methods(mutant, copy, begun + options.minutes * 60 - time.monotonic()):
                     found.setdefault(mutant.name, {})[method] = verdict
                     say(f"{time.monotonic() - begun:5.0f} s  {mutant.name}, {method}: {verdict}")
                     note("method", bug=mutant.name, method=method, verdict=verdict, database=mutant.database)

@@ -1,11 +1,11 @@
-"""Breaks the package in each way that ``mutants.toml`` lists, one at a time, and looks whether the named tests fail.
+"""Plants each bug that ``mutants.toml`` lists, one at a time, and checks that the named tests fail.
 
-    python tools/mutants.py                    # all of them; exits with 1 if one survives, with 2 if one can't be tried
-    python tools/mutants.py --only NAME        # one; may be given several times
-    python tools/mutants.py --check            # only that each text to replace is found exactly once
+    python tools/mutants.py                    # all; exits with 1 if one survives, with 2 if one can't be tried
+    python tools/mutants.py --only NAME        # one; may be repeated
+    python tools/mutants.py --check            # only check that each can be applied
 
-A mutant is applied to a copy of the tree in a temporary folder. The tree itself is never changed. The named tests first
-run on the unchanged copy, because a test that fails anyway kills nothing.
+A mutant is applied to a temporary copy of the tree. The tree itself is never changed. The named tests first run on the
+unchanged copy, because a test that fails anyway proves nothing.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_suffix(".toml")
-LEFT_OUT = (".git", ".venv", ".tox", ".*_cache", "__pycache__", "build", "dist")
+EXCLUDED = (".git", ".venv", ".tox", ".*_cache", "__pycache__", "build", "dist")
 DATABASES = ("sqlite", "postgres")
 
-#: The exit codes of pytest that say something: all tests passed, or some failed.
+#: pytest's exit codes if it ran all tests, and they passed or some failed.
 PASSED, FAILED = 0, 1
 
 KILLED, SURVIVED = "killed", "SURVIVED"
 
-#: Seconds for the tests of one mutant, which may make them hang where pytest-timeout can't end them.
+#: Seconds for the tests of one mutant, which may make them hang in a place that pytest-timeout can't interrupt.
 PATIENCE = 3600
 
 
 class WrongListError(Exception):
-    """A mutant can't be applied or judged, so nothing is known about it."""
+    """A mutant can't be applied, or its tests can't be run."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault, and the tests that must see it."""
+    """A bug, and the tests that must detect it."""
 
     name: str
     file: str
-    #: Must be in the file exactly once.
+    #: Occurs exactly once in the file.
     old: str
     new: str
-    #: What goes wrong for a user.
+    #: The consequence for users.
     why: str
-    #: Files or node ids of pytest.
+    #: Files or pytest node ids.
     tests: tuple[str, ...]
     database: str = "sqlite"
 
     def apply(self, root: Path) -> str:
-        """The text of the file with the fault.
+        """The file's text with the bug.
 
-        :raises WrongListError: the text to replace is not there, or is there more than once.
+        :raises WrongListError: the text to replace does not occur exactly once.
         """
         path = root / self.file
         text = path.read_text() if path.exists() else ""
@@ -79,7 +79,7 @@ def read_list(text: str) -> list[Mutant]:
 
 
 def wrong_entries(mutants: Sequence[Mutant], root: Path) -> list[str]:
-    """What is wrong with the list: a text that is not found once, a fault that changes nothing, a missing test."""
+    """Mistakes in the list: a text that does not occur exactly once, a bug that changes nothing, a missing test."""
     if not mutants:
         return ["0 mutants were checked"]
     wrong = []
@@ -104,19 +104,19 @@ def wrong_entries(mutants: Sequence[Mutant], root: Path) -> list[str]:
 
 @contextmanager
 def copies(count: int) -> Iterator[queue.Queue[Path]]:
-    """Copies of the tree, to take from and to put back."""
+    """A pool of copies of the tree."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         free: queue.Queue[Path] = queue.Queue()
         for number in range(count):
             copy = Path(folder, str(number))
-            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
+            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*EXCLUDED))
             free.put(copy)
         yield free
 
 
 def run_tests(copy: Path, tests: Sequence[str], database: str) -> subprocess.CompletedProcess[str]:
-    """Run tests of a copy until the first one fails."""
-    # What a broken copy comes to is no result of the package.
+    """Run tests in a copy until the first one fails."""
+    # The figures of a broken copy must not be recorded.
     environment = {name: value for name, value in os.environ.items() if name not in {"DATABASE_URL", "RESULTS"}}
     environment["PYTHONPATH"] = str(copy)
     options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout=240", f"--database={database}"]
@@ -127,15 +127,15 @@ def run_tests(copy: Path, tests: Sequence[str], database: str) -> subprocess.Com
 
 
 def write(path: Path, text: str) -> None:
-    """Write a module, and forget what was compiled: a change within a second may keep its size."""
+    """Write a module, and delete its bytecode: it looks valid if size and modification second stay the same."""
     path.write_text(text)
     Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
 
 def is_killed(mutant: Mutant, copy: Path) -> bool:
-    """Whether the mutant's tests see it.
+    """Whether the mutant's tests detect it.
 
-    :raises WrongListError: the tests can't be run with it.
+    :raises WrongListError: the tests can't be run.
     """
     path = copy / mutant.file
     sound, broken = path.read_text(), mutant.apply(copy)
@@ -205,11 +205,11 @@ def try_all(mutants: Sequence[Mutant], jobs: int) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--list", action="store_true", help="name the mutants, with the reason of each")
-    parser.add_argument("--check", action="store_true", help="only check that each of them can be applied")
-    parser.add_argument("--only", action="append", metavar="NAME", help="try this one; may be given several times")
-    parser.add_argument("--database", choices=DATABASES, help="try those that are tested on this database")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many run at a time (default: 1)")
+    parser.add_argument("--list", action="store_true", help="list the mutants with their reasons")
+    parser.add_argument("--check", action="store_true", help="only check that each mutant can be applied")
+    parser.add_argument("--only", action="append", metavar="NAME", help="try this mutant; may be repeated")
+    parser.add_argument("--database", choices=DATABASES, help="try the mutants that are tested on this database")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="mutants tried in parallel (default: 1)")
     options = parser.parse_args(arguments)
     mutants = read_list(LIST.read_text())
     if unknown := set(options.only or ()) - {mutant.name for mutant in mutants}:

@@ -1,15 +1,15 @@
-"""``python -m tools.mutation``: which mutants of the rooms that decide about a second effect do the tests see?
+"""``python -m tools.mutation``: test mutants of the packages in which a bug can cause a second effect.
 
-The mutants are those of mutmut (``pip install mutmut``), of decorated functions, too. pytest collects the tests once,
-and a fork of it notes the lines that each test executes. Each mutant gets a fork in which its functions have its code.
-Tests of its line run there until one fails: first those that have seen mutants of the file, then all that
-``tests/README.md`` names for it, the fastest first, then others. What only an import runs, such as a constant, is run
-again in a fork. The tests run in a new process if that can't be, if a test fails even when the unchanged statement is
-run again, and if no test sees a change of a class, or of a line that no test executes, because only imports call its
-function.
+mutmut (``pip install mutmut``) makes the mutants, here of decorated functions as well. pytest collects the tests once,
+and a fork records which lines each test executes. Each mutant is tried in a fork that replaces the code of the changed
+functions. There, the tests of its line run until one fails: first those that killed mutants of the same file, then
+those that ``tests/README.md`` names for it, the fastest first, then others. Module-level statements, such as constants,
+are executed again in the fork. A new process runs the tests instead if a statement can't be executed again, if a test
+fails even when the unchanged statement is executed again, if no test detects a change of a class, or if no test
+executes the line, because its function is only called during imports.
 
-``mutation.toml`` lists mutants that no test need see. The exit code is 1 if another one survives. It is 2 if tests fail
-without a mutant, or if a planted fault is not seen.
+``mutation.toml`` lists mutants that no test needs to detect. The exit code is 1 if another one survives. It is 2 if
+tests fail without a mutant, or if a planted bug is not detected.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from tests.results import note
 from tools.mutants import copies, write
 
 LIST = Path(__file__).with_suffix(".toml")
-ROOMS = ("idempotency/protocol", "idempotency/store", "idempotency/http")
-LEFT_OUT = ("citus.py", "mysql.py")
-#: What does something on PostgreSQL only, and what its store replaces.
+PACKAGES = ("idempotency/protocol", "idempotency/store", "idempotency/http")
+EXCLUDED = ("citus.py", "mysql.py")
+#: Files that only matter on PostgreSQL, and those that its store replaces.
 ONLY_POSTGRESQL = ("/postgresql/", "own_connection.py", "statement_timeout.py")
 NOT_POSTGRESQL = ("portable.py",)
 TESTS = ("tests/unit", "tests/http", "tests/database", "tests/concurrency")
-MODULES = "tests/unit/test_public_names.py"  # looks at what each module has
+MODULES = "tests/unit/test_public_names.py"  # checks the names in each module
 SLOW = ("tests/database/test_stateful.py", "tests/http/test_fuzz.py")
 IMPORTS, NO_DIFFERENCE, LATE = "import", "no difference", "the time limit"
 PYTEST = ("-p", "no:randomly", "-p", "no:cacheprovider")
@@ -71,7 +71,7 @@ class Mutant:
     line: int
     old: str
     new: str
-    #: The calls, raises and assignments that it is a part of.
+    #: The calls, raises and assignments that contain it.
     around: tuple[str, ...] = ()
     #: Whether it changes a literal with a space in it.
     is_prose: bool = False
@@ -83,7 +83,7 @@ class Mutant:
 
     @property
     def excuse(self) -> str:
-        """Why no test need see it, according to the list."""
+        """The reason why no test needs to detect it, from the list."""
         gone, come = ("\n".join(line for line in self.diff if line[0] == sign) for sign in "-+")
         for entry in excuses():
             if (
@@ -103,7 +103,7 @@ def excuses() -> list[dict[str, Any]]:
 
 
 class Everywhere(MutationVisitor):
-    """mutmut leaves decorated functions out, because it copies functions."""
+    """Includes decorated functions, which mutmut skips because it copies functions."""
 
     def _skip_node_and_children(self, node: libcst.CSTNode) -> bool:
         return not isinstance(node, libcst.FunctionDef) and bool(super()._skip_node_and_children(node))
@@ -126,7 +126,7 @@ def make(file: str, number: int) -> Mutant:
     begin, end = (sum(map(len, lines[: at.line - 1])) + at.column for at in (span.start, span.end))
     if isinstance(node, libcst.BaseCompoundStatement):
         new = wrapper.module.deep_replace(node, found[number].mutated_node).code
-    else:  # the same, in a hundredth of the time
+    else:  # equivalent, and a hundred times as fast
         new = code[:begin] + wrapper.module.code_for_node(found[number].mutated_node) + code[end:]
     around, parents = [], wrapper.resolve(ParentNodeProvider)
     outer = node
@@ -145,7 +145,7 @@ def make(file: str, number: int) -> Mutant:
 
 
 def planted() -> Iterator[Mutant]:
-    """A fault in a function, one that only an import sees, and none."""
+    """A bug in a function, a bug that only an import executes, and a change without an effect."""
     file = "idempotency/protocol/ownership.py"
     text = Path(file).read_text()
     line = next(node for node in ast.parse(text).body if getattr(node, "name", "") == "complete").body[-1].lineno
@@ -157,13 +157,13 @@ def planted() -> Iterator[Mutant]:
 
 
 def essence(code: CodeType) -> tuple[Any, ...]:
-    """All of a code object but its lines and columns."""
+    """A code object without its line and column numbers."""
     constants = tuple(essence(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts)
     return code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_exceptiontable
 
 
 def differences(old: CodeType, new: CodeType, *, imported: bool = True) -> Iterator[tuple[CodeType, CodeType] | str]:
-    """The functions that differ, and those inside of them, or ``IMPORTS``."""
+    """The functions that differ, nested ones included, and ``IMPORTS`` if module-level or class-level code differs."""
     inner = [[each for each in code.co_consts if isinstance(each, CodeType)] for code in (old, new)]
     if imported:
         rest = [
@@ -181,9 +181,9 @@ def differences(old: CodeType, new: CodeType, *, imported: bool = True) -> Itera
 
 
 def changed_statements(path: Path, mutant: Mutant) -> list[ast.Module | None]:
-    """The statements of the module that differ, before and after, and later assignments that use their names.
+    """The module's statements that differ, before and after, with later assignments that use their names.
 
-    None for both if others differ than assignments, functions and classes.
+    None for both if anything differs except assignments, functions and classes.
     """
     kinds = (ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
     bodies = [ast.parse(text, path).body for text in (mutant.old, mutant.new)]
@@ -217,7 +217,7 @@ def tests_near(file: str) -> tuple[str, ...]:
 
 
 def run_again(statements: ast.Module) -> None:
-    """Run statements of a module again, and give the results to all modules that have imported them by their names."""
+    """Execute a module's statements again, and update all modules that imported the changed names."""
     path = str(statements.path)
     module = next(each for each in list(sys.modules.values()) if getattr(each, "__file__", None) == path)
     before = dict(vars(module))
@@ -231,7 +231,7 @@ def run_again(statements: ast.Module) -> None:
 
 
 class Zygote:
-    """A plugin of pytest, which forks instead of running what it has collected."""
+    """A pytest plugin that forks instead of running the collected tests."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -245,29 +245,29 @@ class Zygote:
         from django.db import connections
 
         self.items = {item.nodeid: item for item in session.items}
-        self.next: Any = SimpleNamespace(listchain=lambda: [session])  # keeps the fixtures of the session
+        self.next: Any = SimpleNamespace(listchain=lambda: [session])  # keeps the session's fixtures
         first = next(name for name, item in self.items.items() if item.get_closest_marker("django_db"))
-        self.error_of(first)  # makes the database
+        self.error_of(first)  # creates the database
         connections.close_all()
         for each in gc.get_objects():
-            if type(each) is FunctionType:  # isinstance() would have a lazy object make its value
+            if type(each) is FunctionType:  # isinstance() would evaluate lazy objects
                 code = each.__code__
                 self.functions[code.co_filename, code.co_firstlineno, code.co_qualname].append(each)
-        if not self.options.seen.exists():
-            print("the lines of the tests:", self.fork(list(self.items), None, 7200), flush=True)
-        self.lines, seconds, failed = json.loads(self.options.seen.read_text())
+        if not self.options.lines.exists():
+            print("recorded the lines of", self.fork(list(self.items), None, 7200), flush=True)
+        self.lines, seconds, failed = json.loads(self.options.lines.read_text())
         self.seconds.update(seconds)
-        self.unknown = self.items.keys() - seconds.keys()  # new since then, and may execute any line
+        self.unknown = self.items.keys() - seconds.keys()  # newer tests, which may execute any line
         gc.freeze()  # the forks share it
         for error in failed:
-            print(f"left out, because it fails without a mutant: {error}", flush=True)
+            print(f"excluded, because it fails without a mutant: {error}", flush=True)
             self.items.pop(error.partition(": ")[0], None)
         if len(failed) < len(self.items) / 100:
             self.result = try_mutants(self, self.options)
         return True
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """The tests that execute its line, or else its statement, its function, its file."""
+        """The tests that execute its line or, if there are none, its statement, its function or its file."""
         lines = self.lines.get(mutant.file, {})
         around = [
             node
@@ -282,16 +282,16 @@ class Zygote:
                 break
         else:
             is_called, found = False, {test for tests in lines.values() for test in tests if test in self.items}
-        if not is_called:  # only an import executes it, and other files may use what it makes
+        if not is_called:  # only an import executes it, and other files may use its result
             near = (*near, MODULES)
             found |= {test for test in self.items if test.startswith(near)}
         found |= {test for test in self.unknown if test.startswith(near)}
         rank, seconds, by_file, chosen = {}, 0.0, Counter[str](), []
-        for test in sorted(found, key=self.seconds.__getitem__):  # the fastest of each file, then their second ones
+        for test in sorted(found, key=self.seconds.__getitem__):  # the fastest of each file, then the second fastest
             by_file[file := test.partition("::")[0]] += 1
             rank[test] = by_file[file]
-        seen_by = self.kills[mutant.file]
-        for test in sorted(rank, key=lambda test: (test not in seen_by, not test.startswith(near), rank[test])):
+        killers = self.kills[mutant.file]
+        for test in sorted(rank, key=lambda test: (test not in killers, not test.startswith(near), rank[test])):
             seconds += self.seconds[test]
             if seconds > self.options.seconds and not test.startswith(near):
                 break
@@ -299,7 +299,7 @@ class Zygote:
         return chosen
 
     def killer(self, mutant: Mutant, tests: list[str]) -> str:
-        """The test that sees it, or ``""``."""
+        """The test that detects it, or ``""``."""
         path = Path(mutant.file).resolve()
         limit = 30 + 8 * sum(self.seconds[test] for test in tests)
         differing = list(
@@ -307,7 +307,7 @@ class Zygote:
         )
         if not differing:
             return NO_DIFFERENCE
-        write(path, mutant.new)  # for processes that tests start, too
+        write(path, mutant.new)  # also for processes that tests start
         try:
             old, new = changed_statements(path, mutant) if IMPORTS in differing else (None, None)
             if IMPORTS not in differing:
@@ -319,7 +319,7 @@ class Zygote:
                 if killer and not self.fork([killer], old, limit):
                     return killer
                 if not killer and all(isinstance(each, (ast.Assign, ast.AnnAssign)) for each in new.body):
-                    return ""  # an old class may have subclasses, but not an old value
+                    return ""  # unlike a class, a value has no subclasses of its old version
             command = [sys.executable, "-m", "pytest", "-qx", "--reuse-db", *PYTEST, *tests]
             ran = subprocess.run(command, capture_output=True, text=True, timeout=limit, start_new_session=True)
             return f"pytest ended with {ran.returncode}" if ran.returncode else ""
@@ -329,15 +329,15 @@ class Zygote:
             write(path, mutant.old)
 
     def fork(self, tests: list[str], differing: Any, limit: float) -> str:
-        """What a fork says of tests: which one fails with the functions of a mutant or, without any, a summary."""
-        said = Path("said")
-        said.unlink(missing_ok=True)
+        """Run tests in a fork. Return the first that fails with the mutant or, without a mutant, a summary."""
+        result = Path("result")
+        result.unlink(missing_ok=True)
         if not (child := os.fork()):
             try:
                 os.setsid()
                 for number in range(3):
                     os.dup2(os.open(os.devnull, os.O_RDWR), number)
-                said.write_text(self.trace(tests) if differing is None else self.first_error(tests, differing))
+                result.write_text(self.trace(tests) if differing is None else self.first_error(tests, differing))
             finally:
                 os._exit(0)
         end = time.monotonic() + limit
@@ -348,7 +348,7 @@ class Zygote:
         if not ended:
             os.waitpid(child, 0)
             return LATE
-        return said.read_text() if said.exists() else "the process ended"
+        return result.read_text() if result.exists() else "the process ended"
 
     def error_of(self, test: str) -> str:
         reports = runtestprotocol(self.items[test], nextitem=self.next, log=False)
@@ -362,7 +362,7 @@ class Zygote:
                 for function in self.functions[old.co_filename, old.co_firstlineno, old.co_qualname]:
                     function.__code__ = new
         for test in tests:
-            # A test that hangs ends this process, not the whole list.
+            # A test that hangs ends only this process.
             faulthandler.dump_traceback_later(30 + 8 * self.seconds[test], exit=True)
             if self.error_of(test):
                 return test
@@ -381,26 +381,26 @@ class Zygote:
                 seconds[test] = time.monotonic() - begun
         data = traced.get_data()
         lines = {os.path.relpath(file): data.contexts_by_lineno(file) for file in data.measured_files()}
-        self.options.seen.write_text(json.dumps([lines, seconds, failed]))
+        self.options.lines.write_text(json.dumps([lines, seconds, failed]))
         return f"{len(tests)} tests"
 
 
 def try_mutants(zygote: Zygote, options: argparse.Namespace) -> int:
     for each in planted():
         killer = zygote.killer(each, zygote.tests_of(each))
-        print(f"planted: {killer or 'not seen'}", flush=True)
+        print(f"planted: {killer or 'not detected'}", flush=True)
         if bool(killer) is (each.number == 2):
             return 2
     files = sorted({str(file) for path in options.paths for file in [Path(path), *Path(path).rglob("*.py")]})
     there = [
         (file, number)
         for file in files
-        if file.endswith(".py") and not file.endswith(LEFT_OUT)
+        if file.endswith(".py") and not file.endswith(EXCLUDED)
         if not any(name in file for name in (NOT_POSTGRESQL if options.database == "postgres" else ONLY_POSTGRESQL))
         for number in range(len(mutations(file)[1]))
     ]
     chosen = [tuple(one.split("#")) for one in options.only] or there
-    if not options.only:  # in a random order, so that what was tried before a stop is a sample of all
+    if not options.only:  # in random order, so that an interrupted run has tried a random sample
         size = len(there) if options.all else min(options.sample, len(there))
         chosen = random.Random(options.seed).sample(there, size)
     tally: dict[str, Counter[str]] = defaultdict(Counter)
@@ -437,18 +437,20 @@ def try_mutants(zygote: Zygote, options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.mutation", description=__doc__)
-    parser.add_argument("paths", nargs="*", default=ROOMS, help="files or folders")
-    parser.add_argument("--sample", type=int, default=300)
-    parser.add_argument("--all", action="store_true")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no mutant after so long")
-    parser.add_argument("--only", action="append", default=[], metavar="FILE#NUMBER")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("paths", nargs="*", default=PACKAGES, help="files or folders (default: %(default)s)")
+    parser.add_argument("--sample", type=int, default=300, help="number of random mutants (default: %(default)s)")
+    parser.add_argument("--all", action="store_true", help="try all mutants")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no mutant after this many minutes")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="FILE#NUMBER", help="try this mutant; may be repeated"
+    )
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="seed of the sample")
     parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
-    parser.add_argument("--seconds", type=float, default=60, help="after so long, only tests of README.md begin")
-    parser.add_argument("--seen", type=Path, default=Path("seen"), help="keep the lines of the tests in this file")
+    parser.add_argument("--seconds", type=float, default=60, help="limit for tests that tests/README.md does not name")
+    parser.add_argument("--lines", type=Path, default=Path("lines"), help="the file that keeps the lines of each test")
     options = parser.parse_args()
     if "MUTATION" not in os.environ:
-        with copies(1) as free:  # the tree itself is never changed
+        with copies(1) as free:
             copy = free.get()
             repository = subprocess.run(["git", "rev-parse", "--absolute-git-dir"], capture_output=True, text=True)
             environment = {

@@ -1,7 +1,6 @@
-"""Builds the documentation as Read the Docs does: by the commands of ``.readthedocs.yaml``, in an environment with
-nothing else.
+"""Builds the documentation as Read the Docs does: with the commands of ``.readthedocs.yaml``, in a clean environment.
 
-    python tools/read_the_docs.py FOLDER       # for the environment and the pages
+python tools/read_the_docs.py FOLDER       # creates the environment and the pages in FOLDER
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What full runs say while they run, and their tables in Markdown."""
+"""Progress lines and Markdown tables of full runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 
 def say(*words: object) -> None:
-    """Say how a run goes, at once."""
+    """Print a line and flush it."""
     sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 
 
 def markdown(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A table whose columns can be read as they stand: the first one's cells on the left, the others' on the right."""
+    """A table that is readable without rendering: the first column left-aligned, the others right-aligned."""
     lines = [[str(cell) for cell in line] for line in (heads, *rows)]
     first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
     rule = ["-" * first, *("-" * (width - 1) + ":" for width in others)]

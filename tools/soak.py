@@ -1,4 +1,4 @@
-"""``python -m tools.soak``: clients that never stop, while a nemesis kills, freezes and stops what serves them.
+"""``python -m tools.soak``: run clients continuously, while a nemesis kills, freezes and stops the servers.
 
 The exit code is 1 if a promise was broken or something grew. It is 2 if the run is void, because an act never struck or
 the control doubled nothing.
@@ -22,24 +22,24 @@ from tests.soak.nemesis import JUMP, Nemesis
 from tests.soak.servers import Servers
 from tools.reports import markdown, say
 
-#: How long after a pause everything must be at rest.
+#: The time within which everything must be idle after the clients have paused.
 LIMIT = 120.0  # seconds
-#: What is larger at the last checkpoint than ever in the first half, by this factor and this many bytes, has a leak.
-#: Two checkpoints are too few to tell.
+#: A leak is a size at the last checkpoint that exceeds the first half's maximum by this factor and this many bytes.
+#: Two checkpoints are too few to detect one.
 GROWTH, SLACK = 1.25, 4_000_000
 
-#: Where the effects of a kind are counted, besides the provider's ledger.
+#: The tables in which each kind's effects are counted, in addition to the provider's ledger.
 TABLES = {"transfer": ["transfer"], "drawn": ["transfer"], "payout": ["payout"], "order": ["charge", "receipt"]}
 IN_LEDGER = {"payout", CONTROL}
 
-RESTLESS = """
+BUSY = """
 SELECT (SELECT count(*) FROM idempotency_record WHERE status = 'in_progress')
      + (SELECT count(*) FROM idempotency_outbox_message WHERE status = 'pending')
 """
-#: What a client or a message has to run again.
-CUT_OFF = "SELECT count(*) FROM idempotency_record WHERE status = 'recoverable'"
+#: Records that only a retry or a redelivered message can finish.
+INTERRUPTED = "SELECT count(*) FROM idempotency_record WHERE status = 'recoverable'"
 AGE = "UPDATE idempotency_outbox_message SET created_at = created_at - {0}, sent_at = sent_at - {0}"
-#: It looks at the messages of those tasks that its process has loaded.
+#: Only handles messages of tasks that the process has loaded.
 RESEND = """
 from datetime import timedelta
 from testproject.celery import app
@@ -58,16 +58,16 @@ class Judge:
     servers: Servers
     load: Load
     problems: list[str] = field(default_factory=list)
-    #: How many effects there had to be at the last checkpoint, and what the control came to.
+    #: The number of expected effects at the last checkpoint, and of effects that the control doubled.
     checked: int = 0
     control_doubled: int = 0
-    #: How many histories were checked and of how many calls, and how many of the control no record explains.
+    #: The numbers of checked histories, of their calls, and of the control's histories that no record explains.
     histories: int = 0
     invocations: int = 0
     control_unexplained: int = 0
     sent_again: int = 0
     take_overs: int = 0
-    #: By what was measured: its value at each checkpoint.
+    #: The value of each measurement at each checkpoint.
     sizes: dict[str, list[int]] = field(default_factory=dict)
 
     def checkpoint(self) -> None:
@@ -75,7 +75,7 @@ class Judge:
         self._check_histories()
         self.problems += self.load.problems + self.servers.ended()
         with closing(Database(self.servers.database.url)) as database:
-            self._come_to_rest(database)
+            self._wait_until_idle(database)
             self._count_effects(database)
             self.take_overs += database.count("SELECT coalesce(sum(attempt - 1), 0) FROM idempotency_record")
             sessions = database.count("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")
@@ -84,14 +84,14 @@ class Judge:
             database.query(AGE.format("interval '30 days'"))
             self.servers.run("manage.py", "purge_idempotency")
             database.query("VACUUM")
-            # An immediate stop loses what VACUUM has noted of free pages, unless a checkpoint came before.
+            # Without a checkpoint, an immediate stop would lose the free space map that VACUUM wrote.
             database.query("CHECKPOINT")
             self._measure(
                 database, "purged", {"records, purged": database.count("SELECT count(*) FROM idempotency_record")}
             )
 
     def _check_histories(self) -> None:
-        # A claim that was not released is in the way for its lease, by a clock that may be set back meanwhile.
+        # A claim that was not released blocks its key for the lease, by a clock that may be set back in the meantime.
         lease = LEASE + JUMP
         self.histories += len(by_key(self.load.calls))
         self.invocations += len(self.load.calls)
@@ -101,23 +101,23 @@ class Judge:
         self.load.calls.clear()
         self.load.control_calls.clear()
 
-    def _come_to_rest(self, database: Database) -> None:
-        """Wait until nothing is claimed, to be sent or queued. A message that Redis lost is sent again."""
+    def _wait_until_idle(self, database: Database) -> None:
+        """Wait until nothing is claimed, pending or queued. Messages that Redis lost are resent."""
         deadline = time.monotonic() + (0 if self.problems else LIMIT)
         while time.monotonic() < deadline:
             self.servers.supervise()
-            if not database.count(RESTLESS) and not self.servers.redis.count("celery"):
+            if not database.count(BUSY) and not self.servers.redis.count("celery"):
                 missing = len(self.load.operations["order"]) - database.count(
                     "SELECT count(*) FROM testproject_receipt"
                 )
-                if missing <= 0 and not database.count(CUT_OFF):
+                if missing <= 0 and not database.count(INTERRUPTED):
                     return
                 self.sent_again += max(0, missing)
                 database.query(AGE.format("interval '1 hour'"))
                 self.servers.run("-c", RESEND)
-            time.sleep(0.1)  # between two looks at other processes
-        left = f"{database.count(RESTLESS)} claims and messages, and {database.count(CUT_OFF)} cut off"
-        self.problems.append(f"P7: not at rest, with {left}")
+            time.sleep(0.1)  # polls other processes
+        left = f"{database.count(BUSY)} claims and messages, and {database.count(INTERRUPTED)} interrupted"
+        self.problems.append(f"P7: not idle: {left}")
 
     def _count_effects(self, database: Database) -> None:
         self.checked = 0
@@ -153,9 +153,9 @@ class Judge:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.soak", description=__doc__)
     parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="of the schedule (default: random)")
-    parser.add_argument("--checkpoint", type=int, default=50_000, help="after how many requests effects are counted")
-    parser.add_argument("--pace", type=int, default=1_000, help="requests between two acts of the nemesis, in the mean")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="seed of the schedule")
+    parser.add_argument("--checkpoint", type=int, default=50_000, help="requests between two counts of the effects")
+    parser.add_argument("--pace", type=int, default=1_000, help="mean requests between two acts of the nemesis")
     options = parser.parse_args()
     say(f"seed {options.seed}; {NEW:.0%} of the requests begin an operation, {RETRY:.0%} retry one without an outcome")
     with ExitStack() as stack:

@@ -1,6 +1,6 @@
-"""``python -m testproject.demo CHARGES ORDERS``: one run, whose verdict is the exit code.
+"""``python -m testproject.demo CHARGES ORDERS``: one run of the demo, whose exit code is its verdict.
 
-``manage.py demo`` starts it. It uses the database of ``DATABASE_URL``, or else a PostgreSQL that lives as long as it.
+``manage.py demo`` starts it. It uses the database of ``DATABASE_URL``, or else a temporary PostgreSQL.
 """
 
 import os
@@ -21,9 +21,9 @@ from testproject.harness.redis import RedisMissingError, running_redis
 
 def main() -> int:
     charges, orders = map(int, sys.argv[1:])
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as a Ctrl-C, so that the server is stopped
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that the server is stopped
     for name in [name for name in os.environ if name.startswith("CELERY_")]:
-        del os.environ[name]  # it would lead the demo's messages to another broker than its own
+        del os.environ[name]  # they could send the demo's messages to another broker
     console = Console(highlight=False)
     try:
         with ExitStack() as stack:
@@ -39,27 +39,27 @@ def main() -> int:
 
 
 def run(charges: int, orders: int, console: Console, stack: ExitStack) -> int:
-    """Bring everything up, let the storms rage, and judge them."""
+    """Start everything, run the storms, and print the verdict."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="demo-")))
     redis = None
     console.print(
         f"[bold]Sending {charges:,} charges over a bad network to a server that is being killed.[/]\n"
-        "Clients cut their connection or send duplicates at the same instant, and retry under one Idempotency-Key "
-        "until they know the outcome, while worker processes die by SIGKILL. The same storm meets an endpoint without "
-        "protection. Effects are counted in the database."
+        "Clients drop their connection or send duplicates at the same instant, and retry with one Idempotency-Key "
+        "until they know the outcome. Meanwhile, worker processes are killed with SIGKILL. An unprotected endpoint "
+        "gets the same requests. Effects are counted in the database."
     )
     try:
         redis = stack.enter_context(running_redis())
         console.print(
-            f"Then {orders:,} orders, whose messages go through the outbox, a relay, a real Redis and a Celery "
-            "worker, all of them killed on the way. Beside it, the handler sends plain tasks."
+            f"Then {orders:,} orders follow, whose messages go through the outbox, a relay, a real Redis and a Celery "
+            "worker, all of which are killed. The unprotected handler sends ordinary tasks."
         )
     except RedisMissingError as error:
-        console.print(f"The storm of messages is left out. {error}", markup=False)
+        console.print(f"The storm of messages is skipped. {error}", markup=False)
     marks = Marks(directory / "marks")
     marks.directory.mkdir()
-    # Read by the settings, here and in the processes. Like a production server, but with a short lease. With the
-    # default of a minute the demo would mostly wait.
+    # Settings for this process and its children. As in production, except for a short lease: with the default of a
+    # minute, the demo would mostly wait.
     os.environ |= {
         "DJANGO_SETTINGS_MODULE": "testproject.settings",
         "DEBUG": "false",
@@ -81,8 +81,8 @@ def run(charges: int, orders: int, console: Console, stack: ExitStack) -> int:
             console.print(f"  - {line}", markup=False)
         return 1
     console.print(
-        f"\n[bold green]PASSED.[/] {marks.count('died.*')} killed workers lost or doubled nothing that was protected, "
-        "and every client was told the one outcome."
+        f"\n[bold green]PASSED.[/] {marks.count('died.*')} workers were killed, but no protected effect was lost or "
+        "doubled, and every client got the same outcome."
     )
     for line in show.summary:
         console.print(f"  {line}")

@@ -1,7 +1,7 @@
-"""Badly behaved clients: each sends its charge, loses the answer in some way, and retries until it knows the outcome.
+"""Badly behaved clients: each sends a charge, loses the response in some way, and retries until it knows the outcome.
 
-Each retries with one key and one payload, makes the trouble itself, and counts every request. Its final answer is kept
-for the verdict.
+Each retries with one key and one payload, causes the trouble itself, and counts every request. Its final response is
+kept for the verdict.
 """
 
 import random
@@ -17,33 +17,33 @@ import httpx
 
 from .charges import Charge, Trouble
 
-#: Longer than any honest answer takes on a loaded machine, and shorter than a client's patience.
+#: Longer than any undisturbed response takes on a loaded machine, and shorter than the client's total timeout.
 HONEST_TIMEOUT = 30.0
-#: A client that is to be cut off stops waiting after this many seconds, while the server works for longer (in ms).
+#: A client that drops its connection waits for this many seconds, while the server works for longer (in ms).
 SHORT_TIMEOUT = (0.03, 0.10)
 LONG_WORK = (200, 400)
 SHORT_WORK = (0, 25)
 
-#: A client comes back soon, after a Retry-After if there is one, and is ended by its patience: on a loaded machine it
-#: may meet many killed workers in a row. Besides a conflict it retries a 500, which may be a killed worker's last word.
+#: A client retries soon, or after Retry-After. Only the total time limits its attempts, because on a loaded machine it
+#: may run into many killed workers in a row. It also retries a 500, which a dying worker may have sent.
 STATUSES = frozenset({408, 425, 429, *range(500, 600)})
 PATIENCE = 120.0  # seconds
 LONGEST_WAIT = 0.15
 KILLINGS = frozenset({Trouble.KILL_AT_WORK, Trouble.KILL_AT_REPLY})
-#: What an answer is counted as, by its problem's code.
+#: The figure that counts a response, by its problem's code.
 CODES = {"idempotency_in_progress": "conflict", "idempotency_key_reused": "key_reused"}
-#: Clients of a charge that is sent several times at the same instant.
+#: The clients of a charge that is sent several times at the same instant.
 BURST = (Trouble.CALM, Trouble.CALM, Trouble.CUT, Trouble.CUT)
 
 
 @dataclass
 class History:
-    """All that the clients of one charge were told in the end, at one endpoint."""
+    """The final responses to one charge's clients from one endpoint."""
 
     charge: Charge
     answers: list[httpx.Response] = field(default_factory=list)  # to the charge's own payload
     answers_to_changed: list[httpx.Response] = field(default_factory=list)  # to another payload under its key
-    gave_up: int = 0  # clients that never got a final answer
+    gave_up: int = 0  # clients that never got a final response
 
     def keep(self, answer: httpx.Response | None, *, changed: bool = False) -> None:
         if answer is None:
@@ -54,7 +54,7 @@ class History:
 
 @dataclass
 class Endpoint:
-    """Where charges go, and what was seen there."""
+    """An endpoint, its clients' histories and its figures."""
 
     name: str
     url: str
@@ -64,31 +64,31 @@ class Endpoint:
     http: httpx.Client
     #: One for each charge.
     histories: list[History]
-    seen: Counter[str] = field(default_factory=Counter)
+    figures: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def saw(self, figure: str) -> None:
+    def count(self, figure: str) -> None:
         with self._lock:
-            self.seen[figure] += 1
+            self.figures[figure] += 1
 
 
 class Client:
-    """A client of one charge, which makes the trouble of its own requests."""
+    """A client of one charge, which causes the trouble of its own requests."""
 
     def __init__(self, charge: Charge, endpoint: Endpoint, trouble: Trouble = Trouble.CALM) -> None:
         self.charge = charge
         self.endpoint = endpoint
-        self.trouble = trouble  # of the next request
+        self.trouble = trouble  # for the next request
 
     def pursue(self, *, changed: bool = False) -> httpx.Response | None:
-        """Send the charge, or its key with another amount, and retry until an answer is final. None if none was."""
+        """Send the charge, or its key with another amount, and return the final response, or None without one."""
         payload, stop = self.charge.payload(changed=changed), self.endpoint.stop
         gives_up_at = time.monotonic() + PATIENCE
         while not stop.is_set() and time.monotonic() < gives_up_at:
             try:
                 response = self._send(payload)
             except httpx.TransportError as error:
-                self.endpoint.saw("cut" if isinstance(error, httpx.TimeoutException) else "broken")
+                self.endpoint.count("cut" if isinstance(error, httpx.TimeoutException) else "broken")
                 required = 0.0
             else:
                 if not is_open(response):
@@ -99,7 +99,7 @@ class Client:
 
     def _send(self, payload: bytes) -> httpx.Response:
         trouble, timeout = self.trouble, HONEST_TIMEOUT
-        if trouble in KILLINGS:  # on each request: the server kills itself for a charge only once
+        if trouble in KILLINGS:  # sent with each request, but the server kills only one worker per charge
             fault = f"{trouble}={self.charge.label}"
         else:
             work = LONG_WORK if trouble is Trouble.CUT else SHORT_WORK
@@ -113,12 +113,12 @@ class Client:
             "Connection": "close",
             "Demo-Fault": fault,
         }
-        self.endpoint.saw("requests")
+        self.endpoint.count("requests")
         response = self.endpoint.http.post(self.endpoint.url, content=payload, headers=headers, timeout=timeout)
         if response.headers.get("Idempotency-Replayed") == "true":
-            self.endpoint.saw("replay")
-        if seen := CODES.get(code_of(response)) or ("error" if response.status_code >= 500 else ""):
-            self.endpoint.saw(seen)
+            self.endpoint.count("replay")
+        if figure := CODES.get(code_of(response)) or ("error" if response.status_code >= 500 else ""):
+            self.endpoint.count(figure)
         return response
 
 
@@ -129,25 +129,26 @@ def is_open(response: httpx.Response) -> bool:
 
 
 def code_of(response: httpx.Response) -> str:
-    """The problem's code, if the response is one."""
+    """The problem's code, or "" for another response."""
     is_problem = response.headers.get("Content-Type") == "application/problem+json"
     return str(response.json()["code"]) if is_problem else ""
 
 
 @contextmanager
 def storm(endpoints: Sequence[Endpoint], stop: threading.Event, at_once: int) -> Iterator[list[Future[None]]]:
-    """Send each endpoint's charges in the background of the block. After it nothing new is sent."""
+    """Send each endpoint's charges in the background during the block. Nothing new is sent afterwards."""
     pool = ThreadPoolExecutor(at_once, thread_name_prefix="charge")
     try:
         turns = zip(*(endpoint.histories for endpoint in endpoints), strict=True)
         pairs = [pair for turn in turns for pair in zip(turn, endpoints, strict=True)]
-        yield [pool.submit(see_through, history, endpoint) for history, endpoint in pairs]
+        yield [pool.submit(complete, history, endpoint) for history, endpoint in pairs]
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
 
 
-def see_through(history: History, endpoint: Endpoint) -> None:
+def complete(history: History, endpoint: Endpoint) -> None:
+    """Send a charge and its repetitions."""
     charge = history.charge
     troubles = BURST if charge.trouble is Trouble.BURST else (charge.trouble,)
     barrier = threading.Barrier(len(troubles))
@@ -158,7 +159,7 @@ def see_through(history: History, endpoint: Endpoint) -> None:
 
     with ThreadPoolExecutor(len(troubles)) as pool:
         list(pool.map(pursue, troubles))
-    # Only once the outcome is known: before, a changed payload might rightly be the first to arrive.
+    # Only after the outcome is known. Before that, the changed payload could legitimately arrive first.
     if history.answers and charge.is_sent_late:
         history.keep(Client(charge, endpoint).pursue())
     if history.answers and charge.is_sent_changed:

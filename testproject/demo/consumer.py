@@ -1,6 +1,6 @@
 """``python -m testproject.demo.consumer worker`` or ``relay``: a Celery worker, or ``manage.py relay_outbox --watch``.
 
-Each is what a deployment runs, with shorter waits. The sample project knows nothing of it.
+As in a deployment, except for shorter waits. The sample project does not depend on this module.
 """
 
 import sys
@@ -14,12 +14,12 @@ from django.db.models.signals import post_save
 
 from testproject.harness.redis import redelivering
 
-#: Short enough that what a killed relay or worker had in hand is there again in seconds, and long enough that nothing
-#: that is alive is taken for dead. With the defaults of a minute and an hour the demo would mostly wait.
+#: Short enough that a killed relay's or worker's messages are redelivered within seconds, and long enough that no live
+#: process is taken for dead. With the defaults of a minute and an hour, the demo would mostly wait.
 RELAY_LEASE = timedelta(seconds=1)
 BROKER_BACKOFF = timedelta(seconds=1)
 VISIBILITY_TIMEOUT = 1  # seconds
-#: What a receipt takes, in seconds: long enough that a worker is mostly killed while it sends one.
+#: Seconds per receipt: long enough that a worker is usually killed while it sends one.
 WORK = 0.05
 
 
@@ -40,7 +40,7 @@ def main() -> None:
         return
     for model in (Receipt, UnprotectedReceipt):
         post_save.connect(work, sender=model)
-    tasks.send_receipt_unprotected.acks_late = False  # as Celery does by default
+    tasks.send_receipt_unprotected.acks_late = False  # Celery's default
     app.conf.broker_transport_options = redelivering(VISIBILITY_TIMEOUT, look_every=1)
     options = ["--concurrency", "2", "--without-gossip", "--without-mingle", "--without-heartbeat"]
     app.worker_main(["worker", "--pool", "prefork", "--loglevel", "WARNING", *options])

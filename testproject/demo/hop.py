@@ -1,4 +1,4 @@
-"""The way of a message from the outbox through a real broker to a consumer, all of them killed and started again."""
+"""Runs the relay, the broker and the worker that a message passes through, and kills and restarts them."""
 
 import sys
 import time
@@ -13,21 +13,21 @@ from testproject.harness.processes import Daemon
 from testproject.harness.redis import Redis
 from testproject.models import Receipt
 
-#: How often a process is killed, spread over the messages. A worker follows each broker, because Celery's sometimes end
-#: by themselves when their broker dies.
+#: The total number of kills, spread over the messages. The worker's turn follows the broker's, because Celery workers
+#: sometimes exit when their broker dies.
 KILLS = 6
-#: Seconds without a receipt, in which all that was under way would have come again. A message that is missing then was
-#: lost: a process that takes one off Redis' list and dies before it has noted that takes the message along.
+#: Seconds without a receipt, in which all messages in flight would have been redelivered. A message that is missing
+#: then was lost: Redis loses it if a process takes it off the list and dies before it has recorded that.
 QUIET = 4.0
 
 
 class Hop:
-    """Relay, worker and broker, and how often each was killed."""
+    """The relay, the worker and the broker, and how often each was killed."""
 
     def __init__(self, redis: Redis, run: str, expected: int) -> None:
-        """Labels of the protected orders begin with ``run``, and ``expected`` of them are accepted."""
+        """The protected orders' labels begin with ``run``, and ``expected`` of them must be accepted."""
         app.loader.import_default_modules()
-        # The relay first. While the worker comes up it has the messages to itself.
+        # The relay first, so that it sends messages while the worker starts.
         self.daemons = [
             Daemon(role, [sys.executable, "-m", "testproject.demo.consumer", role], redis.directory)
             for role in ("relay", "worker")
@@ -40,7 +40,7 @@ class Hop:
         self._receipts, self._since = 0, 0.0
 
     def is_over(self) -> bool:
-        """Kill what is due, start again what has died, and say whether all that was published has been consumed."""
+        """Kill the next victim if it is due, restart what has died, and return whether every message was consumed."""
         for daemon in self.daemons:
             if not daemon.alive:
                 daemon.start()

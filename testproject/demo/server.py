@@ -1,8 +1,8 @@
-"""The demo's gunicorn: its configuration, and the sample project's WSGI application, made slow or killed on request.
+"""The demo's gunicorn configuration, and the sample project's WSGI application with faults on request.
 
-Neither the package nor the sample project know of it. A request asks for its own trouble in the header ``Demo-Fault``:
-``pause=120`` works 120 ms longer after the charge is written; ``kill_at_work=LABEL`` kills the worker at that point,
-and ``kill_at_reply=LABEL`` when everything is committed and the answer is about to be sent. A charge kills one worker,
+Neither the package nor the sample project depends on this module. A request selects its fault in the header
+``Demo-Fault``. ``pause=120`` sleeps for 120 ms after the charge is written. ``kill_at_work=LABEL`` kills the worker at
+that point, and ``kill_at_reply=LABEL`` after the commit, before the response is sent. A charge kills only one worker,
 which leaves the mark ``died.LABEL`` first.
 """
 
@@ -21,22 +21,22 @@ from testproject.harness.marks import Marks
 # Gunicorn reads its settings from this module.
 worker_class = "gthread"
 threads = 16
-# Forked workers start at once, so that a killed one is missed for milliseconds and not for the time Django takes.
+# Forked workers start within milliseconds, because Django is already imported.
 preload_app = True
 timeout = 30
 graceful_timeout = 1
-# A connection a request: the next one may reach any worker, as it would behind a load balancer.
+# One connection per request, so that a retry may reach any worker, as behind a load balancer.
 keepalive = 0
 control_socket_disable = True
 
 current = threading.local()
 sample_project = get_wsgi_application()
 
-# Only now: models can be imported once Django is set up.
+# Imported here, because get_wsgi_application() sets up Django.
 from testproject.celery import app as celery_app  # noqa: E402
 from testproject.models import Charge, UnprotectedCharge  # noqa: E402
 
-# Loaded before the workers are forked. Otherwise each would do it at its first order, and so would its successor.
+# Loaded before the fork. Otherwise each worker, and each replacement, would load them at its first order.
 celery_app.loader.import_default_modules()
 celery_app.connection_for_write().transport_cls  # noqa: B018
 
@@ -44,7 +44,7 @@ marks = Marks(os.environ["DEMO_MARKS"])
 
 
 def meet(place: str) -> None:
-    """Do at this place what the current request has asked for."""
+    """Trigger the current request's fault if it belongs to this place."""
     kind, _, value = getattr(current, "fault", ("", "", ""))
     if kind == place == "pause":
         time.sleep(int(value) / 1000)

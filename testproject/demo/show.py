@@ -1,4 +1,4 @@
-"""The storms, one after the other, each on a server of its own, and what is found of each when it is over."""
+"""Runs the storms one after the other, each on its own server, and prints the findings."""
 
 import secrets
 import sys
@@ -30,15 +30,15 @@ from .verdict import ROWS, complaints, judge
 
 HEALTH = b"GET /health/ HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 WORKERS = 4
-#: Fewer orders than charges are under way at once. Otherwise a killed worker would take most of them with it before
-#: they published anything.
+#: Fewer concurrent orders than charges. Otherwise a killed worker would end most of them before they published
+#: anything.
 AT_ONCE = {"charges": 48, "orders": 16}
 TIME_LIMIT = 300.0  # seconds after which a storm that is not over has failed
 LINE_EVERY = 3.0  # seconds between two lines of progress
 
 
 class Show:
-    """The storms, one after the other, and what was found of each."""
+    """Runs the storms, and collects their problems and summaries."""
 
     def __init__(self, console: Console, marks: Marks, directory: Path) -> None:
         self.console, self.marks, self.directory = console, marks, directory
@@ -49,35 +49,35 @@ class Show:
         self.summary: list[str] = []
 
     def play(self, noun: str, count: int, redis: Redis | None = None) -> None:
-        """Let a storm rage to its end, and judge it. With ``redis`` it is of orders, and their messages must arrive."""
+        """Run a storm and judge it. With ``redis`` it sends orders, and their messages must arrive."""
         started, before, stop = time.monotonic(), self.marks.count("died.*"), threading.Event()
         hop: Hop | None = None
         with ExitStack() as stack:
             server, port = stack.enter_context(self._serving())
             self.console.print(f"[dim]{WORKERS} gunicorn workers serve 127.0.0.1:{port}.[/dim]")
-            # No kept connections: see ``server``.
+            # No keep-alive: see ``server``.
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
             http = stack.enter_context(httpx.Client(limits=limits, trust_env=False))
             endpoints = []
             for name, path in (("protected", ""), ("unprotected", "unprotected/")):
                 charges = [
-                    Charge(number, f"{self._begins(noun, name)}{number}", bool(redis)) for number in range(count)
+                    Charge(number, f"{self._prefix(noun, name)}{number}", bool(redis)) for number in range(count)
                 ]
                 url, histories = f"http://127.0.0.1:{port}/{path}{noun}/", [History(charge) for charge in charges]
                 endpoints.append(Endpoint(name, url, self.tokens, stop, http, histories))
             if redis is not None:
                 expected = sum(not history.charge.declined for history in endpoints[0].histories)
-                hop = Hop(redis, self._begins(noun, "protected"), expected)
+                hop = Hop(redis, self._prefix(noun, "protected"), expected)
                 for daemon in hop.daemons:
                     stack.callback(daemon.stop)
             futures = stack.enter_context(storm(endpoints, stop, AT_ONCE[noun]))
             self._wait(futures, endpoints, hop, server, noun)
-        # The server has ended, so nothing is under way any more and what is counted stays.
+        # The server has stopped, so nothing is in flight and the counts are final.
         figures = Counter(kills=self.marks.count("died.*") - before) + (hop.figures if hop else Counter())
         self._judge(noun, endpoints, figures, time.monotonic() - started)
 
-    def _begins(self, noun: str, name: str) -> str:
-        """The beginning of the keys and labels at an endpoint, and of no others."""
+    def _prefix(self, noun: str, name: str) -> str:
+        """The prefix of the keys and labels at an endpoint."""
         return f"{self.run}.{noun}.{name}-"
 
     def _wait(
@@ -99,7 +99,7 @@ class Show:
                 raise ProcessError(f"The storm did not end. The logs end with:{''.join(logs)}")
 
     def _progress(self, noun: str, endpoint: Endpoint) -> str:
-        """How many charges or orders have taken effect, and with how many effects."""
+        """How many charges or orders have taken effect, and the number of effects."""
         charges, receipts = self._effects(noun, endpoint.name)
         effects = receipts if noun == "orders" else Counter({label: len(ids) for label, ids in charges.items()})
         expected = [history.charge.label for history in endpoint.histories if not history.charge.declined]
@@ -113,9 +113,9 @@ class Show:
             charges, receipts = self._effects(noun, name)
             found[name] = judge(endpoint.histories, charges, receipts if noun == "orders" else None)
             of = found[name].figures
-            of.update(endpoint.seen + figures)
-            # How often a claim changed hands, because its worker had died.
-            records = IdempotencyRecord.objects.filter(idempotency_key__startswith=self._begins(noun, name))
+            of.update(endpoint.figures + figures)
+            # How often a claim was taken over from a dead worker.
+            records = IdempotencyRecord.objects.filter(idempotency_key__startswith=self._prefix(noun, name))
             of["take_overs"] = sum(attempt - 1 for attempt in records.values_list("attempt", flat=True))
             self.summary.append(
                 f"{name}: {of['expected']:,} {what}, {of['effects']:,} effects, {of['doubled']:,} doubled, "
@@ -127,7 +127,7 @@ class Show:
             table.add_column(heading, justify="right" if heading else "left")
         for row in rows:
             if row.figure == "requests":
-                table.add_section()  # above it the judgement, below it what the storm was
+                table.add_section()  # separates the verdict from the description of the storm
             table.add_row(row.label, *(f"{one.figures[row.figure]:,}" for one in found.values()))
         self.console.print()
         self.console.print(table)
@@ -136,10 +136,10 @@ class Show:
             self.problems += found["protected"].examples
 
     def _effects(self, noun: str, name: str) -> tuple[dict[str, list[int]], Counter[str]]:
-        """The ids of the charges, and the number of receipts, by their labels. Unplanned ones are included."""
+        """The charges' ids and the number of receipts by label, unexpected ones included."""
         models = (ChargeRow, Receipt) if name == "protected" else (UnprotectedCharge, UnprotectedReceipt)
         of_charges, of_receipts = (
-            model._default_manager.filter(label__startswith=self._begins(noun, name)) for model in models
+            model._default_manager.filter(label__startswith=self._prefix(noun, name)) for model in models
         )
         charges: dict[str, list[int]] = {}
         for label, pk in of_charges.values_list("label", "pk"):
@@ -148,7 +148,7 @@ class Show:
 
     @contextmanager
     def _serving(self) -> Iterator[tuple[Daemon, int]]:
-        """Run the sample project, with the demo's faults, on a free port of 127.0.0.1."""
+        """Serve the sample project, with the demo's faults, on a free port of 127.0.0.1."""
         port = free_port()
         command = [sys.executable, "-m", "gunicorn", "--config", "python:testproject.demo.server"]
         command += ["--workers", str(WORKERS), "--bind", f"127.0.0.1:{port}", "testproject.demo.server:application"]

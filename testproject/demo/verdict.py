@@ -1,7 +1,7 @@
-"""The judgement, without I/O: what the clients were told against what is found where effects happen.
+"""Compares the clients' responses with the effects, without I/O.
 
-A row of the table is declared once, with what its figure must be at the protected endpoint and at its twin. A trouble
-that never came fails the run, too, because the run would have shown nothing.
+Each row of the table declares the condition for its figure at the protected endpoint and at its unprotected twin. A run
+in which a kind of trouble never occurred also fails, because it would prove nothing.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ CHARGES, ORDERS = "charges", "orders"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what the figure must be at the protected endpoint, and at the unprotected one."""
+    """A row of the table, with the condition for its figure at the protected and at the unprotected endpoint."""
 
     label: str
     figure: str
@@ -61,7 +61,7 @@ ROWS = (
 
 @dataclass
 class Findings:
-    """What was found at one endpoint: figures by their names, and the first few of what is wrong."""
+    """The findings at one endpoint: figures by name, and the first few mistakes."""
 
     figures: Counter[str]
     examples: list[str] = field(default_factory=list)
@@ -70,11 +70,11 @@ class Findings:
 def judge(
     histories: Sequence[History], charges: Mapping[str, Sequence[int]], receipts: Mapping[str, int] | None = None
 ) -> Findings:
-    """Compare every client's answers with each other and with the effects of their charge.
+    """Compare the responses of each charge's clients with each other and with its effects.
 
-    :param charges: the ids of what each charge left behind, by its label.
-    :param receipts: how often the message of each order took effect. They are then the effects that count, and what is
-        wrong with the orders' own charges counts as wrong answers.
+    :param charges: the ids of each charge's rows, by label.
+    :param receipts: how often each order's message took effect, by label. If given, receipts count as the effects, and
+        mistakes in the orders' charges count as wrong answers.
     """
     wrong = [
         f"wrong: {history.charge.label} ({history.charge.trouble}) {problem}"
@@ -105,7 +105,7 @@ def effects_of(histories: Sequence[History], found: Mapping[str, int]) -> Effect
 
 
 def wrong_answers(history: History, ids: Sequence[int]) -> Iterator[str]:
-    """Every answer that is not the charge's one outcome, with the reason."""
+    """Every response that differs from the charge's outcome, with the reason."""
     for answer in history.answers:
         if reason := wrong_with(history, answer, ids):
             yield f"was answered {answer.status_code} {answer.text[:200]!r}: {reason}"
@@ -115,24 +115,24 @@ def wrong_answers(history: History, ids: Sequence[int]) -> Iterator[str]:
 
 
 def wrong_with(history: History, answer: Response, ids: Sequence[int]) -> str:
-    """Why the answer is not the charge's one outcome, or nothing."""
+    """Why the response differs from the charge's outcome, or ""."""
     first, due = history.answers[0], 402 if history.charge.declined else 201
     if answer.status_code != due:
-        return f"a charge that is sent with its own payload is answered {due}"
+        return f"the status must be {due}"
     same = ("Content-Type", "Location")
     if answer.content != first.content or any(answer.headers.get(name) != first.headers.get(name) for name in same):
-        return f"another client was answered {first.status_code} {first.text[:200]!r}"
+        return f"another client got {first.status_code} {first.text[:200]!r}"
     if history.charge.declined:
         return ""
     try:
         named = answer.json()["id"]
     except (ValueError, KeyError, TypeError):
-        return "it names no charge"
-    return "" if named in ids or not ids else f"it names charge {named}, but the effect is {list(ids)}"
+        return "the response names no charge"
+    return "" if named in ids or not ids else f"the response names charge {named}, but the effect is {list(ids)}"
 
 
 def complaints(rows: Sequence[Row], protected: Findings, unprotected: Findings) -> list[str]:
-    """Every reason to call the storm a failure, in words; none if it passed."""
+    """The conditions that the storm violates."""
     return [
         f"{side}: {row.label}: {findings.figures[row.figure]:,}; must be {must}."
         for row in rows

@@ -1,4 +1,4 @@
-"""Compares what should have happened with what has happened, counted where effects happen and never from responses."""
+"""Compares expected and actual effects, which are counted where they happen, never from responses."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Effects:
-    """The numbers of effects that there should be and that there are, and the names of what is wrong."""
+    """The numbers of expected and actual effects, and the names of the wrong ones."""
 
     expected: int
     count: int
     doubled: list[str]
-    lost: list[str]  # acknowledged, without an effect
+    lost: list[str]  # acknowledged without an effect
     ghosts: list[str]  # rolled back or never requested, with an effect
 
     @property
     def examples(self) -> list[str]:
         return [
             f"{kind}: {name}"
-            for kind, names in (("doubled", self.doubled), ("lost", self.lost), ("not asked for", self.ghosts))
+            for kind, names in (("doubled", self.doubled), ("lost", self.lost), ("not requested", self.ghosts))
             for name in names[:3]
         ]
 
@@ -26,9 +26,10 @@ class Effects:
 def judge_effects(
     found: Mapping[str, int], expected: Iterable[str], acknowledged: Iterable[str] | None = None
 ) -> Effects:
-    """Compare how often each effect was found with the names of those that should exist once.
+    """Compare how often each effect was found with the names of the effects that should exist once.
 
-    :param acknowledged: the names that clients were told of, and so must exist; by default all expected names.
+    :param acknowledged: the names that were acknowledged to clients, so that their effects must exist. By default, all
+        expected names.
     """
     wanted = set(expected)
     present = {name: number for name, number in found.items() if number}

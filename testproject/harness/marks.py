@@ -1,17 +1,17 @@
-"""Marks: files that processes leave before they are killed, so that counting files counts what has happened to them."""
+"""Marks: files that processes leave before they are killed, so that counting files counts the kills."""
 
 import os
 from pathlib import Path
 
 
 class Marks:
-    """A directory of marks, which all processes share."""
+    """A directory of marks, shared by all processes."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
 
     def leave(self, name: str) -> bool:
-        """Create a mark; False if it existed already."""
+        """Create a mark. Returns False if it already existed."""
         try:
             (self.directory / name).touch(exist_ok=False)
         except FileExistsError:
@@ -28,7 +28,7 @@ class Marks:
         return len(self.found(pattern))
 
     def note(self, name: str, word: str) -> None:
-        """Append a line to a file, to which many processes may append at once."""
+        """Append a line to a file. Many processes may append at the same time."""
         descriptor = os.open(self.directory / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             os.write(descriptor, f"{word}\n".encode())  # writing a short line is atomic
@@ -36,6 +36,6 @@ class Marks:
             os.close(descriptor)
 
     def notes(self, name: str) -> list[str]:
-        """The lines that were appended and are not empty."""
+        """The non-empty lines of a file."""
         path = self.directory / name
         return [line for line in path.read_text().splitlines() if line] if path.exists() else []

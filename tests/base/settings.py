@@ -1,4 +1,4 @@
-"""Settings without anything but Django, for the environment that has nothing else."""
+"""Settings for the environment where only Django is installed."""
 
 import os
 

@@ -7,7 +7,7 @@ import pytest
 from django.contrib.auth.models import Group, User
 from django.test import Client
 
-# Made of what the extras install, and of what these bring along that the core could come to lean on.
+# The packages of the extras, and their dependencies that the core might import by mistake.
 EXTRAS = "celery cryptography drf_spectacular environ kombu ninja opentelemetry prometheus_client psutil psycopg"
 EXTRAS += " psycopg2 rest_framework"
 

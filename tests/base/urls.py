@@ -1,4 +1,4 @@
-"""One protected plain view: its effect is a group, for Django brings that model along."""
+"""One protected plain view. Its effect is a group, because Django ships that model."""
 
 import json
 

@@ -1,1 +1,1 @@
-"""Pages in a real browser: headless Chromium, as Debian packages it. Skipped where it is not installed."""
+"""Pages in a real browser: headless Chromium from Debian. Skipped if it is not installed."""

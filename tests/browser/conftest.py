@@ -1,4 +1,4 @@
-"""A browser of the tests' own, and the server that it visits."""
+"""A headless browser for the tests."""
 
 import shutil
 
@@ -19,7 +19,7 @@ def chromium(tmp_path_factory):
     missing = [name for name, path in programs.items() if path is None]
     if missing:
         remedy = "tests/servers.sh install chromium gets them"
-        pytest.skip(f"{missing} not found: {remedy}")  # not in `tox -e browser`, which looks before and fails
+        pytest.skip(f"{missing} not found: {remedy}")  # `tox -e browser` checks first, and fails
     options = webdriver.ChromeOptions()
     options.binary_location = programs["chromium"]
     profile = tmp_path_factory.mktemp("chromium")

@@ -1,4 +1,4 @@
-"""The admin's dashboard in a browser: under a strict policy, on a phone, in the dark; and its pictures for the docs."""
+"""The dashboard in a browser: under a strict policy, on a phone, in dark mode; and its pictures for the docs."""
 
 import os
 import re
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.once
 
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; form-action 'self'"
 
-#: Writes into the page what a person would see in the console, and whether the page is wider than its window.
+#: Writes the console's errors into the page, and whether the page is wider than its window.
 WATCH = """
 addEventListener("securitypolicyviolation", (event) => {
     document.documentElement.dataset.refused = `${event.violatedDirective} ${event.sourceFile || ""}`;
@@ -35,9 +35,9 @@ addEventListener("load", () => {
 
 
 class Watched:
-    """Middleware: logs each visitor in, sends a strict policy, and has the page report what the browser refuses."""
+    """Middleware that logs each visitor in, sends a strict policy, and makes the page report the browser's refusals."""
 
-    #: Put at the end of the page.
+    #: HTML added at the end of the page.
     planted = ""
 
     def __init__(self, get_response):
@@ -57,7 +57,7 @@ class Watched:
 
 @pytest.fixture
 def url(transactional_db, settings, chromium):
-    """The dashboard of a project in which something has happened."""
+    """The URL of the dashboard of a project with events and records."""
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.browser.test_dashboard.Watched"]
     User.objects.create(username="olga", is_staff=True, is_superuser=True)
     per_hour = {"claimed": 400, "replayed": 90, "conflicted": 25, "key_reused": 6, "taken_over": 3, "released": 12}
@@ -76,17 +76,17 @@ def url(transactional_db, settings, chromium):
     make_records(1, Status.IN_PROGRESS, lease=-2 * MINUTE, expires=HOUR)
     make_messages(1, MessageStatus.DEAD)
     make_messages(3, due=-MINUTE / 2)
-    server = LiveServer("localhost")  # the fixture's server has read the settings already
+    server = LiveServer("localhost")  # the live_server fixture has already read the settings
     yield f"{server.url}{reverse('admin:idempotency_dashboard')}"
     chromium.get("about:blank")
-    chromium.get_log("browser")  # what was refused is of these pages alone
+    chromium.get_log("browser")  # clears the log, so that it has entries of one test only
     chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     server.stop()
 
 
 def show(chromium, url, size=(1100, 1500), *, dark=False):
-    """Open a page in a window of this size, and return it as it is after its scripts have run."""
+    """Open a page in a window of this size. Returns its source after its scripts have run."""
     screen = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
     theme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
     chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
@@ -114,8 +114,8 @@ def test_a_breach_of_the_content_policy_would_be_detected(chromium, url, monkeyp
     ("name", "size", "dark"),
     [("light", (1100, 1560), False), ("dark", (1100, 1560), True), ("phone", (500, 2300), False)],
 )
-def test_pictures_are_taken(chromium, url, tmp_path, name, size, dark):
-    """With UPDATE_PICTURES=1 they replace those in the documentation."""
+def test_a_picture_can_be_taken_and_is_in_the_documentation(chromium, url, tmp_path, name, size, dark):
+    """With UPDATE_PICTURES=1, the new picture replaces the one in the documentation."""
     target = DOCS / "pictures" if os.environ.get("UPDATE_PICTURES") else tmp_path
     show(chromium, url, size, dark=dark)
     assert chromium.save_screenshot(str(target / f"dashboard-{name}.png"))

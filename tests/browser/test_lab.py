@@ -7,7 +7,7 @@ from testproject.models import Charge, UnprotectedCharge
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
-#: Milliseconds for which the server works, so that something can be done to the page meanwhile.
+#: Milliseconds for which the server works, so that a test can act on the page meanwhile.
 SLOW = 1500
 
 OFFLINE = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
@@ -75,7 +75,7 @@ def lab(chromium, live_server):
     chromium.switch_to.window(first)
     errors = [entry["message"] for entry in chromium.get_log("browser") if "Content Security" in entry["message"]]
     assert not errors
-    chromium.get("about:blank")  # no look at a state whose tables are being emptied
+    chromium.get("about:blank")  # stops polling while the tables are emptied
 
 
 KEY_OF = "return JSON.parse(localStorage.getItem(`pay-once:${document.body.dataset.cart}`)).key"
@@ -136,7 +136,7 @@ def test_a_cart_is_paid_once_despite_clicks_reloads_tabs_and_outages(lab):
     lab.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {**OFFLINE, "offline": False})
     lab.must_be_paid()
 
-    lab.take_new_cart()  # a request that is refused before it runs is sent again with its key
+    lab.take_new_cart()  # a request refused before it runs is sent again with the same key
     lab.driver.delete_cookie("csrftoken")
     lab.press()
     lab.until(lambda: lab.text("outcome") == "Refused with 403.")
@@ -194,24 +194,24 @@ import("/lab/static/pay-once.js").then(async ({ kept, payOnce }) => {
 }).catch((error) => done(String(error)));
 """
 
-#: What comes back first: its status, body, ``Idempotency-Status``, and whether it is redirected. Then what becomes of
-#: it: the status for the page, whether it is kept, and how many requests are sent.
+#: The first response: its status, body, ``Idempotency-Status``, and whether it was redirected. Then the result: the
+#: status for the page, whether it is kept, and the number of requests sent.
 ANSWERS = {
     "executed": ((201, "{}", "executed", False), (201, True, 1)),
     "executed without a body": ((204, "", "executed", False), (204, True, 1)),
     "a recorded refusal": ((402, "{}", "executed", False), (402, True, 1)),
     "a recorded fault": ((503, "{}", "replayed", False), (503, True, 1)),
-    "of a server that says nothing": ((201, "{}", None, False), (201, True, 1)),
+    "a server without the header": ((201, "{}", None, False), (201, True, 1)),
     "unprotected": ((201, "{}", "ignored", False), (201, True, 1)),
     "a fault, unprotected": ((503, "{}", "ignored", False), (503, False, 1)),
     "a login page": ((200, "<html>", None, True), (None, False, 1)),
-    "a login page in its place": ((200, "<html>", None, False), (None, False, 1)),
+    "a login page without a redirect": ((200, "<html>", None, False), (None, False, 1)),
     "a login page of this project": ((200, "{}", "unknown", False), (None, False, 1)),
     "an answer from another url": ((200, "{}", None, True), (None, False, 1)),
     "an error of a proxy": ((404, "<html>", None, False), (404, False, 1)),
-    "a refusal that says nothing": ((402, "{}", None, False), (402, False, 1)),
+    "a refusal without the header": ((402, "{}", None, False), (402, False, 1)),
     "a throttle": ((429, "{}", "unknown", False), (201, True, 2)),
-    "a session that has ended": ((403, "{}", "unknown", False), (403, False, 1)),
+    "an expired session": ((403, "{}", "unknown", False), (403, False, 1)),
     "another payload": ((422, "{}", "reused", False), (422, False, 1)),
     "recorded and unreadable": ((500, "{}", "recorded", False), (500, False, 1)),
     "outcome unknown": ((409, '{"code": "idempotency_outcome_unknown"}', "unknown", False), (409, False, 1)),
@@ -228,7 +228,7 @@ ANSWERS = {
 
 
 @pytest.mark.failure_97
-def test_the_page_keeps_only_what_has_become_of_the_payment(lab):
+def test_the_page_keeps_only_outcomes_of_the_payment(lab):
     rows = [[name, *sent] for name, (sent, _) in ANSWERS.items()]
     found = lab.driver.execute_async_script(OUTCOMES, rows)
     assert found == [[name, *expected] for name, (_, expected) in ANSWERS.items()]

@@ -4,7 +4,7 @@ from django.db import connection
 
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
-from tests.http.callers import claim_anew
+from tests.http.callers import reopen_claim
 from tests.records import HOUR, from_now
 
 
@@ -50,4 +50,4 @@ def end_retention():
 def abandon():
     """Leave the record and the effects as a kill between the claim's commit and the business commit does."""
     Transfer.objects.all().delete()
-    claim_anew(lease=HOUR)
+    reopen_claim(lease=HOUR)

@@ -17,7 +17,7 @@ from tests.harness.servers import skip_without_redis
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind():
-    """A test begins with the sample project's Celery, and leaves no act and no fault."""
+    """Start each test with the sample project's Celery app. Clear its acts and faults afterwards."""
     app.set_current()
     yield
     acts.clear()
@@ -26,7 +26,7 @@ def _nothing_is_left_behind():
 
 @pytest.fixture(scope="session")
 def redis_server():
-    """A Redis of the session's own."""
+    """A Redis server for the test session."""
     skip_without_redis()
     with running_redis("everysec") as server:
         yield server
@@ -36,9 +36,9 @@ def redis_server():
 def inbox(redis_server, monkeypatch):
     """The queues of one test, and Celery connected to their broker."""
     monkeypatch.setenv("CELERY_BROKER_URL", redis_server.url)
-    monkeypatch.setattr(app, "_pool", None)  # connected elsewhere, if a test before this one has published anything
+    monkeypatch.setattr(app, "_pool", None)  # may be connected to another broker by an earlier test
     monkeypatch.setattr(app.amqp, "_producer_pool", None)
-    monkeypatch.setattr(send, "_quiet_until", float("-inf"))  # and if that one had no broker
+    monkeypatch.setattr(send, "_quiet_until", float("-inf"))  # an earlier test may have had no broker
     app.set_current()
     with app.connection_for_write() as connection:
         connection.default_channel.client.flushall()
@@ -50,7 +50,7 @@ SIGNALS = [signal for signal in vars(signals).values() if isinstance(signal, Sig
 
 @pytest.fixture
 def _as_if_off():
-    """The metrics and spans that a test switches on are off again afterwards, and it begins with nothing counted."""
+    """Start a test with empty counters. Disconnect its metrics and spans afterwards."""
     connected, known = list(exporter._connected), dict(extensions._extensions)
     receivers = [list(signal.receivers) for signal in SIGNALS]
     counters.reset()

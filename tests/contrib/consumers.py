@@ -1,4 +1,4 @@
-"""Tasks that tests deliver messages to. What an effect is counted by is a row."""
+"""Tasks that tests deliver messages to. Each effect is one row."""
 
 from collections import Counter
 from datetime import timedelta
@@ -47,7 +47,7 @@ def acting_task(name, celery=None, **policy):
     return run
 
 
-RETRIED = {"autoretry_for": (Exception,)}  # by Celery, for whatever is raised
+RETRIED = {"autoretry_for": (Exception,)}  # by Celery, for any error
 auto = acting_task("tests.auto", RETRIED | {"retry_backoff": False, "max_retries": 2}, dead_letter=DEAD, max_attempts=1)
 #: Without dead letters, in another scope.
 bare = acting_task("tests.bare", RETRIED, consumer="mailer", max_attempts=2)
@@ -59,7 +59,7 @@ outside = acting_task("tests.outside", dead_letter=DEAD, transaction=False, reco
 @shared_task(name="tests.hop", **LATE)
 @idempotent_task("tests.hop")
 def hop(left: int) -> str:
-    """Publishes itself again, so many times."""
+    """Publish itself again, ``left`` times."""
     effect(f"hop {left}")
     if left:
         hop.delay(left - 1)
@@ -84,7 +84,7 @@ def end_leases():
 
 
 def hold(task, message_id, **arguments):
-    """Let another worker have claimed a message, and be at it still."""
+    """Claim a message as another worker that is still running it."""
     operation = policy_of(task).operation
     request = ClaimRequest(operation.policy, Scope("celery", operation.name, message_id), Payload(arguments))
     acquire(request, expect_record=False)

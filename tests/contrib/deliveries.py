@@ -1,7 +1,7 @@
-"""A worker in the test's own process, which takes a message from a real broker when it is told to.
+"""A worker in the test's process, which takes a message from a real broker on request.
 
-What the pool's process does, and what the worker's main process does with its answer, are Celery's own functions,
-called one after the other. A message with a countdown is delivered at once: that it waits is Celery's business.
+It calls Celery's functions for the pool process, then for the main process, one after the other. A message with a
+countdown is delivered at once, because the waiting is Celery's part.
 """
 
 import ast
@@ -17,15 +17,15 @@ from celery.worker.request import Request
 from tests.concurrency.failures import Killed
 
 QUEUE, DEAD = "celery", "tests.dead"
-#: The headers of a message that say what it is.
+#: The headers of a message's identity.
 KEY, ACCOUNT = "idempotency_key", "idempotency_account"
 
-#: What the next run of a task is to do after its effect, by the task's first argument.
+#: The action of a task's next run after its effect, by the task's first argument.
 acts = {}
 
 
 class FailureError(Exception):
-    """What a task fails with."""
+    """The error of a failing task."""
 
 
 def fail(task):
@@ -41,20 +41,20 @@ def dies(task):
 
 
 def acting(label, *each):
-    """One after the other, and the last one from then on."""
+    """Run these acts one after the other. The last one repeats."""
     left = list(each)
     acts[label] = lambda task: (left.pop(0) if len(left) > 1 else left[0])(task)
 
 
 class Delivered(NamedTuple):
-    """``acknowledged``, ``rejected`` or ``requeued``, and what the task returned or raised."""
+    """``acknowledged``, ``rejected`` or ``requeued``, and the result or error of the task."""
 
     answer: str
     result: Any
 
 
 class Inbox:
-    """The queues of one test, at a Redis of the tests'."""
+    """The queues of one test in Redis."""
 
     def __init__(self, app, connection):
         self.app = app
@@ -62,13 +62,13 @@ class Inbox:
         self.redis = getattr(self.channel, "client", None)
 
     def publish(self, task, *args, task_id=None, **options):
-        """As a producer elsewhere does, that knows the task by its name and nothing of its policy."""
+        """Publish like another service, which knows the task's name but not its policy."""
         task_id = task_id or str(uuid.uuid4())
         self.app.send_task(task.name, args, options.pop("kwargs", {}), task_id=task_id, **options)
         return task_id
 
     def twice(self):
-        """Let the broker deliver its next message a second time, after the others."""
+        """Let the broker deliver its next message again, after the others."""
         self.redis.lpush(QUEUE, self.redis.lindex(QUEUE, -1))
 
     def deliver(self):
@@ -111,6 +111,6 @@ class Inbox:
         return found
 
     def messages(self, queue=QUEUE):
-        """The headers of what lies in a queue, and its arguments, in the order of delivery. It stays there."""
+        """The headers and arguments of the messages in a queue, in delivery order. The messages stay there."""
         raw = [json.loads(text) for text in reversed(self.redis.lrange(queue, 0, -1))]
         return [one["headers"] | {"body": json.loads(base64.b64decode(one["body"]))} for one in raw]

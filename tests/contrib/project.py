@@ -1,4 +1,4 @@
-"""A project of its own, for a process of its own: it has the apps that its arguments name, and a database here."""
+"""A project for a separate process: its arguments name its apps, and its database is in the current directory."""
 
 PROJECT = """
 import django, json, sys

@@ -1,4 +1,4 @@
-"""Each part of the package is an app. What is not in ``INSTALLED_APPS`` has no table, runs nothing, and says so."""
+"""Each part of the package is an app. One not in ``INSTALLED_APPS`` has no table, runs no code, and raises an error."""
 
 import importlib
 import json
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-# Imported before a library is taken away.
+# Imported before a test makes a library unavailable.
 import idempotency.contrib.celery
 import idempotency.contrib.ninja
 import idempotency.contrib.opentelemetry
@@ -44,7 +44,7 @@ for command in ("recover_idempotency", "purge_idempotency", "idempotency_stats")
     call_command(command, verbosity=0, **({"json": True} if command == "idempotency_stats" else {}))
 statistics.write_counts()
 counted = stats()
-said = {
+report = {
     "tables": [name for name in sorted(connection.introspection.table_names()) if name.startswith("idempotency")],
     "adapters": [known.__name__ for known in adapter.adapters],
     "counted": [counted.completed.value, counted.claims.value, counted.replays.value, counted.since_purge.kind],
@@ -59,7 +59,7 @@ if "idempotency.contrib.dashboard" in sys.argv:
 
 import celery
 import idempotency.contrib.celery, idempotency.outbox
-said["missing"] = [message.id for message in run_checks() if message.id == "idempotency.W017"]
+report["missing"] = [message.id for message in run_checks() if message.id == "idempotency.W017"]
 assert not hasattr(idempotency.outbox, "nonsense")
 assert not hasattr(idempotency.contrib.celery, "nonsense")
 def publishing():
@@ -70,14 +70,14 @@ def consuming():
     from idempotency.contrib.celery import idempotent_task
 def counting():
     from idempotency.contrib.dashboard.counting import counters
-said["refused"] = []
+report["refused"] = []
 for used in (publishing, relaying, consuming, counting):
     try:
         used()
     except ImproperlyConfigured as error:
         assert "is not in INSTALLED_APPS" in str(error)
-        said["refused"].append(str(error).split("'")[1])
-print(json.dumps(said))
+        report["refused"].append(str(error).split("'")[1])
+print(json.dumps(report))
 """
 
 OUTBOX, DASHBOARD, CELERY = "idempotency.outbox", "idempotency.contrib.dashboard", "idempotency.contrib.celery"
@@ -118,7 +118,7 @@ WITH = {
 
 
 @pytest.mark.parametrize(("apps", "more"), WITH.items(), ids=str)
-def test_each_app_brings_its_own_and_works_without_the_others(apps, more, tmp_path):
+def test_each_app_works_without_the_other_apps(apps, more, tmp_path):
     for framework in {"rest_framework", "ninja"} & set(apps):
         pytest.importorskip(framework)
     command = [sys.executable, "-W", "error", "-c", PROJECT + USED, *apps]
@@ -138,14 +138,14 @@ def test_each_app_brings_its_own_and_works_without_the_others(apps, more, tmp_pa
         ("idempotency.contrib.opentelemetry", "opentelemetry.trace", "opentelemetry"),
     ],
 )
-def test_without_its_libraries_the_error_names_what_to_install(monkeypatch, module, missing, extra):
+def test_without_its_libraries_the_error_names_the_extra_to_install(monkeypatch, module, missing, extra):
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.delitem(sys.modules, module)
     with pytest.raises(ImportError, match=rf"pip install 'django-idempotency\[{extra}\]'"):
         importlib.import_module(module)
 
 
-def test_a_release_of_ninja_without_what_is_private_is_refused(monkeypatch):
+def test_a_release_of_ninja_without_a_required_private_name_is_refused(monkeypatch):
     monkeypatch.delattr("ninja.operation.Operation._result_to_response")
     monkeypatch.delitem(sys.modules, "idempotency.contrib.ninja")
     with pytest.raises(ImportError, match=r"a release of Django Ninja that it was tested with\. .*"):

@@ -1,4 +1,4 @@
-"""The outbox's way to Celery: what it publishes, to a real broker, and what it does when there is none."""
+"""The outbox's Celery sender: its messages on a real broker, and its errors without a broker."""
 
 import itertools
 import logging
@@ -20,16 +20,16 @@ from testproject.harness.processes import free_port
 from testproject.models import Receipt
 from tests.contrib.consumers import effects, send
 
-# It sends to a broker. The outbox that it sends from is tested on each database in ``tests/database``.
+# The sender uses only a broker. The outbox is tested on each database in ``tests/database``.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
-#: How many seconds a publisher waits at most, between its tries, for a broker that refuses connections.
+#: The most seconds that a publisher may wait in total between its tries, for a broker that refuses connections.
 SOON = 1.0
 
 
 @pytest.fixture(autouse=True)
 def fresh_sender(monkeypatch):
-    """One that has not been told of a broker that is gone."""
+    """A sender that has not yet detected an unreachable broker."""
     sender = CelerySender()
     monkeypatch.setattr(contrib, "send", sender)
     return sender
@@ -47,9 +47,9 @@ def message(payload='{"label": "a"}', **fields):
     ("payload", "body"),
     [('{"label": "a"}', [[], {"label": "a"}]), ('["a", 2]', [["a", 2], {}]), ("[]", None), ("null", None)],
 )
-def test_a_message_is_the_task_of_its_topic_with_its_own_id_and_key(inbox, payload, body):
+def test_a_message_calls_the_task_of_its_topic_under_its_id_and_key(inbox, payload, body):
     one = message(payload, topic="elsewhere.task" if body is None else send.name, account_id="7", headers={"of": "us"})
-    inbox.redis.flushall()  # of the nudge
+    inbox.redis.flushall()  # removes the nudge
     contrib.send(one)
     [found] = inbox.messages()
     assert (found["task"], found["id"]) == (one.topic, str(one.message_id))
@@ -57,24 +57,24 @@ def test_a_message_is_the_task_of_its_topic_with_its_own_id_and_key(inbox, paylo
     names = ("idempotency_key", "idempotency_account", "of")
     assert [found[name] for name in names] == [one.idempotency_key, "7", "us"]
     contrib.send(message(headers={"idempotency_key": "chosen"}))
-    of_nobody = inbox.messages()[-1]
-    assert (of_nobody["idempotency_key"], "idempotency_account" in of_nobody) == ("chosen", False)
+    without_account = inbox.messages()[-1]
+    assert (without_account["idempotency_key"], "idempotency_account" in without_account) == ("chosen", False)
 
 
 @pytest.mark.parametrize(
-    ("payload", "said"),
+    ("payload", "error"),
     [
         *itertools.product(["7", '"text"', "true"], [r"must be an object .*, an array .* or null"]),
         ('{"amount": 1}', "label"),  # the task takes no such arguments
     ],
 )
-def test_a_payload_that_does_not_fit_the_task_is_the_messages_fault(inbox, payload, said):
-    with pytest.raises(TypeError, match=said):
+def test_a_payload_that_does_not_fit_the_task_is_a_type_error(inbox, payload, error):
+    with pytest.raises(TypeError, match=error):
         contrib.send(message(payload))
 
 
 @pytest.mark.parametrize("scheme", ["redis", "amqp"])
-def test_a_broker_that_cannot_be_reached_is_called_unavailable_soon(monkeypatch, scheme):
+def test_an_unreachable_broker_soon_raises_an_error(monkeypatch, scheme):
     monkeypatch.setenv("CELERY_BROKER_URL", f"{scheme}://127.0.0.1:{free_port()}//")
     pauses = []
     monkeypatch.setattr("kombu.utils.functional.sleep", pauses.append)
@@ -106,7 +106,7 @@ def test_a_forked_process_does_not_use_its_parents_connections(inbox, monkeypatc
     assert found[0] is not found[2]
 
 
-def test_a_commit_asks_a_worker_to_relay_and_a_rollback_does_not(inbox):
+def test_a_commit_nudges_a_worker_to_relay_and_a_rollback_does_not(inbox):
     with transaction.atomic():
         publish(send.name, ["a"])
         transaction.set_rollback(True)
@@ -127,7 +127,7 @@ def test_only_the_first_commit_waits_for_an_unreachable_broker(monkeypatch, capl
     assert len(warnings) == 1
     assert "No worker could be nudged to relay the outbox" in warnings[0].getMessage()
     assert OutboxMessage.objects.filter(status=MessageStatus.PENDING).count() == 2
-    monkeypatch.setattr(fresh_sender, "_quiet_until", 0.0)  # the while is over
+    monkeypatch.setattr(fresh_sender, "_quiet_until", 0.0)  # the quiet time is over
     fresh_sender.nudge()
     assert len([line for line in caplog.records if line.levelno == logging.WARNING]) == 2
 
@@ -136,7 +136,7 @@ def test_a_committed_message_is_relayed_and_takes_effect_once(inbox):
     with claim("tests.outer", account_id="7", key="key") as run:
         publish(send.name, {"label": "a"})
         run.result = run.claim.trace
-    inbox.drain()  # the nudged relay, and then what it has sent
+    inbox.drain()  # the nudged relay, then its message
     sent = OutboxMessage.objects.get()
     consumed = IdempotencyRecord.objects.get(operation="tests.send")
     assert (sent.status, effects()) == (MessageStatus.SENT, {"a": 1})
@@ -145,7 +145,7 @@ def test_a_committed_message_is_relayed_and_takes_effect_once(inbox):
 
 
 @pytest.mark.usefixtures("eager")
-def test_where_tasks_are_eager_the_commit_is_followed_by_the_effect():
+def test_with_eager_tasks_the_effect_follows_the_commit():
     with transaction.atomic():
         publish(send.name, ["a"])
         assert not Receipt.objects.exists()
@@ -153,7 +153,7 @@ def test_where_tasks_are_eager_the_commit_is_followed_by_the_effect():
 
 
 @pytest.mark.usefixtures("eager")
-def test_an_eager_task_is_imported_as_a_worker_imports_it():
+def test_an_eager_task_is_imported_as_by_a_worker():
     ran = []
 
     def note(label):

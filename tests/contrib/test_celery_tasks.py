@@ -1,4 +1,4 @@
-"""The Celery tasks: bounded, and found by their names. A worker runs one in ``tests/test_orders.py``."""
+"""The Celery tasks: their bounds and names. A worker runs one of them in ``tests/test_orders.py``."""
 
 import json
 from datetime import timedelta
@@ -19,7 +19,7 @@ from tests.records import HOUR, MINUTE, abandon, make_bodies, make_records
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-#: What each task is asked to do, and what it returns when it is done and when it has to stop after two batches.
+#: The work of each task, and its result when it is done and when it stops after two batches.
 RUNS = {
     "recover": (
         lambda: (abandon(7, again), abandon(2, "tests.tasks.unknown")),
@@ -66,8 +66,8 @@ def test_a_task_takes_a_bounded_number_of_batches_and_returns_plain_data(make, t
     assert tasks.MAX_BATCHES > 1
 
 
-def test_a_relay_ends_by_itself_before_its_time_limit(monkeypatch):
-    """What the limit cuts off is sent again, so no batch may begin that it could cut off."""
+def test_a_relay_stops_before_its_time_limit(monkeypatch):
+    """Messages of a killed run are sent again, so no batch may start too late to finish."""
     broker.reset()
     make_messages(7)
     monkeypatch.setattr(tasks, "TIME_LIMIT", 0)
@@ -75,20 +75,20 @@ def test_a_relay_ends_by_itself_before_its_time_limit(monkeypatch):
     assert (counts["sent"], counts["exhausted"]) == (3, False)
 
 
-def test_the_tasks_bear_the_names_that_a_schedule_names():
+def test_the_tasks_have_the_documented_names():
     for name in ("recover_expired_leases", "purge_expired_records", "relay_outbox"):
         task = getattr(tasks, name)
         assert task.name == f"idempotency.contrib.celery.tasks.{name}"
-        # The next run does what a lost one left, so nothing has to come back from a worker that died.
+        # The next run completes a lost run's work, so the message of a worker that died need not be redelivered.
         assert task.acks_late is False
         assert task.time_limit == tasks.TIME_LIMIT
         assert task.soft_time_limit is None
 
 
-# Outside of a worker, the sweep knows the operations of Celery's tasks
+# Outside a worker, the sweep imports the operations of Celery's tasks
 
 
-#: A process that has imported no module of tasks. What is run there prints its answer as JSON.
+#: A process that has imported no task module. Its script prints the result as JSON.
 OUTSIDE = """
 import json, sys
 from celery import current_app
@@ -110,11 +110,11 @@ print(json.dumps(code))
 
 
 def run(script, *arguments, **env):
-    """The lines that a process printed, and what it said besides."""
+    """The lines of a process's standard output, and its standard error."""
     process = processes.start(OUTSIDE + script, *arguments, env=env)
-    printed, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
-    return printed.splitlines(), said
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return printed.splitlines(), errors
 
 
 @pytest.mark.once
@@ -126,7 +126,7 @@ def test_the_sweep_of_the_command_line_settles_the_claims_of_tasks():
 
 
 def test_a_worker_does_not_import_its_tasks_again(monkeypatch):
-    """Celery would set Django up again, and with it the logging that the worker has set up."""
+    """Celery would set up Django again, and replace the worker's logging."""
     imported = []
     loader = current_app.loader
     monkeypatch.setattr(loader, "import_default_modules", lambda: imported.append(True))
@@ -137,11 +137,11 @@ def test_a_worker_does_not_import_its_tasks_again(monkeypatch):
 
 
 @pytest.mark.once
-def test_tasks_that_can_not_be_imported_are_reported_and_leave_the_rest():
+def test_a_task_module_that_cannot_be_imported_is_reported():
     abandon(1, "tests.elsewhere")
     abandon(1, "charges.create")
-    printed, said = run('current_app.conf.imports = ["tests.no_such_module"]' + COMMAND, "0")
+    printed, errors = run('current_app.conf.imports = ["tests.no_such_module"]' + COMMAND, "0")
     assert printed == ["4"]
-    assert "No module named 'tests.no_such_module'" in said
-    assert "import the module of its task" in said
+    assert "No module named 'tests.no_such_module'" in errors
+    assert "import the module of its task" in errors
     assert sorted(IdempotencyRecord.objects.values_list("status", flat=True)) == ["in_progress", "recoverable"]

@@ -1,4 +1,4 @@
-"""PostgreSQL restarts while a consumer is at a message: it is delivered again, and takes effect once."""
+"""PostgreSQL restarts while a consumer processes a message: the message is redelivered and takes effect once."""
 
 import pytest
 from celery.exceptions import Ignore
@@ -26,7 +26,7 @@ def stoppable():
 
 @pytest.fixture
 def server(stoppable, transactional_db):
-    """This thread's connection is to a server that may be stopped."""
+    """Connect this thread to a server that may be stopped."""
     mine = connections["default"]
     other = mine.copy()
     other.settings_dict |= Env.db_url_config(stoppable.url)
@@ -34,7 +34,7 @@ def server(stoppable, transactional_db):
     try:
         yield stoppable
     finally:
-        other.close()  # it may be a broken one
+        other.close()  # it may be broken
         IdempotencyRecord.objects.all().delete()
         Receipt.objects.all().delete()
         other.close()
@@ -70,15 +70,15 @@ def test_a_restart_of_the_database_makes_no_dead_letter(inbox, server, task, pla
         end_leases()
         delivered = inbox.deliver()
     assert delivered == Delivered("acknowledged", "done")
-    connections["default"].close()  # as Celery does after each task
+    connections["default"].close()  # like Celery after each task
     assert (record().status, inbox.messages(DEAD)) == ("completed", [])
     if task is act:
         assert effects() == {"a": 1}
 
 
 @pytest.mark.scenario_25
-def test_a_custom_consumer_gets_an_error_that_means_later(server):
-    """It keeps its process and its connection, which nothing but the package looks after."""
+def test_a_custom_consumer_gets_a_retryable_error(server):
+    """It keeps its process and its connection, and only the package reconnects."""
 
     def consume(happens):
         with claim("tests.consumer", account_id="1", key="k") as run:
@@ -90,7 +90,7 @@ def test_a_custom_consumer_gets_an_error_that_means_later(server):
 
     with pytest.raises((OperationalError, InterfaceError)):
         consume(lambda: restarting(server))
-    server.restart()  # and once more while nothing happens
+    server.restart()  # and once more while the consumer is idle
     with pytest.raises(UnavailableError):
         consume(bool)
     assert consume(bool) == consume(bool)

@@ -1,4 +1,4 @@
-"""What optional apps add, and how they register it."""
+"""The extensions that optional apps register."""
 
 from dataclasses import fields
 
@@ -17,7 +17,7 @@ def added(extension):
     return {field.name for field in fields(Extension) if getattr(extension, field.name)}
 
 
-def test_each_app_has_registered_what_it_adds():
+def test_each_app_has_registered_its_extension():
     registered = {app: added(extension) for app, extension in extensions._extensions.items()}
     assert registered == {
         "idempotency.outbox": {"purges", "find_messages", "record_events"},
@@ -27,7 +27,7 @@ def test_each_app_has_registered_what_it_adds():
 
 
 @pytest.mark.usefixtures("_nothing_registered")
-def test_an_app_that_registers_again_replaces_its_addition():
+def test_an_app_that_registers_again_replaces_its_extension():
     register("shop", purges=["first"])
     register("other")
     register("shop", purges=["second"])
@@ -35,7 +35,7 @@ def test_an_app_that_registers_again_replaces_its_addition():
 
 
 @pytest.mark.usefixtures("_nothing_registered")
-def test_an_addition_that_does_not_exist_is_refused():
+def test_an_unknown_argument_is_refused():
     with pytest.raises(TypeError, match="purge"):
         register("shop", purge=[])
     assert list(extensions.extensions()) == []

@@ -47,7 +47,7 @@ odd_headers = st.dictionaries(names, json_values | st.sampled_from(["k", "1", 10
 
 
 def consume(monkeypatch, count):
-    """What became of messages with odd headers: consumed, waiting, dead or refused, and of the twins."""
+    """Deliver messages with odd headers to a task and its twin. Returns the count of each type of result."""
     became = Counter[str]()
     monkeypatch.setenv("CELERY_BROKER_URL", "memory://")
     monkeypatch.setattr(app, "_pool", None)
@@ -84,7 +84,7 @@ def test_no_message_header_causes_an_error_that_a_plain_task_does_not(monkeypatc
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_header_that_is_trusted_is_found(monkeypatch):
+def test_the_fuzz_finds_a_task_that_trusts_a_header(monkeypatch):
     monkeypatch.setattr(deliveries, "count_of", lambda headers, name: int(headers.get(name, 0)))
     with pytest.raises(AssertionError):
         consume(monkeypatch, None)

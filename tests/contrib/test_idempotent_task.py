@@ -1,4 +1,4 @@
-"""One message, one effect: deliveries one by one from a real broker, with what goes wrong in between."""
+"""One message, one effect: deliveries one by one from a real broker, with failures in between."""
 
 from datetime import timedelta
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.django_db(transaction=True)]
 
 
 @pytest.mark.scenario_7
-def test_a_message_that_is_delivered_twice_has_one_effect_and_one_result(inbox):
+def test_a_message_delivered_twice_has_one_effect_and_one_result(inbox):
     inbox.publish(send, "a")
     inbox.twice()
     first, second = inbox.drain()
@@ -43,7 +43,7 @@ def test_a_delivery_whose_result_is_deleted_is_acknowledged(inbox):
 
 
 @pytest.mark.failure_53
-def test_a_message_that_is_published_twice_has_one_effect(inbox):
+def test_a_message_published_twice_has_one_effect(inbox):
     message_id = inbox.publish(send, "a")
     inbox.publish(send, kwargs={"amount": 2, "label": "b"}, headers={KEY: "of-the-producer"})
     inbox.publish(send, "b", 2, headers={KEY: "of-the-producer"})
@@ -107,13 +107,13 @@ def test_pauses_grow_and_are_bounded(inbox, waited, pause):
     assert message["idempotency_waited"] == before + pause
 
 
-def test_a_message_waits_for_longer_than_any_claim_of_it_can_be_alive(inbox):
+def test_a_message_waits_longer_than_any_claim_of_it_can_live(inbox):
     assert longest_wait(policy_of(send).operation) == LONGEST_WAIT == HOUR
     long = Operation("tests.longest_wait", lease=timedelta(hours=2), heartbeat=timedelta(hours=3))
     assert longest_wait(long) == timedelta(hours=10)
 
 
-def test_a_message_that_has_waited_for_too_long_is_dead_lettered(inbox):
+def test_a_message_that_waited_too_long_is_dead_lettered(inbox):
     message_id = inbox.publish(send, "a", headers={"idempotency_waited": 3600, "of": "the project"})
     hold(send, message_id, label="a")
     assert inbox.deliver().answer == "acknowledged"
@@ -127,7 +127,7 @@ def test_a_message_that_has_waited_for_too_long_is_dead_lettered(inbox):
     assert effects() == {"a": 1}
 
 
-def test_a_store_that_cannot_be_reached_is_waited_for(inbox):
+def test_a_message_waits_for_an_unreachable_store(inbox):
     inbox.publish(send, "a")
     faults.fault_point["claim.before"] = unreachable
     assert inbox.deliver().answer == "acknowledged"
@@ -140,7 +140,7 @@ def test_a_store_that_cannot_be_reached_is_waited_for(inbox):
 
 def test_a_run_that_lost_its_lease_waits_and_does_not_count_as_cut_off(inbox):
     def taken_over(task):
-        IdempotencyRecord.objects.update(attempt=F("attempt") + 1)  # by another worker, which is at it
+        IdempotencyRecord.objects.update(attempt=F("attempt") + 1)  # taken over by another worker, which is running it
         return "stale"
 
     acting("a", taken_over, succeed)
@@ -153,7 +153,7 @@ def test_a_run_that_lost_its_lease_waits_and_does_not_count_as_cut_off(inbox):
     assert (record().attempt, record().status) == (3, "completed")
 
 
-def test_a_message_that_cannot_be_published_again_goes_back_to_its_queue(inbox, monkeypatch):
+def test_a_message_that_cannot_be_published_again_is_requeued(inbox, monkeypatch):
     message_id = inbox.publish(auto, "a")
     hold(auto, message_id, label="a")
     with monkeypatch.context() as elsewhere:
@@ -171,7 +171,7 @@ def test_a_message_that_cannot_be_published_again_goes_back_to_its_queue(inbox, 
     [(send, "acknowledged", Ignore), (auto, "acknowledged", Ignore), (bare, "rejected", Reject)],
     ids=["plain", "autoretry for every Exception", "without dead letters"],
 )
-def test_an_id_with_another_payload_is_refused_and_the_first_result_stays(inbox, task, answer, error):
+def test_an_id_with_another_payload_is_refused_and_the_result_is_kept(inbox, task, answer, error):
     acts["a"] = succeed
     message_id = inbox.publish(task, "a")
     first = inbox.deliver()
@@ -199,7 +199,7 @@ def test_an_id_with_another_payload_is_refused_and_the_first_result_stays(inbox,
     ],
     ids=str,
 )
-def test_a_malformed_identity_is_dead_lettered_and_the_queue_goes_on(inbox, caplog, headers, task_id):
+def test_a_malformed_identity_is_dead_lettered_without_blocking_the_queue(inbox, caplog, headers, task_id):
     inbox.publish(auto, "a", headers=headers, task_id=task_id)
     inbox.publish(send, "b")
     assert [delivered.answer for delivered in inbox.drain()] == ["acknowledged"] * 2

@@ -1,4 +1,4 @@
-"""Declarations of idempotent tasks: what is refused, and what a system check says of what Celery is told beside it."""
+"""Declarations of idempotent tasks: refusals, and the system checks of Celery's options for them."""
 
 import functools
 import inspect
@@ -22,7 +22,7 @@ from tests.records import HOUR, MINUTE
 
 @pytest.fixture
 def app():
-    """A project of its own, on Redis."""
+    """A separate Celery app, on Redis."""
     app = Celery("checked", broker="redis://127.0.0.1/0")
     yield app
     app.close()
@@ -32,7 +32,7 @@ def function(): ...
 
 
 def declare(app, options=None, **policy):
-    """The ids of what is found about a task that is declared so."""
+    """Declare a task. Returns the ids of the system check messages about it."""
     registry.discard("tests.checked")
     app.tasks.pop("tests.checked", None)
     decorated = idempotent_task("tests.checked", **policy)(function)
@@ -94,7 +94,7 @@ def test_a_consumer_whose_retention_exceeds_the_producers_is_reported(app, setti
     ],
     ids=str,
 )
-def test_a_lease_is_as_long_as_the_task_may_run(app, options, settings, policy, found):
+def test_a_lease_must_be_as_long_as_the_tasks_time_limit(app, options, settings, policy, found):
     app.conf.update(**settings)
     assert declare(app, options, **policy) == found
 
@@ -107,7 +107,7 @@ def test_a_lease_is_as_long_as_the_task_may_run(app, options, settings, policy, 
     ],
     ids=str,
 )
-def test_a_message_that_dies_with_its_worker_is_warned_of(app, options, missing):
+def test_a_message_that_would_be_lost_with_its_worker_is_reported(app, options, missing):
     assert declare(app, options) == ["idempotency.W006"]
     [message] = [message for message in check_tasks(None) if "tests.checked" in message.msg]
     assert message.hint == f"Declare the task with {missing}. An idempotent task may be delivered again."
@@ -139,7 +139,7 @@ async def generator():
 
 
 def look():
-    raise AssertionError("the app would be set up before its time")
+    raise AssertionError("the app would be set up too early")
 
 
 @pytest.mark.parametrize("function", [coroutine, generator])
@@ -159,7 +159,7 @@ def test_coroutine_functions_are_refused(function):
         pytest.param(lambda: Proxy(look), id="a lazy task"),
     ],
 )
-def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(decorated):
+def test_the_wrong_order_of_decorators_is_refused(decorated):
     with pytest.raises(ImproperlyConfigured, match=r"@shared_task\(\.\.\.\)\n    @idempotent_task\('tests.declared'\)"):
         idempotent_task(NAME)(decorated())
     sample.tasks.pop("tests.wrong", None)
@@ -179,20 +179,20 @@ def test_the_wrong_order_of_decorators_is_refused_with_the_right_one(decorated):
     ],
     ids=str,
 )
-def test_what_it_cannot_work_with_is_refused_when_it_is_applied(options):
+def test_an_unsupported_option_is_refused_when_the_decorator_is_applied(options):
     [option] = options
     with pytest.raises(ImproperlyConfigured, match=f"'tests.declared'.*{option}"):
         idempotent_task(NAME, **options)
 
 
-def test_it_takes_an_operation_that_is_declared_elsewhere():
+def test_the_decorator_takes_an_operation_declared_elsewhere():
     operation = Operation(NAME)
     idempotent_task(operation)(lambda: None)
     with pytest.raises(ImproperlyConfigured, match="own policy"):
         idempotent_task(operation, transaction=True)
 
 
-def test_a_function_of_nothing_but_any_arguments_gets_its_task_too():
+def test_a_function_with_only_variable_arguments_may_be_bound():
     def anything(*args): ...
 
     policy = TaskPolicy(Operation(NAME), anything, None, None, 1)

@@ -1,4 +1,4 @@
-"""Tasks that run where they are published, as tests and small projects have it; and what a protected one costs."""
+"""Eager tasks, as in tests and small projects, and the statements of a protected task."""
 
 from uuid import uuid4
 
@@ -28,7 +28,7 @@ def effects():
 
 
 @pytest.mark.django_db
-def test_an_eager_task_works_inside_of_a_test_case():
+def test_an_eager_task_works_inside_a_test_case():
     send.delay("a")
     assert IdempotencyRecord.objects.get().status == "completed"
 
@@ -48,18 +48,18 @@ def test_an_eager_task_raises_instead_of_waiting_or_dead_lettering():
     assert effects() == ["a"]
 
 
-def test_an_eager_task_is_never_taken_for_poison():
+def test_an_eager_task_is_never_treated_as_poison():
     acts["a"] = succeed
     hold(act, "held", label="a")
     IdempotencyRecord.objects.update(attempt=2, lease_expires_at=from_now(-HOUR))
     assert act.apply_async(["a"], task_id="held").get() == "done"
 
 
-def test_an_eager_task_that_fails_is_not_dead_lettered_anywhere(settings):
+def test_an_eager_task_that_fails_is_not_dead_lettered(settings):
     acts["a"] = fail
     with pytest.raises(FailureError):
         act.delay("a")
-    settings.CELERY_TASK_EAGER_PROPAGATES = False  # and Celery announces the failure
+    settings.CELERY_TASK_EAGER_PROPAGATES = False  # then Celery sends its failure signal
     assert act.delay("a").state == "FAILURE"
     assert effects() == []
 

@@ -1,4 +1,4 @@
-"""Runs that are cut off, tasks that fail, and Celery's own ways out; and the identity that messages inherit."""
+"""Runs that are cut off, tasks that fail or use Celery's retry, ignore and reject, and the identity of messages."""
 
 import logging
 from unittest.mock import Mock
@@ -23,7 +23,7 @@ from tests.contrib.consumers import act, auto, bare, effects, end_leases, hop, o
 from tests.contrib.deliveries import ACCOUNT, DEAD, KEY, Delivered, FailureError, acting, dies, fail, succeed
 from tests.operations import receiving
 
-# What the inbox needs of the database is tested on each one in ``test_idempotent_task`` and in ``tests/concurrency``.
+# ``test_idempotent_task`` and ``tests/concurrency`` test the inbox on each database.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
@@ -37,14 +37,14 @@ def cut_off(inbox, times):
 @pytest.mark.parametrize(
     ("task", "answer", "dead_letters"), [(act, "acknowledged", 1), (bare, "rejected", 0)], ids=["dead letters", "none"]
 )
-def test_a_poison_message_releases_its_record_and_gets_as_many_tries_again(inbox, task, answer, dead_letters):
+def test_a_poison_message_releases_its_record_and_gets_new_tries(inbox, task, answer, dead_letters):
     acting("a", dies)
     message_id = inbox.publish(task, "a")
     for tries in (1, 2):
         cut_off(inbox, 2)
         assert inbox.deliver().answer == answer
         assert (record().status, effects(), inbox.messages()) == ("recoverable", {}, [])
-        assert record().error == "2 runs were cut off"  # so that it is not taken for a lost one
+        assert record().error == "2 runs were cut off"  # so the message is not treated as lost
         for dead in inbox.messages(DEAD):
             assert dead["idempotency_dead_letter_reason"] == "2 runs were cut off"
             assert dead["idempotency_attempts"] == 3 * tries
@@ -62,17 +62,17 @@ def taken_over():
 
 @pytest.mark.failure_58
 @pytest.mark.parametrize(
-    ("trouble", "attempt", "told"),
+    ("trouble", "attempt", "logged"),
     [(unreachable, 3, "could not be released"), (taken_over, 4, "")],
     ids=["unreachable", "taken over"],
 )
-def test_a_claim_that_cannot_be_given_back_runs_out_by_itself(inbox, caplog, trouble, attempt, told):
+def test_a_claim_that_cannot_be_released_expires(inbox, caplog, trouble, attempt, logged):
     acting("a", dies)
     inbox.publish(act, "a")
     cut_off(inbox, 2)
     faults.fault_point["release.before"] = trouble
     assert inbox.deliver().answer == "acknowledged"
-    assert ("could not be released" in caplog.text, told in caplog.text) == (bool(told), True)
+    assert ("could not be released" in caplog.text, logged in caplog.text) == (bool(logged), True)
     assert (record().status, record().attempt, len(inbox.messages(DEAD))) == ("in_progress", attempt, 1)
 
 
@@ -80,7 +80,7 @@ def test_retries_of_a_task_have_one_effect_and_do_not_count_as_cut_off(inbox):
     acting("a", fail, fail, succeed)
     message_id = inbox.publish(auto, "a", headers={KEY: "key"})
     assert [type(delivered.result) for delivered in inbox.drain()] == [Retry, Retry, str]
-    assert (record().attempt, record().idempotency_key, effects()) == (3, "key", {"a": 1})  # and cut off it may be once
+    assert (record().attempt, record().idempotency_key, effects()) == (3, "key", {"a": 1})  # one cut-off run is allowed
     inbox.publish(auto, "a", task_id=message_id, headers={KEY: "key"})
     assert inbox.deliver() == Delivered("acknowledged", "done")
     assert effects() == {"a": 1}
@@ -110,7 +110,7 @@ def raising(error):
 
 @pytest.mark.parametrize("error", [OperationalError("shutting\ndown"), InterfaceError("already closed")], ids=repr)
 @pytest.mark.parametrize("task", [act, auto, bare, outside])
-def test_a_database_error_is_later_and_no_failure(inbox, caplog, task, error):
+def test_a_transient_database_error_delays_the_message(inbox, caplog, task, error):
     caplog.set_level(logging.INFO, "idempotency")
     acting("a", raising(error), raising(error), succeed)
     inbox.publish(task, "a")
@@ -123,7 +123,7 @@ def test_a_database_error_is_later_and_no_failure(inbox, caplog, task, error):
     assert (record().status, record().attempt, inbox.messages(DEAD)) == ("completed", 3, [])
 
 
-def test_a_task_whose_database_stays_away_is_dead_lettered_at_last(inbox):
+def test_a_task_whose_database_stays_unreachable_is_dead_lettered(inbox):
     acting("a", raising(OperationalError("shutting down")))
     inbox.publish(act, "a", headers={WAITED_HEADER: 3600})
     assert inbox.deliver().answer == "acknowledged"
@@ -131,7 +131,7 @@ def test_a_task_whose_database_stays_away_is_dead_lettered_at_last(inbox):
     assert dead["idempotency_dead_letter_reason"] == "waited for 3600 s: shutting down"
 
 
-def test_a_database_error_that_stays_is_a_failure(inbox, monkeypatch):
+def test_a_permanent_database_error_is_a_failure(inbox, monkeypatch):
     error = error_of(monkeypatch, "42P01", "is_permanent")
     acting("a", raising(error))
     inbox.publish(act, "a")
@@ -154,11 +154,11 @@ def test_each_dead_letter_is_announced_with_its_reason(inbox, task, headers, wor
     message_id = inbox.publish(task, "a", headers=headers)
     with receiving(signals.dead_lettered) as received:
         inbox.deliver()
-    [told] = received
-    assert (told["sender"].name, told["task"], told["message_id"]) == (task.name, task.name, message_id)
-    assert (reason in told["reason"], told["attempt"]) == (True, attempt)
+    [sent] = received
+    assert (sent["sender"].name, sent["task"], sent["message_id"]) == (task.name, task.name, message_id)
+    assert (reason in sent["reason"], sent["attempt"]) == (True, attempt)
     identity = ("celery", "key") if attempt else ("", "")
-    assert (told["account_id"], told["idempotency_key"]) == identity
+    assert (sent["account_id"], sent["idempotency_key"]) == identity
 
 
 def test_a_waiting_or_redelivered_message_is_not_a_dead_letter(inbox, monkeypatch):
@@ -191,7 +191,7 @@ def raises_a_long_name(task):
     ],
     ids=["arguments it does not take", "a result that is not JSON", "a lost inner claim", "a long name"],
 )
-def test_whatever_a_task_fails_of_is_the_reason_of_its_dead_letter(inbox, work, error, attempts, reason):
+def test_the_reason_of_a_dead_letter_names_the_error_of_its_task(inbox, work, error, attempts, reason):
     if work is not None:
         acting("a", work)
     inbox.publish(outside, *["a"] * (work is not None))
@@ -202,7 +202,7 @@ def test_whatever_a_task_fails_of_is_the_reason_of_its_dead_letter(inbox, work, 
     assert [one.status for one in records] == ["recoverable"] * attempts
 
 
-def test_a_task_without_dead_letters_and_a_plain_one_just_fail(inbox):
+def test_a_task_without_dead_letters_and_a_plain_task_just_fail(inbox):
     acting("a", fail)
     inbox.publish(plain, "a")
     inbox.publish(bare, "a", retries=3)
@@ -210,13 +210,16 @@ def test_a_task_without_dead_letters_and_a_plain_one_just_fail(inbox):
     assert inbox.redis.keys("*dead*") == []
 
 
-def test_self_retry_rolls_back_and_comes_again_as_the_same_message(inbox):
+def test_self_retry_rolls_back_and_redelivers_the_same_message(inbox):
     acting("a", lambda task: task.retry(countdown=0), lambda task: task.request.retries)
     message_id = inbox.publish(act, "a")
     assert isinstance(inbox.deliver().result, Retry)
     assert (effects(), record().status) == ({}, "recoverable")
     [message] = inbox.messages()
-    assert (message["id"], KEY in message) == (message_id, False)  # published under the claim, and not derived from it
+    assert (message["id"], KEY in message) == (
+        message_id,
+        False,
+    )  # not a derived key
     assert inbox.deliver() == Delivered("acknowledged", 1)
     assert (effects(), record().idempotency_key) == ({"a": 1}, message_id)
 
@@ -246,7 +249,7 @@ def test_dead_letters_are_redriven_oldest_first_up_to_the_limit(inbox):
     assert effects() == {"a": 1}
 
 
-def test_a_dead_letter_goes_to_where_its_task_is_routed_now(inbox):
+def test_a_dead_letter_is_redriven_to_the_current_queue_of_its_task(inbox):
     acting("a", fail)
     inbox.publish(act, "a")
     inbox.drain()
@@ -256,13 +259,13 @@ def test_a_dead_letter_goes_to_where_its_task_is_routed_now(inbox):
     assert (len(inbox.messages()), len(inbox.messages("receipts"))) == (0, 1)
 
 
-def test_a_broker_that_cannot_be_reached_brings_nothing_back(monkeypatch):
+def test_redrive_raises_an_error_if_the_broker_is_unreachable(monkeypatch):
     monkeypatch.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{free_port()}/0")
     with pytest.raises(BrokerUnavailableError):
         redrive(DEAD)
 
 
-def test_a_task_that_is_published_in_an_operation_inherits_a_derived_key(inbox):
+def test_a_task_published_in_an_operation_inherits_a_derived_key(inbox):
     with claim("tests.outer", account_id="7", key="of-the-client") as run:
         for label in "ab":
             send.delay(label)
@@ -286,7 +289,7 @@ def test_a_chain_of_three_hops_keeps_one_trace(inbox):
     assert effects() == {"hop 2": 1, "hop 1": 1, "hop 0": 1}
 
 
-def test_the_first_version_of_celerys_protocol_is_left_alone(inbox, monkeypatch):
+def test_messages_of_celerys_protocol_version_1_are_left_unchanged(inbox, monkeypatch):
     monkeypatch.setattr(inbox.app.amqp, "create_task_message", inbox.app.amqp.as_task_v1)
     with claim("tests.outer", account_id="7", key="of-the-client") as run:
         send.delay("a")
@@ -295,7 +298,7 @@ def test_the_first_version_of_celerys_protocol_is_left_alone(inbox, monkeypatch)
     assert (KEY in message, message["body"]["task"]) == (False, "tests.send")
 
 
-def test_a_chain_goes_on_once_when_one_of_its_messages_is_delivered_twice(inbox):
+def test_a_chain_continues_once_if_one_of_its_messages_is_delivered_twice(inbox):
     acting("b", succeed)
     chain(send.si("a"), act.si("b")).apply_async()
     inbox.twice()
@@ -308,12 +311,12 @@ def test_a_direct_call_is_a_plain_call(inbox):
     acting("c", lambda args: send.run("c"))
     assert send("a")["pair"] == (1, 2)
     assert act("b") == "tests.act"
-    inbox.publish(plain, "c")  # in another task, which is running
+    inbox.publish(plain, "c")  # called from another running task
     inbox.deliver()
     assert (effects(), IdempotencyRecord.objects.count()) == ({"a": 1, "b": 1, "c": 1}, 0)
 
 
-def test_a_caller_with_an_open_transaction_and_no_message_gets_an_error(inbox):
+def test_a_delivery_within_an_open_transaction_gets_an_error(inbox):
     acting("a", lambda args: None)
     inbox.publish(send, "a")
     with transaction.atomic():
@@ -321,7 +324,7 @@ def test_a_caller_with_an_open_transaction_and_no_message_gets_an_error(inbox):
     assert effects() == {}
 
 
-def test_each_thing_that_happens_to_a_message_is_one_line_of_the_log(inbox, caplog):
+def test_each_event_of_a_message_is_one_log_line(inbox, caplog):
     caplog.set_level(logging.INFO, "idempotency")
     key = f"{'0' * 32}.{'1' * 36}"
     message_id = inbox.publish(send, "a", headers={KEY: key})

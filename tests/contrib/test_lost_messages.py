@@ -1,4 +1,4 @@
-"""Messages that a broker has confirmed and lost: they have no record with their consumer, and are sent again."""
+"""Messages that a broker confirmed and then lost: their consumers have no record, so they are sent again."""
 
 from datetime import timedelta
 
@@ -35,9 +35,9 @@ def consumed(to: str) -> str:
 
 @pytest.fixture
 def _short_retention():
-    """A task that forgets a message sooner than the broker may deliver it again. System checks warn about it."""
+    """A task whose retention is shorter than the broker's redelivery time. System checks warn about it."""
 
-    # Not shared: every app that another test makes would get it too, once for each of these tests.
+    # Not shared, because every app that another test makes would get it too, once for each of these tests.
     @app.task(name=SHORT, shared=False, acks_late=True, reject_on_worker_lost=True)
     @idempotent_task(SHORT, retention=HOUR)
     def short(to: str) -> str:
@@ -48,7 +48,7 @@ def _short_retention():
 
 
 def sent(topic=TASK, *, ago=HOUR, waited=MINUTE, **options):
-    """A message that was written, waited for a relay, and was sent so long ago."""
+    """A message that waited for a relay for ``waited`` and was sent ``ago``."""
     with transaction.atomic():
         message = publish(topic, {"to": "bob"}, **options)
     OutboxMessage.objects.filter(pk=message.pk).update(
@@ -68,7 +68,7 @@ def test_a_message_without_a_record_is_sent_again_under_its_id():
     again = OutboxMessage.objects.get()
     assert (again.message_id, again.status, again.attempts) == (message.message_id, MessageStatus.PENDING, 0)
     assert again.next_try_at <= again.created_at + 2 * HOUR
-    assert resend_lost_messages() == 0  # it waits for a relay
+    assert resend_lost_messages() == 0  # already pending
 
 
 @pytest.mark.parametrize(("topic", "account"), [(TASK, "celery"), (CONSUMED, "mailer")])
@@ -82,21 +82,21 @@ def test_a_message_with_a_record_of_any_state_is_left_alone(topic, account):
 @pytest.mark.failure_53
 @pytest.mark.parametrize(("error", "found"), [(None, 1), ("ValueError: refused", 0)], ids=["cut off", "failed"])
 def test_a_message_whose_consumer_was_cut_off_is_sent_again(error, found):
-    """The broker may lose it as it delivers it again. A task that failed was retried, or its message given up."""
+    """The broker may lose it on redelivery. A failed task was retried, or its message dead-lettered."""
     message = sent()
     consume(message, TASK, "celery")
     IdempotencyRecord.objects.update(status="recoverable", error=error)
     assert resend_lost_messages() == found
 
 
-def test_the_record_must_be_the_consumers_own():
+def test_a_record_of_another_consumer_does_not_count():
     message = sent()
     consume(message, "tests.lost.other", "celery")
     consume(message, TASK, "another account")
     assert resend_lost_messages() == 1
 
 
-def test_a_message_of_an_operation_is_looked_for_under_its_account():
+def test_a_message_of_an_operation_is_searched_under_its_account():
     with claim("tests.lost.producer", account_id="7", key="k"):
         message = publish(TASK, {"to": "bob"})
     OutboxMessage.objects.update(status=MessageStatus.SENT, sent_at=from_now(-HOUR), created_at=from_now(-HOUR))
@@ -106,7 +106,7 @@ def test_a_message_of_an_operation_is_looked_for_under_its_account():
     assert resend_lost_messages() == 1
 
 
-def test_what_was_sent_too_lately_or_too_long_ago_is_left_alone():
+def test_messages_sent_too_recently_or_too_long_ago_are_left_alone():
     sent(ago=MINUTE)
     sent(ago=timedelta(days=2))
     assert resend_lost_messages() == 0
@@ -114,16 +114,16 @@ def test_what_was_sent_too_lately_or_too_long_ago_is_left_alone():
     assert resend_lost_messages(look_back=timedelta(days=3)) == 1
 
 
-def test_messages_of_others_are_left_alone():
-    sent(ELSEWHERE)  # a task that this process doesn't know
-    sent("idempotency.contrib.celery.tasks.relay_outbox")  # one that keeps no records
+def test_messages_to_other_consumers_are_left_alone():
+    sent(ELSEWHERE)  # a task unknown to this process
+    sent("idempotency.contrib.celery.tasks.relay_outbox")  # a task without records
     other = sent()
     OutboxMessage.objects.filter(pk=other.pk).update(sender="tests.outbox.broker")
     assert resend_lost_messages() == 0
 
 
-def test_it_is_sent_again_after_as_long_again_as_it_has_waited():
-    """A queue whose workers are down must not fill up with repetitions."""
+def test_a_message_is_resent_after_as_long_as_it_waited_for_its_relay():
+    """A queue whose workers are down must not fill up with duplicates."""
     sent(ago=HOUR, waited=2 * HOUR)
     assert resend_lost_messages() == 0
     OutboxMessage.objects.update(sent_at=from_now(-2 * HOUR), created_at=from_now(-4 * HOUR))
@@ -145,7 +145,7 @@ def test_the_search_covers_all_pages_even_within_one_marked_batch(monkeypatch):
 @pytest.mark.usefixtures("_short_retention")
 @pytest.mark.failure_56
 def test_a_message_whose_record_may_be_purged_is_not_sent_again():
-    """It looks like one that was lost, and the task would run a second time."""
+    """It would be mistaken for a lost message, and the task would run again."""
     message = sent(SHORT, ago=2 * HOUR)
     consume(message, SHORT, "celery")
     IdempotencyRecord.objects.update(expires_at=from_now(-MINUTE))
@@ -157,8 +157,8 @@ def test_a_message_whose_record_may_be_purged_is_not_sent_again():
 
 @pytest.mark.usefixtures("_short_retention")
 @pytest.mark.failure_56
-def test_a_message_that_was_sent_late_is_judged_by_when_it_was_written():
-    """A relay that dies before it marks a message leaves it consumed, and another one sends it again much later."""
+def test_the_age_of_a_message_sent_late_starts_when_it_was_written():
+    """A relay may send a message and die before marking it. The message is consumed, and another relay resends it."""
     sent(SHORT, ago=40 * MINUTE, waited=25 * MINUTE)
     assert resend_lost_messages() == 0
 
@@ -168,7 +168,7 @@ def test_a_message_that_was_sent_late_is_judged_by_when_it_was_written():
 @pytest.mark.parametrize(
     "meanwhile", [{"sent_at": from_now(-MINUTE)}, {"created_at": from_now(-HOUR)}], ids=["sent again", "forgotten"]
 )
-def test_what_a_search_found_before_it_slept_is_judged_again(meanwhile):
+def test_a_message_that_changed_during_the_search_is_checked_again(meanwhile):
     sent(SHORT, ago=30 * MINUTE)
     slept = []
 
@@ -185,6 +185,6 @@ def test_what_a_search_found_before_it_slept_is_judged_again(meanwhile):
     assert resend_lost_messages() == 1
 
 
-def test_the_task_returns_how_many_it_found():
+def test_the_task_returns_the_number_of_messages_found():
     sent()
     assert tasks.resend_lost_messages(older_than=60.0) == {"found": 1}

@@ -1,4 +1,4 @@
-"""OpenTelemetry: events on the caller's own span, links from messages to their producers, and metrics."""
+"""OpenTelemetry: events on the caller's span, links from messages to their producers, and metrics."""
 
 from importlib import import_module
 
@@ -27,14 +27,14 @@ from tests.database.publishing import send
 from tests.outbox import broker
 from tests.records import make_records
 
-# What the tables hold is counted on each database in ``test_prometheus``.
+# ``test_prometheus`` counts the tables' rows on each database.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_as_if_off"), pytest.mark.once]
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Recorded:
-    """An SDK in memory. Nothing of it is the process's own, which can be set only once."""
+    """An SDK in memory. It doesn't set the process's global providers, which can be set only once."""
 
     def __init__(self):
         self.exporter = InMemorySpanExporter()
@@ -64,7 +64,7 @@ def recorded(monkeypatch):
     recorded = Recorded()
     monkeypatch.setattr(metrics, "get_meter", recorded.meters.get_meter)
     module = "idempotency.contrib.opentelemetry"
-    for _ in range(2):  # to be ready twice changes nothing
+    for _ in range(2):  # a second ready() changes nothing
         OpenTelemetryConfig(module, import_module(module)).ready()
     broker.reset()
     yield recorded
@@ -84,12 +84,12 @@ def test_the_callers_span_has_the_event_and_nothing_private(recorded):
         run(1)
     with recorded.span("reused"), pytest.raises(KeyReusedError):
         run(2)
-    run(1)  # where no span is recording, none is made
-    told = {
+    run(1)  # without a recording span, none is made
+    recorded_events = {
         name: ([event.name for event in span.events], dict(span.attributes)) for name, span in recorded.spans().items()
     }
     of = {"idempotency.operation": "tests.spans", "idempotency.attempt": 1}
-    assert told == {
+    assert recorded_events == {
         "first": (["idempotency.claimed", "idempotency.completed"], {**of, "idempotency.result": "completed"}),
         "retry": (["idempotency.replayed"], {**of, "idempotency.result": "replayed"}),
         "reused": (["idempotency.key_reused"], {**of, "idempotency.result": "key_reused"}),
@@ -114,13 +114,13 @@ def test_a_message_carries_its_producers_context_and_is_sent_in_it(recorded):
     assert seen[0].trace_id == producer.trace_id
 
 
-def test_a_header_of_the_caller_wins_over_the_one_that_is_added(recorded):
+def test_the_callers_header_overrides_the_added_one(recorded):
     with recorded.span():
         message = send(headers={"traceparent": PARENT})
     assert message.headers == {"traceparent": PARENT}
 
 
-def test_a_sender_that_fails_leaves_the_relays_context_as_it_was(recorded):
+def test_a_failing_sender_leaves_the_relays_context_unchanged(recorded):
     send(payload=1, headers={"traceparent": PARENT})
     broker.refuse(1, error=ValueError())
     before = context.get_current()
@@ -129,7 +129,7 @@ def test_a_sender_that_fails_leaves_the_relays_context_as_it_was(recorded):
 
 
 @pytest.mark.usefixtures("eager")
-def test_the_span_of_an_idempotent_task_is_linked_to_its_messages_producer(recorded):
+def test_an_idempotent_tasks_span_is_linked_to_its_messages_producer(recorded):
     for name in ("delivery", "redelivery"):
         with recorded.span(name):
             consumers.send.apply_async(["a"], task_id="one", headers={"traceparent": PARENT})
@@ -148,7 +148,7 @@ def test_the_span_of_an_idempotent_task_is_linked_to_its_messages_producer(recor
     ],
 )
 def test_another_kind_of_consumer_links_to_the_trace_in_its_headers(recorded, headers, links):
-    link_to_producer(headers)  # no span, nothing to link
+    link_to_producer(headers)  # without a span, nothing is linked
     with recorded.span():
         link_to_producer(headers)
     assert len(recorded.spans()["request"].links) == links

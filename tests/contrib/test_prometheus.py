@@ -1,4 +1,4 @@
-"""Prometheus: what each scrape says, what it reads for that, and several processes that are scraped as one."""
+"""Prometheus: the samples of a scrape, its queries, and several processes that are scraped as one."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ def scrape(registry):
     return {name: float(value) for name, _, value in samples if "_created" not in name}
 
 
-def test_a_scrape_has_this_process_events_and_the_tables_numbers(registry):
+def test_a_scrape_has_this_processs_events_and_the_tables_counts(registry):
     operation = Operation("tests.scraped")
     happen(signals.claimed, operation, 2)
     happen(signals.replayed, operation)
@@ -54,7 +54,7 @@ def test_a_scrape_has_this_process_events_and_the_tables_numbers(registry):
     make_messages(2, MessageStatus.DEAD)
     seen = scrape(registry)
     assert "private" not in "".join(seen)
-    # An event of a known operation begins with 0, because Prometheus sees no increase in a series that begins with 1.
+    # An event of a known operation starts at 0, because Prometheus detects no increase in a series that starts at 1.
     zeros = [seen.pop(name) for name in list(seen) if name.startswith("idempotency_events_total") and not seen[name]]
     assert len(zeros) == len(signals.EVENTS) - 2
     assert {name: value for name, value in seen.items() if "seconds" not in name and "bytes" not in name} == {
@@ -99,14 +99,14 @@ async def scrape_in_a_loop(registry):
 
 
 @pytest.mark.parametrize(
-    "scrape_in_vain",
+    "scrape_without_tables",
     [scrape, lambda registry: asyncio.run(scrape_in_a_loop(registry))],
     ids=["the database refuses", "in the thread of an event loop"],
 )
-def test_counters_are_exported_even_if_the_tables_can_not_be_read(registry, scrape_in_vain):
+def test_counters_are_exported_even_if_the_tables_cannot_be_read(registry, scrape_without_tables):
     happen(signals.claimed, Operation("tests.scraped"))
     with connection.execute_wrapper(unreachable):
-        seen = scrape_in_vain(registry)
+        seen = scrape_without_tables(registry)
     assert seen['idempotency_events_total{event="claimed",operation="tests.scraped"}'] == 1
     assert {name: value for name, value in seen.items() if "_total" not in name} == {AVAILABLE: 0}
 
@@ -131,13 +131,13 @@ def test_the_view_names_the_missing_app():
 
 @pytest.mark.parametrize("accept", ["application/openmetrics-text; version=new", "text/plain;version=1.x", ""])
 def test_an_unreadable_accept_header_gets_plain_text(accept, settings, monkeypatch):
-    monkeypatch.setattr(exporter, "connect", lambda: None)  # to the registry of the whole test process
+    monkeypatch.setattr(exporter, "connect", lambda: None)  # would register with the whole test process
     settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "idempotency.contrib.prometheus"]
     response = metrics(RequestFactory().get("/", headers={"Accept": accept}))
     assert (response.status_code, response["Content-Type"].partition(";")[0]) == (200, "text/plain")
 
 
-def test_a_thread_that_was_scraped_in_keeps_no_connection(registry):
+def test_a_scraping_thread_keeps_no_connection(registry):
     connection.close()
     scrape(registry)
     assert connection.connection is None
@@ -171,7 +171,7 @@ print(response.content.decode())
 @pytest.mark.once
 @pytest.mark.parametrize("several", [True, False], ids=["several processes", "one process"])
 def test_the_view_adds_up_all_processes_and_reads_the_tables_once(tmp_path, several):
-    """Without a directory for their files, a process knows its own counts only."""
+    """Without a directory for shared files, a process reports only its own counts."""
     environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
     if several:
         environment |= {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}

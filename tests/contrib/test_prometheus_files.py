@@ -1,4 +1,4 @@
-"""The dashboard and the rules that are shipped: what they ask for exists, and each alert fires when it should."""
+"""The shipped dashboard and alert rules: their metrics exist, and each alert fires when it should."""
 
 import json
 import re
@@ -29,7 +29,7 @@ LABELS = {
     **{gauge.name: gauge.labels for gauge in GAUGES},
     AVAILABLE: (),
 }
-#: What a label may be compared with, beside the dashboard's own variable.
+#: The values that a label may be compared with, including the dashboard's variable.
 VALUES = {
     "event": set(signals.EVENTS),
     "status": {*map(str, Status), MessageStatus.PENDING.value, MessageStatus.DEAD.value},
@@ -58,7 +58,7 @@ def test_the_queried_metrics_exist_with_their_labels(name, expression):
     assert all(grouped <= set(LABELS[metric]) for metric, _ in selectors)
 
 
-def test_what_is_labelled_in_the_dashboard_is_grouped_by():
+def test_labels_in_the_dashboards_legends_are_grouped_by():
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
             named = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
@@ -66,7 +66,7 @@ def test_what_is_labelled_in_the_dashboard_is_grouped_by():
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
-def test_every_alert_has_an_entry_of_what_to_do_and_no_other():
+def test_each_alert_has_a_troubleshooting_entry():
     headings = re.findall(r"^### (Idempotency\w+)$", (DOCS / "how-to/troubleshoot.md").read_text(), re.MULTILINE)
     assert headings == list(RULES)
     for name, rule in RULES.items():
@@ -81,7 +81,7 @@ def gauge(series, value):
     return {"series": series, "values": f"{value}x100"}
 
 
-#: For each alert what makes it fire within 90 minutes, a minute for each value.
+#: For each alert, the series that make it fire within 90 minutes, with one value a minute.
 FIRES = {
     "IdempotencySweepOverdue": [gauge("idempotency_overdue_seconds", 301)],
     "IdempotencyParkedRecords": [gauge('idempotency_parked_records{operation="a"}', 1)],
@@ -104,12 +104,12 @@ def promtool(*arguments, cwd):
     program = shutil.which("promtool")
     if program is None:
         remedy = "tests/servers.sh install promtool, as root, gets it"
-        pytest.skip(f"there is no promtool; {remedy}")  # on a newcomer's machine; `.ci/run` installs it
+        pytest.skip(f"there is no promtool; {remedy}")  # only on a developer's machine; `.ci/run` installs it
     done = subprocess.run([program, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_rules_are_valid_and_each_fires_when_it_should_and_not_else(tmp_path):
+def test_the_rules_are_valid_and_each_fires_only_on_its_series(tmp_path):
     assert list(FIRES) == list(RULES)
     healthy = [gauge(AVAILABLE, 1), gauge("idempotency_overdue_seconds", 0), events("claimed", "0+9x100", "b")]
     tests = [{"interval": "1m", "input_series": healthy, "alert_rule_test": [expected(name) for name in RULES]}]
@@ -117,7 +117,7 @@ def test_the_rules_are_valid_and_each_fires_when_it_should_and_not_else(tmp_path
         others = [] if name in {"IdempotencyStatsUnavailable", "IdempotencyMetricsMissing"} else [gauge(AVAILABLE, 1)]
         rules = [expected(one, fires=one == name) for one in RULES]
         tests.append({"interval": "1m", "input_series": [*series, *others], "alert_rule_test": rules})
-    # What an alert says of a number depends on the number, and is not what is tested here.
+    # The annotations contain the measured value, which isn't tested here.
     for rule in (plain := yaml.safe_load((FILES / "alerts.yml").read_text()))["groups"][0]["rules"]:
         del rule["annotations"]
     (tmp_path / "plain.yml").write_text(yaml.safe_dump(plain))

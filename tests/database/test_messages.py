@@ -14,7 +14,7 @@ from testproject.models import Transfer
 from tests.aliases import pool_of_one, reconnected
 from tests.concurrency.racing import changing_elsewhere
 from tests.database.statements import execute
-from tests.http.callers import claim_anew
+from tests.http.callers import reopen_claim
 from tests.records import HOUR
 from tools.benchmarks.instruments import round_trips
 
@@ -132,10 +132,10 @@ def test_where_statements_are_prepared_a_duplicate_sends_one_message():
     protect(write)
     assert messages(fail) == 1
     assert protect(fail)
-    claim_anew()
+    reopen_claim()
     with pytest.raises(InProgressError):
         protect(fail)
-    claim_anew(lease=-HOUR)
+    reopen_claim(lease=-HOUR)
     assert not protect(write)
     assert IdempotencyRecord.objects.get().attempt == 2
 

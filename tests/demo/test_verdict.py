@@ -1,4 +1,4 @@
-"""The demo's storms have every trouble, and its verdict sees every fault, and every trouble that never came."""
+"""The demo's storms include every trouble, and its verdict detects every fault and every missing trouble."""
 
 from collections import Counter
 
@@ -22,7 +22,7 @@ def test_the_smallest_storm_has_every_trouble(is_order):
 GOOD = {"expected": 20, "effects": 20}
 CONTROL = {"expected": 20, "effects": 30, "doubled": 10, "ghosts": 5, "wrong": 9}
 FAULTS = "doubled=1 lost=1 wrong=1 unsettled=1 effects=19 effects=21 cut=0 replay=0 kills=0"
-#: One figure each, at the protected endpoint and at its twin, that fails a storm.
+#: Single figures that fail a storm, at the protected endpoint and at its twin.
 STORMS = {
     CHARGES: (f"{FAULTS} key_reused=0 take_overs=0", "doubled=0"),
     ORDERS: (f"{FAULTS} ghosts=1 relay=0 worker=0 redis=0", "doubled=0 ghosts=0"),
@@ -30,7 +30,7 @@ STORMS = {
 
 
 def verdict(storm, protected="", unprotected=""):
-    """The complaints about a good run that differs in one figure."""
+    """The complaints about a good run with one changed figure."""
     rows = [row for row in ROWS if storm in row.storms]
     troubles = {row.figure: 1 for row in rows if row.must == "more than 0"}
     findings = []
@@ -41,7 +41,7 @@ def verdict(storm, protected="", unprotected=""):
 
 
 @pytest.mark.parametrize("storm", STORMS)
-def test_any_fault_and_any_trouble_that_never_came_fails(storm):
+def test_any_fault_and_any_missing_trouble_fails(storm):
     assert verdict(storm) == []
     of_protected, of_unprotected = STORMS[storm]
     for changed in of_protected.split():
@@ -51,7 +51,7 @@ def test_any_fault_and_any_trouble_that_never_came_fails(storm):
     assert verdict(storm, "doubled=3") == ["protected: more than one effect: 3; must be 0."]
 
 
-# The judgement: doubled, lost, wrong, unsettled
+# The verdict on one charge: doubled, lost, wrong, unsettled
 
 LABEL = "run-0"
 EFFECTS = {LABEL: [7]}
@@ -66,7 +66,7 @@ def problem(status, code):
     return Response(status, json={"code": code}, headers={"Content-Type": "application/problem+json"})
 
 
-def told(*answers, **more):
+def answered(*answers, **more):
     return History(Charge(0, LABEL), answers=list(answers), **more)
 
 
@@ -76,25 +76,25 @@ def nonzero(found):
 
 FINE, WRONG = {"effects": 1}, {"effects": 1, "wrong": 1}
 REPLAY = created(**{"Idempotency-Replayed": "true"})
-#: What the clients of one charge were told, the effects, and what must be found.
+#: The answers to the clients of one charge, the effects, and the expected findings.
 CHARGED = {
     "one outcome": (
-        told(created(), REPLAY, answers_to_changed=[problem(422, "idempotency_key_reused")]),
+        answered(created(), REPLAY, answers_to_changed=[problem(422, "idempotency_key_reused")]),
         EFFECTS,
         FINE,
     ),
-    "two effects, although every client was told the same": (
-        told(created(), REPLAY),
+    "two effects, although every client got the same answer": (
+        answered(created(), REPLAY),
         {LABEL: [7, 8]},
         {"effects": 2, "doubled": 1},
     ),
-    "acknowledged without an effect": (told(created()), {}, {"lost": 1}),
-    "neither acknowledged nor an effect": (told(gave_up=1), {}, {"unsettled": 1}),
-    "refused without an effect": (told(problem(409, "idempotency_in_progress")), {}, {"wrong": 1}),
-    "an effect that was never asked for": (told(created()), {**EFFECTS, "run-9": [9]}, {"effects": 2, "ghosts": 1}),
-    "a client that gave up": (told(created(), gave_up=1), EFFECTS, {**FINE, "unsettled": 1}),
+    "acknowledged without an effect": (answered(created()), {}, {"lost": 1}),
+    "neither acknowledged nor an effect": (answered(gave_up=1), {}, {"unsettled": 1}),
+    "refused without an effect": (answered(problem(409, "idempotency_in_progress")), {}, {"wrong": 1}),
+    "an effect without a request": (answered(created()), {**EFFECTS, "run-9": [9]}, {"effects": 2, "ghosts": 1}),
+    "a client that gave up": (answered(created(), gave_up=1), EFFECTS, {**FINE, "unsettled": 1}),
     **{
-        f"another {what} than the first": (told(created(), other), EFFECTS, WRONG)
+        f"another {what} than the first": (answered(created(), other), EFFECTS, WRONG)
         for what, other in {
             "effect": created(8),
             "status": created(status=200),
@@ -104,13 +104,13 @@ CHARGED = {
             "outcome, still in progress": problem(409, "idempotency_in_progress"),
         }.items()
     },
-    "another status, although it names the effect": (told(created(status=200)), EFFECTS, WRONG),
+    "another status, although it names the effect": (answered(created(status=200)), EFFECTS, WRONG),
     **{
-        f"an answer that does not name the effect: {body!r}": (told(Response(201, content=body)), EFFECTS, WRONG)
-        for body in (b'{"id": 9}', b"{}", b"no json", b"[]")
+        f"an answer that does not name the effect: {body!r}": (answered(Response(201, content=body)), EFFECTS, WRONG)
+        for body in (b'{"id": 9}', b"{}", b"not json", b"[]")
     },
     **{
-        f"a changed payload that was {what}": (told(created(), answers_to_changed=[answer]), EFFECTS, WRONG)
+        f"a changed payload that was {what}": (answered(created(), answers_to_changed=[answer]), EFFECTS, WRONG)
         for what, answer in {
             "accepted": created(),
             "refused with another code": problem(422, "invalid"),
@@ -121,11 +121,11 @@ CHARGED = {
 
 
 @pytest.mark.parametrize(("history", "effects", "found"), CHARGED.values(), ids=CHARGED)
-def test_what_is_found_of_a_charge(history, effects, found):
+def test_the_findings_on_a_charge(history, effects, found):
     assert nonzero(judge([history], effects)) == found
 
 
-#: How an accepted and a declined order differ from good ones, and what must be found of both.
+#: How an accepted and a declined order differ from good ones, and the expected findings.
 ORDERED = {
     "one receipt": ({"answers": [created(), REPLAY]}, FINE),
     "two receipts": ({"receipts": {LABEL: 2}}, {"effects": 2, "doubled": 1}),
@@ -140,19 +140,19 @@ ORDERED = {
 
 
 @pytest.mark.parametrize(("differs", "found"), ORDERED.values(), ids=ORDERED)
-def test_what_is_found_of_an_accepted_and_a_declined_order(differs, found):
+def test_the_findings_on_an_accepted_and_a_declined_order(differs, found):
     good = {"answers": [created()], "declined": [DECLINED], "charges": EFFECTS, "receipts": {LABEL: 1}}
-    told = {**good, **differs}
+    orders = {**good, **differs}
     histories = [
-        History(Charge(0, LABEL, is_order=True), answers=told["answers"]),
-        History(Charge(5, "run-5", is_order=True), answers=told["declined"]),
+        History(Charge(0, LABEL, is_order=True), answers=orders["answers"]),
+        History(Charge(5, "run-5", is_order=True), answers=orders["declined"]),
     ]
-    findings = judge(histories, told["charges"], told["receipts"])
+    findings = judge(histories, orders["charges"], orders["receipts"])
     assert (nonzero(findings), findings.figures["expected"]) == (found, 1)
 
 
 def test_the_first_few_of_each_kind_are_shown_with_their_names():
-    histories = [told(created(8), gave_up=1) for _ in range(5)]
+    histories = [answered(created(8), gave_up=1) for _ in range(5)]
     found = judge(histories, {LABEL: [7, 7], **{f"other-{number}": [number] for number in range(5)}})
     kinds = Counter(example.partition(" ")[0] for example in found.examples)
     assert kinds == {"doubled:": 1, "not": 3, "wrong:": 3, "never": 3}

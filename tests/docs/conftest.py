@@ -1,4 +1,4 @@
-"""The project that the documentation's examples belong to, and how a page's code is run in it."""
+"""The project of the documentation's examples, and a fixture that runs a page's code in it."""
 
 import io
 import re
@@ -28,7 +28,7 @@ from tests.factories import UserFactory
 from tests.operations import free_names
 from tests.outbox import SENDER, broker
 
-#: Packages whose examples are run only where they are installed.
+#: Packages whose examples run only if they are installed.
 OPTIONAL = {"adrf", "corsheaders", "django_tenants", "drf_idempotency", "graphql"}
 OPTIONAL |= {"ninja", "strawberry"}
 
@@ -40,7 +40,7 @@ class ShopChargeSerializer(serializers.ModelSerializer):
 
 
 class Provider:
-    """What the examples call ``shop.provider``. It deduplicates nothing."""
+    """The ``shop.provider`` of the examples. It deduplicates nothing."""
 
     def __init__(self):
         self.paid = []
@@ -63,8 +63,8 @@ def server():
 
 @pytest.fixture
 def run_page(monkeypatch, provider):
-    """Runs a page's Python. A block that begins with the name of a file becomes that module, which later blocks can
-    import. Any other block goes on where the one before it ended. What is published goes to the tests' broker.
+    """Run a page's Python. A block that begins with a file name becomes that module, which later blocks can import. Any
+    other block continues the previous one. Published messages go to the tests' broker.
     """
     clients = []
 
@@ -108,11 +108,11 @@ def run_page(monkeypatch, provider):
     install("shop.imports", import_orders=lambda request: (["order-71"], ["order-72"]))
     monkeypatch.setitem(publish.__kwdefaults__, "sender", SENDER)
     broker.reset()
-    # A shared task would be one of every app that a later test makes.
+    # A shared task would be added to every app that a later test makes.
     monkeypatch.setattr(celery, "shared_task", lambda **options: app.task(shared=False, lazy=False, **options))
     app.set_current()
     known = set(app.tasks)
-    import_module("testproject.urls")  # what it declares is known before the names are free, whatever loads it later
+    import_module("testproject.urls")  # declares its operations while their names are theirs
     with free_names():
         yield run
     for client in clients:

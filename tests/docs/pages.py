@@ -1,4 +1,4 @@
-"""The documentation's pages, and what stands in them: blocks of code, sections, tables."""
+"""The documentation's pages and their parts: blocks of code, sections, tables."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-#: Each page by its name: its path below ``docs/``, ``README.md``, or the sample project's own.
+#: Each page by its name: its path below ``docs/``, ``README.md``, or the sample project's README.
 PAGES = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md"))}
 PAGES |= {"README.md": README, "testproject/README.md": ROOT / "testproject/README.md"}
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -27,7 +27,7 @@ def blocks(name, *languages):
 
 
 def section(name, heading):
-    """What stands below a heading of the second or third level."""
+    """The text below a heading of the second or third level."""
     _, found, rest = re.sub(r"^###? ", "## ", text_of(name), flags=re.MULTILINE).partition(f"\n## {heading}\n")
     assert found, heading
     return rest.partition("\n## ")[0]
@@ -42,6 +42,6 @@ def table(text):
 
 
 def code(cell):
-    """What stands in backticks in a cell of a table, or None for a dash."""
+    """The text in backticks in a table's cell, or None if the cell is anything else."""
     found = re.fullmatch(r"`([^`]+)`", cell)
     return found[1] if found else None

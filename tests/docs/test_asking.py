@@ -1,4 +1,4 @@
-"""The reconcilers of the documentation, each with the sample's provider and a connection that is cut around a call."""
+"""The documentation's reconcilers, with the sample's provider and a connection that is cut around a call."""
 
 import json
 from contextlib import closing
@@ -32,7 +32,7 @@ def payouts_provider(tmp_path):
 
 
 class Cut(httpx.HTTPTransport):
-    """Cuts the connection once, before or after the provider got the call."""
+    """Cuts the connection once, before or after the provider receives the call."""
 
     cut = ""
 
@@ -77,7 +77,7 @@ def test_a_payout_whose_answer_was_lost_is_found(probe, run_page, payouts_provid
 
 
 @pytest.mark.parametrize("probe", PROBES)
-def test_a_payout_that_never_arrived_is_made_by_the_retry(probe, run_page, payouts_provider):
+def test_a_payout_that_never_reached_the_provider_is_made_by_the_retry(probe, run_page, payouts_provider):
     payouts = Payouts(run_page(PAGE), payouts_provider, probe)
     assert payouts.send(cut="before").status_code == 502
     payouts.end_lease()
@@ -85,7 +85,7 @@ def test_a_payout_that_never_arrived_is_made_by_the_retry(probe, run_page, payou
     assert [len(effects) for effects in payouts_provider.ledger.by_key.values()] == [1]
 
 
-def test_a_reference_that_was_paid_twice_is_left_to_a_person(run_page, payouts_provider):
+def test_a_reference_that_was_paid_twice_is_parked(run_page, payouts_provider):
     payouts = Payouts(run_page(PAGE), payouts_provider, "find_by_reference", max_attempts=2)
     assert payouts.send(cut="after").status_code == 502
     (effect,) = next(iter(payouts_provider.ledger.by_key.values()))
@@ -95,7 +95,7 @@ def test_a_reference_that_was_paid_twice_is_left_to_a_person(run_page, payouts_p
     assert IdempotencyRecord.objects.get().status == Status.PARKED
 
 
-def test_a_refusal_is_an_outcome(run_page, payouts_provider, monkeypatch):
+def test_a_refusal_by_the_provider_is_an_outcome(run_page, payouts_provider, monkeypatch):
     payouts = Payouts(run_page(PAGE), payouts_provider, "find_by_key")
     monkeypatch.setattr(payouts_provider, "fault_of", lambda payout, asked_for: Fault.REFUSE)
     answers = [payouts.send() for _ in range(2)]

@@ -16,18 +16,18 @@ ROOT = PACKAGE.parent
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-#: A file that projects write.
+#: A file in projects.
 OF_PROJECTS = {"operations.py"}
 
 
 def documented(name):
-    """The docstrings of a module, each with what it describes."""
+    """The docstrings of a module, each with its node."""
     nodes = [node for node in ast.walk(TREES[name]) if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS))]
     return [(node, text) for node in nodes if (text := ast.get_docstring(node))]
 
 
 def bound(tree):
-    """The names that code in a module binds: by an import, a definition or an assignment."""
+    """The names that a module binds by an import, a definition or an assignment."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -49,7 +49,7 @@ def modules_of(folder):
 
 
 def is_there(folder, dotted):
-    """Whether a dotted name leads from a package to a module, or to a name in one."""
+    """Whether a dotted name resolves to a module of a package, or to a name in such a module."""
     first, _, rest = dotted.partition(".")
     if rest and (folder / first / "__init__.py").exists():
         return is_there(folder / first, rest)
@@ -66,7 +66,7 @@ def exists(dotted):
 
 
 def missing(find):
-    """What ``find`` reports, by module."""
+    """The findings of ``find``, by module."""
     return {name: found for name in TREES if (found := find(name))}
 
 
@@ -86,7 +86,7 @@ def test_the_docstring_of_a_package_names_its_modules():
     assert missing(absent) == {}
 
 
-def leads_somewhere(path, dotted):
+def resolves(path, dotted):
     app, _, rest = dotted.partition(".")
     if app.startswith("idempotency") and LITERALS & {dotted, rest}:  # a check, a logger, a permission
         return True
@@ -95,10 +95,10 @@ def leads_somewhere(path, dotted):
     return app in BOUND[path] or any(is_there(place, dotted) for place in (PACKAGE, path.parent)) or exists(dotted)
 
 
-def test_a_dotted_name_in_a_docstring_leads_somewhere():
+def test_a_dotted_name_in_a_docstring_resolves():
     def absent(name):
         dotted = named(name, r"``\"?((?!request\.)[a-z_]\w*(?:\.(?!(?:py|toml|md)`)\w+)+)\"?``")
-        return {one for one in dotted if not leads_somewhere(SOURCES[name], one)}
+        return {one for one in dotted if not resolves(SOURCES[name], one)}
 
     assert missing(absent) == {}
 
@@ -133,7 +133,7 @@ def parameters(node):
     return {each.arg for each in some if each is not None}
 
 
-def test_a_parameter_that_a_docstring_names_is_one():
+def test_a_parameter_that_a_docstring_names_exists():
     def absent(name):
         pairs = [(node, {*re.findall(r":param (\w+):", text)}) for node, text in documented(name)]
         return {parameter for node, described in pairs for parameter in described - parameters(node)}

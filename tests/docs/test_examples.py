@@ -1,4 +1,4 @@
-"""The documentation's examples run, and do what they say."""
+"""The documentation's examples run and have the described effects."""
 
 import hmac
 import json
@@ -33,7 +33,7 @@ from tests.docs.servers import cut
 from tests.factories import ChargeFactory, UserFactory
 from tests.records import make_records, purge_body_of
 
-# What the examples show is tested on each database elsewhere.
+# Other tests run the features of the examples on each database.
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 
@@ -111,7 +111,7 @@ def test_the_retry_of_a_conditional_change_is_a_replay(run_page):
     ]
 
 
-def test_the_block_outside_of_http_keeps_its_result(run_page):
+def test_the_block_outside_http_keeps_its_result(run_page):
     send = run_page("how-to/protect-a-view.md")["send_invoice"]
     assert [send("a", "message-1", {"email": "x@example.org"}) for _ in range(2)] == [{"sent_to": "x@example.org"}] * 2
 
@@ -179,7 +179,7 @@ def test_the_form_is_sent_once_and_corrected_under_a_new_key(run_page, settings)
     assert IdempotencyRecord.objects.filter(operation="contact.form").count() == 1
 
 
-def test_the_event_is_taken_once_however_often_it_is_delivered(run_page, settings):
+def test_an_event_takes_effect_once_however_often_it_is_delivered(run_page, settings):
     view = run_page("how-to/protect-a-webhook.md")["provider_event"]
     settings.PROVIDER_SECRET = "secret"
     Export.objects.create(pk=uuid4(), label="march", account=UserFactory())
@@ -191,7 +191,7 @@ def test_the_event_is_taken_once_however_often_it_is_delivered(run_page, setting
         return view(RequestFactory().post("/", body, content_type="application/json", headers=headers))
 
     event = {"id": "evt_1", "pending": 2, "data": {"label": "april", "charges": 3}}
-    assert deliver(event).status_code == 404  # before its object
+    assert deliver(event).status_code == 404  # before its object exists
     Export.objects.update(label="april")
     assert deliver(event).status_code == 204
     Export.objects.update(charges=None)
@@ -215,7 +215,7 @@ def test_the_key_of_an_event_joins_what_distinguishes_it(run_page):
     assert key_of(eventCode="REFUND") is None
 
 
-def test_the_order_goes_on_behind_its_finished_step(run_page, provider, monkeypatch):
+def test_the_order_continues_after_its_completed_step(run_page, provider, monkeypatch):
     view, user = run_page("how-to/call-a-provider.md")["place_order"], UserFactory()
     with monkeypatch.context() as patched:
         patched.setattr("shop.provider.ship", lambda *args: 1 / 0)
@@ -225,7 +225,7 @@ def test_the_order_goes_on_behind_its_finished_step(run_page, provider, monkeypa
     assert len(provider.paid) == 2
 
 
-def test_the_examples_derive_what_they_say(run_page):
+def test_the_examples_derive_the_documented_keys(run_page):
     keys_of_this_operation = run_page("explanation/crashes.md")["keys_of_this_operation"]
     with idempotency.claim("docs.derive", account_id="1", key="k") as run:
         keys = keys_of_this_operation()
@@ -235,7 +235,7 @@ def test_the_examples_derive_what_they_say(run_page):
     assert keys == {"charge": record.derive_key("provider.charge"), "payout": record.derive_text("bank.payout", 30)}
 
 
-def test_a_parked_record_is_resolved_by_what_was_found_out(run_page):
+def test_a_parked_record_is_resolved_by_the_providers_answer(run_page):
     resolve = run_page("how-to/resolve-parked-records.md")["resolve"]
     idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
     for payout_id, status in ((None, Status.RECOVERABLE), (7, Status.COMPLETED)):
@@ -247,7 +247,7 @@ def test_a_parked_record_is_resolved_by_what_was_found_out(run_page):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_alarm_rings_for_what_is_new_and_then_clears(run_page):
+def test_an_alarm_rings_for_a_new_event_and_then_clears(run_page):
     counters.reset()
     alarms, at_rest = run_page("how-to/monitor.md")["alarms"], stats()
     assert not any(alarms(at_rest).values())
@@ -359,7 +359,7 @@ def test_the_tool_of_an_agent_takes_effect_once(run_page, by):
 
 
 @pytest.mark.parametrize("deliveries", [1, 2])
-def test_a_task_of_djangos_takes_effect_once(run_page, settings, deliveries):
+def test_a_django_task_takes_effect_once(run_page, settings, deliveries):
     tasks = "django.tasks" if django.VERSION >= (6,) else "django_tasks"  # the package for older versions
     settings.TASKS = {"default": {"BACKEND": f"{tasks}.backends.immediate.ImmediateBackend"}}
     run_page("how-to/publish-a-message.md")

@@ -1,4 +1,4 @@
-"""The page about introducing the protection and switching it off: the emergency is played as it is written."""
+"""The page about introducing the protection and switching it off: the emergency follows the page's steps."""
 
 import sys
 from inspect import unwrap
@@ -30,7 +30,7 @@ def rename(table, other):
 
 @pytest.fixture
 def shop(run_page, settings):
-    """Sends a request to the view of the page, or to the same view with a key that is required, under its settings."""
+    """Returns a function that sends a request to the page's view, or to one with a required key, under its settings."""
     optional = run_page(PAGE)["create_transfer"]
     required = idempotent("docs.required")(unwrap(optional))
     moves_money = idempotent("docs.moves_money", key_required=True)(unwrap(optional))
@@ -62,7 +62,7 @@ def test_a_request_without_an_optional_key_runs_each_time(shop, key):
     assert Transfer.objects.count() == (2 if key is None else 1)
 
 
-def test_the_emergency_is_survived_as_the_page_describes(shop, monkeypatch):
+def test_the_emergency_switch_works_as_the_page_describes(shop, monkeypatch):
     assert [shop("before").status_code, shop().status_code] == [201, 400]
     rename("idempotency_record", "idempotency_record_broken")
     assert shop("during").status_code == 503

@@ -1,4 +1,4 @@
-"""Every name and number in the documentation exists, and what has to be listed is."""
+"""Every name and number in the documentation exists in the code, and the lists are complete."""
 
 import ast
 import inspect
@@ -61,8 +61,8 @@ def test_every_number_of_the_statistics_is_listed():
     assert kinds == [str(kind) for kind in Precision]
 
 
-def test_the_table_of_attempts_and_times_is_right():
-    """An abandoned first attempt is reconciled as attempt 2, and each Unknown waits for two to the power of it."""
+def test_the_table_of_attempts_and_times_matches_the_code():
+    """An abandoned first attempt is reconciled as attempt 2. Each Unknown waits 2 ** attempt seconds."""
     rows = [row for row in table(section("how-to/choose-recovery.md", "The contract")) if len(row) == 2]
     units = {"minutes": 60, "hour": 3600, "day": 86_400}
     for attempts, written in rows:
@@ -72,11 +72,11 @@ def test_the_table_of_attempts_and_times_is_right():
     assert rows[0][0] == f"{DEFAULT_MAX_ATTEMPTS}, the default"
 
 
-#: An option: its names, its type, its default and, indented, its meaning. The page alone has types and meanings.
+#: An option: its names, its type, its default and, indented, its meaning. Only the page has types and meanings.
 OPTION = re.compile(r"^(`.+`)\n: .+; default `(.+)`\n\n(?:  .+\n)+", re.MULTILINE)
 
 
-def test_the_list_of_settings_is_the_declaration():
+def test_the_list_of_settings_matches_the_declaration():
     declared = {option.name: option for option in (*OPTIONS.values(), *SETTINGS.values())}
     words = {"timedelta": timedelta, "CONFLICT": idempotency.CONFLICT, "REEXECUTE": idempotency.REEXECUTE}
     listed = [
@@ -106,17 +106,17 @@ def errors():
     ]
 
 
-def test_the_wire_contract_has_every_answer_and_every_code_its_remedy():
+def test_the_wire_contract_lists_every_answer_and_each_code_has_a_remedy():
     rows = {code(row[2]): row[1] for row in table(section("reference/wire.md", "Answers"))}
     answers = {error.code: str(error.status_code) for error in errors() if "title" in vars(error)}
     del answers[exceptions.IdempotencyError.code]
     assert {code(row[0]) for row in table(between("how-to/troubleshoot.md", "codes"))} == set(answers)
-    del answers[exceptions.LeaseLostError.code]  # over HTTP it is answered from the winner's record
+    del answers[exceptions.LeaseLostError.code]  # over HTTP, the winner's record answers instead
     assert {answer: status for answer, status in rows.items() if answer} == answers
 
 
 @each_page()
-def test_what_a_page_imports_is_in_the_reference(name):
+def test_a_pages_imports_are_in_the_reference(name):
     reference = text_of("reference/api.md")
     imported = {
         found.name
@@ -133,19 +133,19 @@ def between(name, mark):
     return text.partition(f"<!-- end of {mark} -->")[0]
 
 
-def test_every_message_that_has_a_remedy_is_written_somewhere():
+def test_every_message_with_a_remedy_is_in_the_code():
     trees = [ast.parse(path.read_text()) for path in sorted((ROOT / "idempotency").rglob("*.py"))]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    said = re.sub("%[a-z]", "", "\n".join(texts))
+    written = re.sub("%[a-z]", "", "\n".join(texts))
     rows = table(between("how-to/troubleshoot.md", "messages"))
     messages = [code(row[0]) or "" for row in rows]
     assert all(messages)
     assert len(messages) > 10
-    assert [part for message in messages for part in message.split("…") if part.strip(" :") not in said] == []
+    assert [part for message in messages for part in message.split("…") if part.strip(" :") not in written] == []
 
 
-def test_the_problems_shown_are_those_that_are_sent():
+def test_the_problems_on_the_page_are_those_in_the_code():
     by_code = {error.code: error for error in errors()}
     shown = [
         json.loads(line)
@@ -180,7 +180,7 @@ def test_every_public_name_is_in_the_reference():
     assert [name for name in names if not _exists(name)] == []
 
 
-#: Read, because Celery needn't be installed.
+#: Read as text, because Celery may not be installed.
 TASKS = (ROOT / "idempotency/contrib/celery/tasks.py").read_text()
 PROVIDER_OPTIONS = {*re.findall(r'"(--[a-z-]+)"', (ROOT / "testproject/provider/__main__.py").read_text())}
 
@@ -192,7 +192,7 @@ def is_endpoint(path):
         return False
 
 
-#: Loggers, and what OpenTelemetry gets: attributes and events of spans, metrics.
+#: Loggers, and OpenTelemetry's names: span attributes, span events and metrics.
 LOGGED_AND_TRACED = {"idempotency.audit", log.EVENTS, tracing.OPERATION, tracing.ATTEMPT, tracing.RESULT} | {
     f"idempotency.{name.removeprefix('idempotency_')}"
     for name in (*signals.EVENTS, metrics.EVENTS, *(one.name for one in (*metrics.COUNTS, *metrics.GAUGES)))
@@ -200,13 +200,13 @@ LOGGED_AND_TRACED = {"idempotency.audit", log.EVENTS, tracing.OPERATION, tracing
 
 
 def is_dotted_name(name):
-    """Whether it is a check, a permission, logged or traced, or can be reached from a module by its attributes."""
+    """Whether the name is a check, a permission, a logger, a trace's name, or resolves to an attribute of a module."""
     if re.search(r"\.[EW]\d{3}$", name) or name in LOGGED_AND_TRACED:
         return True
     return Permission.objects.filter(codename=name.rpartition(".")[2]).exists() or _exists(name)
 
 
-#: What pages name, by the pattern that finds it; and whether it is there.
+#: Kinds of names on pages: the pattern that finds them, and whether such a name exists.
 NAMED = {
     "task of a schedule": (r'"task": "([\w.]+)"', lambda name: f"def {name.rpartition('.')[2]}(" in TASKS),
     "endpoint of the sample": (r"`(?:[A-Z]+ )?(/[a-z/]+/)`", is_endpoint),
@@ -222,7 +222,7 @@ NAMED = {
 
 @pytest.mark.django_db
 @each_page()
-def test_everything_that_is_named_exists(name):
+def test_every_name_on_a_page_exists(name):
     for what, (pattern, exists) in NAMED.items():
         missing = [named for named in re.findall(pattern, text_of(name)) if not exists(named)]
         assert missing == [], what
@@ -250,7 +250,7 @@ def test_every_system_check_is_listed():
     assert sorted(listed) == sorted(used)
 
 
-#: The package's commands, each of which has a section of its name.
+#: The package's commands. Each has a section with its name.
 COMMANDS = {
     module.name: app
     for app, package in (("idempotency", commands), ("idempotency.outbox", outbox_commands))
@@ -281,13 +281,13 @@ def test_every_fault_of_the_provider_is_listed():
     assert [name for row in rows if len(row) == 2 and (name := code(row[0]))] == list(FAULTS)
 
 
-def test_the_indexes_are_named_as_they_are():
+def test_the_pages_name_the_indexes_of_the_model():
     named = {name for page in PAGES for name in re.findall(r"`(idempotency_record_\w+)`", text_of(page))}
     assert named == {index.name for index in IdempotencyRecord._meta.indexes}
 
 
 def test_a_search_finds_each_setting_code_and_command_by_its_name():
-    """A built page and ``llms-full.txt`` have each as it is spelled. Each check is listed, too: see above."""
+    """Built pages and ``llms-full.txt`` keep the spelling. ``test_every_system_check_is_listed`` covers the checks."""
     settings = {name for option in (*OPTIONS.values(), *SETTINGS.values()) for name in (option.setting, option.name)}
     codes = {answer.code for profile in PROFILES.values() for answer in profile.answers.values()}
     reference = "\n".join(text_of(name) for name in PAGES if name.startswith("reference/") or "troubleshoot" in name)
@@ -296,32 +296,32 @@ def test_a_search_finds_each_setting_code_and_command_by_its_name():
 
 
 @pytest.mark.parametrize("words", ["Kubernetes", "CronJob", "blue/green", "SECRET_KEY", "GDPR", "multi-region"])
-def test_a_search_finds_what_an_operator_types(words):
+def test_a_search_for_an_operators_term_finds_a_guide(words):
     assert [name for name in PAGES if name.startswith("how-to/") and words.lower() in text_of(name).lower()]
 
 
-# The diagrams of the explanation are those that their sources describe
+# The diagrams match their sources
 
 
 PICTURES = DOCS / "pictures"
 
 
-def test_the_states_are_drawn_as_they_are_declared():
+def test_the_diagram_of_states_matches_the_declaration():
     drawn = re.findall(r"<title>(\w+)&#45;&gt;(\w+)</title>", (PICTURES / "states.svg").read_text())
     declared = re.findall(r"^(\w+) +-> (\w+)", lifecycle.__doc__ or "", re.MULTILINE)
     assert len(declared) == 8
     assert sorted(drawn) == sorted([*declared, ("completed", "absent"), ("recoverable", "absent")])
 
 
-def test_the_sequences_are_drawn_from_their_steps():
+def test_the_sequence_diagrams_match_their_steps():
     pictures = runpy.run_path(str(PICTURES / "draw.py"))["from_text"]()
     assert {name: (PICTURES / name).read_text() for name in pictures} == pictures
 
 
-# The page of evidence is as the results of the runs have it, and no void run is a result
+# The page of evidence matches the results of the runs, and a void run is not a result
 
 
-def test_the_page_is_as_the_results_have_it():
+def test_the_evidence_page_matches_the_results():
     text = evidence.PAGE.read_text(encoding="utf-8")
     assert evidence.page(text) == text
 
@@ -354,7 +354,7 @@ def test_a_failed_run_and_a_run_of_older_code_are_shown():
     assert re.search(r"\| P1: doubled \| +It is corrected\. \|", evidence.failures(lines))
 
 
-# The pages about tests and the audit: their tests pass, and their tables are complete
+# The page about testing: its tests pass, and its tables are complete
 
 
 TESTING = "how-to/test-protected-views.md"

@@ -1,4 +1,4 @@
-"""The modules that users import from, and what the documentation, the sample and the messages import."""
+"""The public modules, and the imports in the documentation, the sample and the messages."""
 
 import importlib
 import re
@@ -23,27 +23,27 @@ MODULES = (*PUBLIC, *(f"idempotency.{name}" for name in CONTRIB))
 
 
 def test_users_import_from_few_modules():
-    assert len(PUBLIC) <= 11  # and from contrib
+    assert len(PUBLIC) <= 11  # without contrib
     assert [*PUBLIC] == sorted(PUBLIC)
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_public_module_lists_its_names_and_owns_them(name):
-    # A module that is imported makes itself the home of what it offers.
+    # Importing a public module sets ``__module__`` of its names.
     module = {name: importlib.import_module(name) for name in MODULES}[name]
     assert sorted(module.__all__) == sorted(set(module.__all__))
     values = {of: getattr(module, of) for of in module.__all__}
     homes = {of: value.__module__ for of, value in values.items() if isinstance(value, (type, FunctionType))}
-    # A name that another public module offers, too, has one of the two as its home.
+    # A name that two public modules export has one of them as its home.
     assert {of: home for of, home in homes.items() if home not in MODULES} == {}
 
 
 #: An import from the package, or a dotted path in quotes or backticks that a setting takes.
 IMPORTED = re.compile(r"^\s*(?:from (idempotency[\w.]*) import|import (idempotency[\w.]*))", re.MULTILINE)
-#: What the documentation and the sample may name besides: the app's parts that Django finds by their path.
+#: Other modules that the documentation and the sample may name: parts of the apps that Django finds by their path.
 FOUND_BY_DJANGO = {"idempotency.contrib", "idempotency.contrib.celery.tasks"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-#: The demo and the harness of the tests look inside.
+#: Without the demo and the harness of the tests, which use internals.
 SAMPLE = sorted((ROOT / "testproject").glob("*.py"))
 
 
@@ -54,12 +54,12 @@ def test_pages_and_the_sample_import_public_modules_only(path):
 
 
 def test_messages_name_public_modules_only():
-    """What an error, a check or a docstring tells a developer to import or to write into a setting."""
+    """Errors, checks and docstrings must not name private modules to import or to write into a setting."""
     private = re.compile(r"(?:\"|`)(idempotency\.(?:http|protocol|store|identity|options|conf|log)\b[\w.]*)")
-    told = {
+    named = {
         f"{path.name}: {name}"
         for path in sorted((ROOT / "idempotency").rglob("*.py"))
-        if path.name != "apps.py"  # imports by their paths, after the models
+        if path.name != "apps.py"  # imports modules by their path after the models
         for name in private.findall(path.read_text(encoding="utf-8"))
     }
-    assert told == set()
+    assert named == set()

@@ -1,4 +1,4 @@
-"""The pages about publishing and consuming do what they say: their examples, their bounds, their tables."""
+"""The pages about publishing and consuming: their examples work, and their numbers and tables match the code."""
 
 import http.client
 import json
@@ -27,13 +27,13 @@ from tests.outbox import broker, make_messages
 
 PUBLISHING = "how-to/publish-a-message.md"
 
-# What the page shows is tested on each database elsewhere.
+# Other tests run the features of these pages on each database.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 @pytest.fixture
 def publishing(run_page):
-    page = run_page(PUBLISHING)  # whose part about Django's tasks has another function of this name
+    page = run_page(PUBLISHING)  # its part about Django's tasks defines another function ``send``
     return SimpleNamespace(**page | {"send": sys.modules["shop.webhooks"].send})
 
 
@@ -88,12 +88,12 @@ def test_the_sender_distinguishes_broker_and_message_faults(publishing, monkeypa
     with pytest.raises(raised) if raised else nullcontext():
         publishing.send(message)
     assert connect.call_args.kwargs["timeout"] < relay.LEASE.total_seconds() / 2
-    asked = connect.return_value.request.call_args
-    assert (*asked.args, json.loads(asked.kwargs["body"])) == ("POST", "/orders.placed", 0)
-    assert asked.kwargs["headers"].items() >= {"Idempotency-Key": str(message.message_id), "Tenant": "a"}.items()
+    sent = connect.return_value.request.call_args
+    assert (*sent.args, json.loads(sent.kwargs["body"])) == ("POST", "/orders.placed", 0)
+    assert sent.kwargs["headers"].items() >= {"Idempotency-Key": str(message.message_id), "Tenant": "a"}.items()
 
 
-def test_its_numbers_match_the_code():
+def test_the_numbers_of_the_page_match_the_code():
     backoff = [min(2**attempt, relay.LONGEST_BACKOFF) for attempt in range(1, relay.MAX_ATTEMPTS)]
     assert 4.5 < sum(backoff) / 3600 < 5.5
     assert f"after {relay.MAX_ATTEMPTS} tries, some five hours" in text_of(PUBLISHING)
@@ -115,7 +115,7 @@ def consuming(run_page):
     return SimpleNamespace(**run_page(CONSUMING))
 
 
-def test_the_receipt_is_sent_once(inbox, consuming):
+def test_the_pages_receipt_is_sent_once(inbox, consuming):
     policy = policy_of(consuming.send_receipt)
     assert (policy.operation.name, policy.dead_letter) == ("receipts.send", "receipts.dead")
     inbox.publish(consuming.send_receipt, ChargeFactory().pk)
@@ -125,7 +125,7 @@ def test_the_receipt_is_sent_once(inbox, consuming):
     assert Notification.objects.count() == 1
 
 
-def test_a_receipt_of_nothing_is_dead_lettered_and_redriven(inbox, consuming):
+def test_a_receipt_for_a_missing_charge_is_dead_lettered_and_redriven(inbox, consuming):
     one = ChargeFactory()
     number = one.pk
     one.delete()
@@ -140,7 +140,7 @@ def test_a_receipt_of_nothing_is_dead_lettered_and_redriven(inbox, consuming):
     assert Notification.objects.count() == 1
 
 
-def test_the_consumer_without_celery_books_once_and_rejects_what_is_reused(consuming):
+def test_the_consumer_without_celery_books_once_and_rejects_a_reused_id(consuming):
     rejected = []
     account = UserFactory().pk
 
@@ -155,7 +155,7 @@ def test_the_consumer_without_celery_books_once_and_rejects_what_is_reused(consu
 
 
 @pytest.mark.parametrize("error", [OperationalError, InterfaceError])
-def test_the_consumers_come_again_when_the_database_went_away(inbox, consuming, error):
+def test_the_consumers_retry_when_the_database_was_unreachable(inbox, consuming, error):
     rejected, charge = [], ChargeFactory()
     booking = ("a", json.dumps({"account": charge.account_id, "amount": 5}), lambda: rejected.append("a"))
     message_id = inbox.publish(consuming.send_receipt, charge.pk)
@@ -169,7 +169,7 @@ def test_the_consumers_come_again_when_the_database_went_away(inbox, consuming, 
     assert (Notification.objects.count(), rejected) == (1, [])
 
 
-def test_the_logging_is_as_django_takes_it(consuming):
+def test_the_logging_configuration_is_valid(consuming):
     before = logging.getLogger().handlers[:], logging.getLogger().level
     try:
         logging.config.dictConfig(consuming.LOGGING)
@@ -181,7 +181,7 @@ def test_the_logging_is_as_django_takes_it(consuming):
         logging.getLogger().handlers[:], logging.getLogger().level = before
 
 
-def test_the_arguments_are_those_that_there_are():
+def test_the_listed_arguments_of_a_task_match_the_code():
     parameters = signature(idempotent_task).parameters
     rows = table(section(CONSUMING, "Settings that matter"))
     assert {code(row[0]) for row in rows} == set(parameters) - {"operation", "policy"}

@@ -1,4 +1,4 @@
-"""The page of promises lists the whole surface, as the code has it."""
+"""The page of promises lists the whole public surface of the code."""
 
 import importlib
 import re
@@ -22,7 +22,7 @@ def everywhere(pattern):
 
 
 def surface():
-    """Every name that a version promises, by its kind."""
+    """Every promised name, by kind."""
     names = {f"`{name}`": importlib.import_module(name).__all__ for name in MODULES}
     answers = [answer for profile in PROFILES.values() for answer in profile.answers.values()]
     statuses = everywhere(r'STATUS_HEADER\]? ?[=:] "([a-z-]+)"') | {*KEY_STATUSES.values()}

@@ -1,7 +1,7 @@
-"""The tutorial, typed in as it stands: from an empty directory to a transfer that survives the server's death.
+"""The tutorial, typed in as written: from an empty directory to a transfer that survives the server's death.
 
-What its reader installs is installed here already. The server gets a port of its own, and the lease is made to end by
-back-dating it instead of by sleeping.
+The reader's packages are already installed here. The server gets a free port, and the lease is back-dated instead of
+waiting for its end.
 """
 
 import os
@@ -18,7 +18,7 @@ from tests.docs.pages import FENCED, ROOT, text_of
 PAGE = "tutorial/index.md"
 SERVER = "manage.py runserver --noreload"
 END_OF_OUTPUT = "== end of output =="
-#: What `sleep 10` stands for: the lease of the crashed request is over.
+#: Replaces `sleep 10`: the lease of the crashed request is over.
 BACK_DATE = """python -c "
 import sqlite3
 with sqlite3.connect('db.sqlite3') as database:
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.sqlite
 
 
 class Reader:
-    """A shell in the directory of the tutorial's project, and its server."""
+    """A shell in the directory of the tutorial's project, and the project's server."""
 
     def __init__(self, directory):
         self.directory, self.port = directory, free_port()
@@ -75,7 +75,7 @@ class Reader:
 
 
 def commands_and_output(text):
-    """A console's commands, each with the lines that it is said to print."""
+    """A console block's commands, each with its expected lines of output."""
     commands = []
     for line in text.splitlines():
         if line.startswith("$ "):
@@ -85,7 +85,7 @@ def commands_and_output(text):
     return commands
 
 
-def test_the_tutorial_works_as_it_is_typed_in(tmp_path):
+def test_the_tutorial_works_as_written(tmp_path):
     reader = Reader(tmp_path)
     compared = 0
     try:
@@ -97,12 +97,12 @@ def test_the_tutorial_works_as_it_is_typed_in(tmp_path):
             elif SERVER in text:
                 reader.start_server(text)
             elif language == "sh":
-                # This environment is the virtual environment, and has the package installed.
+                # This virtual environment already has the package installed.
                 reader.run(re.sub(r"(?m)^(mkdir|python3 -m venv|pip install) .*\n", "", text))
             else:
                 for command, printed in commands_and_output(text):
                     output = reader.run(BACK_DATE if command.startswith("sleep ") else command)
-                    # Since Python 3.13 the phrase for 422 is that of RFC 9110.
+                    # Since Python 3.13, 422 has the reason phrase of RFC 9110.
                     output = [seen.replace("Unprocessable Content", "Unprocessable Entity") for seen in output]
                     for line in printed:
                         start = line.partition("…")[0]

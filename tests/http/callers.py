@@ -1,4 +1,4 @@
-"""Who calls, and what a test looks at afterwards: the wire, the effects, the record."""
+"""Clients of the views, and what a test checks afterwards: responses, effects and records."""
 
 import json
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ PROBLEMS = {
 
 
 class Caller:
-    """One account at the other end of the wire. A response is what a client would see: a crash is a 500."""
+    """A client with one account. It gets the responses that a real client would get: a crash is a 500."""
 
     def __init__(self, user, transport="wsgi"):
         self.user = user
@@ -70,7 +70,7 @@ async def _request_async(method, url, arguments):
 
 
 def multipart(data, boundary="one"):
-    """The arguments of a request that sends ``data``, files among it, as a multipart form."""
+    """The arguments of a request that sends ``data``, which may contain files, as a multipart form."""
     return {"data": encode_multipart(boundary, data), "content_type": f"multipart/form-data; boundary={boundary}"}
 
 
@@ -83,7 +83,7 @@ def records():
 
 
 def problem_code(response):
-    """The code of a response that is a problem of the wire contract, in its status and in every member."""
+    """Check that a response is a problem as the wire contract defines it. Returns its code."""
     assert response["Content-Type"] == "application/problem+json"
     problem = json.loads(response.content)
     assert problem.keys() == {"type", "title", "status", "detail", "code", "retryable"}
@@ -95,7 +95,7 @@ def problem_code(response):
 
 
 def replayed(caller, url="/", data=None, *, wrote=1, **options):
-    """The first answer and its replay, which has the same status and bytes. Only the first one has had its effects."""
+    """Make a request and its retry, which is replayed without an effect. Returns the two responses."""
     sent = {"method": "POST", "key": "k", **options}
     before = effects()
     first = caller.request(url=url, data=data, **sent)
@@ -109,7 +109,7 @@ def replayed(caller, url="/", data=None, *, wrote=1, **options):
 
 
 def assert_refused(caller, code, url="/", data=None, **options):
-    """Make a request that is refused with a problem, has no effect and changes no record; the answer."""
+    """Make a request that is refused with a problem, has no effect and changes no record. Returns the response."""
     before = effects(), records()
     refused = caller.request(url=url, data=data, **{"method": "POST", **options})
     assert problem_code(refused) == code
@@ -119,7 +119,7 @@ def assert_refused(caller, code, url="/", data=None, **options):
 
 
 def refusals(caller):
-    """The answers, by code, to what a client does wrong or too early with the key of a request that it has made."""
+    """Make a request, then use its key wrongly or too early. Returns the refusals by code."""
     sent = {"data": {"amount": 1}, "key": "k"}
     caller.post(**sent)
     refused = {
@@ -127,7 +127,7 @@ def refusals(caller):
         "idempotency_key_invalid": caller.post(key="a,b"),
         "idempotency_key_reused": caller.post(data={"amount": 2}, key="k"),
     }
-    claim_anew()
+    reopen_claim()
     refused["idempotency_in_progress"] = busy = caller.post(**sent)
     assert int(busy["Retry-After"]) >= 1
     assert busy["Idempotency-Key"] == refused["idempotency_key_reused"]["Idempotency-Key"] == "k"
@@ -135,7 +135,7 @@ def refusals(caller):
 
 
 def assert_nothing_kept(caller, status, url="/", **options):
-    """Make a request and its retry, which both run and have no effect, and leave a claim to retry; the last answer."""
+    """Make a request and its retry, which have no effect and leave a claim to retry. Returns the last response."""
     for attempt in (1, 2):
         answer = caller.post(url, key="k", **options)
         assert answer.status_code == status
@@ -147,8 +147,8 @@ def assert_nothing_kept(caller, status, url="/", **options):
     return answer
 
 
-def claim_anew(*, lease=timedelta(seconds=60)):
-    """Turn the one record back into a claim, as if its run had not come to an end."""
+def reopen_claim(*, lease=timedelta(seconds=60)):
+    """Turn the one record back into a claim, as if its run had not ended."""
     IdempotencyRecord.objects.update(
         status=Status.IN_PROGRESS,
         lease_expires_at=from_now(lease),
@@ -161,7 +161,7 @@ def claim_anew(*, lease=timedelta(seconds=60)):
 
 @contextmanager
 def store_refusing(statement, error):
-    """A database that answers every statement on the record's table that starts so with an error."""
+    """Make the database raise ``error`` for statements on the record's table that start with ``statement``."""
 
     def refuse(execute, sql, params, many, context):
         if sql.strip().upper().startswith(statement) and "idempotency_record" in sql:
@@ -173,7 +173,7 @@ def store_refusing(statement, error):
 
 
 def is_same(caller, first, second, **of_both):
-    """Whether a second request is the first one again, by effects and by answers.
+    """Whether the second request is treated as a retry of the first, by its effects and its response.
 
     A request is given as its body (bytes), as its URL, or as the arguments of ``Caller.request``.
     """

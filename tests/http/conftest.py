@@ -1,4 +1,4 @@
-"""Callers, and a way to put views in front of them. Tests here commit for real, so each of their files says so."""
+"""Callers, and fixtures that serve views to them. Tests here commit, so each file sets ``transaction=True``."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ def alice(db):
 
 @pytest.fixture(params=["wsgi", "asgi"])
 def transport(request, alice):
-    """How the requests of alice arrive."""
+    """The protocol by which alice's requests arrive."""
     alice.transport = request.param
     return request.param
 
@@ -37,20 +37,20 @@ def anonymous(db):
 
 @pytest.fixture(autouse=True)
 def _forget_operations():
-    """Forget what a test declares, so that the next one may use the name. The views' modules keep theirs."""
+    """Forget a test's operations, so that the next test may reuse their names. Operations of ``views`` are kept."""
     with forgetting_operations():
         yield
 
 
 @pytest.fixture(autouse=True)
 def _empty_cache():
-    """DRF's throttles count in it."""
+    """DRF's throttles count in the cache."""
     cache.clear()
 
 
 @pytest.fixture
 def serve(settings):
-    """Serve views: ``serve(view)``, or a view under ``@serve``, at ``/``, and ``**{"a/": other}`` beside it."""
+    """Serve views: ``serve(view)`` or ``@serve`` at ``/``, and others by route: ``serve(**{"a/": other})``."""
 
     def serve(view=None, **others):
         views = {**({} if view is None else {"": view}), **others}
@@ -67,7 +67,7 @@ def middleware(settings):
 
 @pytest.fixture
 def atomic_requests(monkeypatch):
-    """ATOMIC_REQUESTS on the record's database. Every connection to it shares this dictionary."""
+    """ATOMIC_REQUESTS on the records' database. Every connection to it shares this dictionary."""
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
 
 

@@ -1,4 +1,4 @@
-"""Ways to put a handler behind a URL: protected or not, as a view of Django's or of DRF's, as a function or a class."""
+"""Serve a handler at a URL: protected or not, as a plain or a DRF view, as a function or a class."""
 
 import copy
 import functools
@@ -24,15 +24,15 @@ from tests.http.views import Methods, drf_answer, plain_answer, work
 
 PARSERS = (JSONParser, FormParser, MultiPartParser)
 
-#: An operation whose effects no rollback undoes.
+#: The policy of an operation whose effects no rollback undoes.
 OUTSIDE = {"transaction": False, "recovery": PARK}
 
-#: A transaction around the handler, and none, for a test that asks for a ``policy``.
+#: Runs a test with a ``policy`` argument twice: with and without a transaction around the handler.
 policies = pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["in a transaction", "outside"])
 
 
 def served(view):
-    """A plain view gets its caller from the token. A DRF view, which authenticates by itself, stays as it is."""
+    """Authenticate a plain view by the token. A DRF view authenticates itself and stays unchanged."""
     return view if hasattr(getattr(view, "cls", None), "handle_exception") else token_required(view)
 
 
@@ -44,7 +44,7 @@ def drf_view(view, *, parsers=PARSERS, renderers=None):
 
 @dataclass(frozen=True)
 class Framework:
-    """Serves a handler as a plain view or as a DRF view. It returns JSON, JSON and a status, or a response."""
+    """Serves a handler as a plain or a DRF view. The handler returns JSON, JSON and a status, or a response."""
 
     name: str
     _serve: Callable
@@ -70,7 +70,7 @@ class Framework:
 
 
 def serve_answer(serve, make, *, framework="plain", renderers=None, **policy):
-    """Serve an operation that has its effect and then answers with what ``make`` makes."""
+    """Serve an operation that takes effect and then returns the response of ``make``."""
 
     @idempotent("tests.answer", **policy)
     def view(request):
@@ -89,7 +89,7 @@ def parse_as_post(http):
 
 
 def after(act, view):
-    """A view before which a middleware does something to the request."""
+    """A view that runs ``act`` on the request first, as a middleware would."""
 
     @csrf_exempt
     def acting(request):
@@ -100,7 +100,7 @@ def after(act, view):
 
 
 def part_of(request):
-    """A copy of the request, with a key of its own."""
+    """A copy of the request, with another key."""
     part = copy.copy(request)
     part.META = {**request.META, "HTTP_IDEMPOTENCY_KEY": "part"}
     return part
@@ -132,13 +132,13 @@ class EveryMethod:
 
 
 class Declaring(IdempotentMixin):
-    """A mixin of the project's own, which passes the protection on."""
+    """A project's mixin, whose subclasses inherit the protection."""
 
     idempotent_operations = {"post": "tests.declaring"}
 
 
 class Creating:
-    """A mixin of the project's own with a decorated method."""
+    """A project's mixin with a decorated method."""
 
     @idempotent("declarations.creating")
     def post(self, request):
@@ -149,7 +149,7 @@ class Creating:
 
 @contextmanager
 def refused(match):
-    """The block is refused as a wrong declaration. Before Python 3.12 ``__set_name__`` has its errors wrapped."""
+    """Expect the block's declaration to be refused. Before Python 3.12, errors of ``__set_name__`` are wrapped."""
     with pytest.raises((ImproperlyConfigured, RuntimeError)) as raised:
         yield
     error = raised.value if isinstance(raised.value, ImproperlyConfigured) else raised.value.__cause__
@@ -166,7 +166,7 @@ def protecting(way, base, operations):
 
 
 def runs_once(alice, method, url="/"):
-    """Whether a request and its retry take effect once, and a request without a key doesn't."""
+    """Whether a request and its retry take effect once, and a request without a key doesn't take effect."""
     before, key = effects(), str(uuid4())
     answers = [alice.request(method, url, key=key) for _ in range(2)]
     assert {answer.status_code for answer in answers} == {201}

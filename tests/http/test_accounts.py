@@ -1,4 +1,4 @@
-"""Who asks: the account of a record, and what the server has verified of it before every replay."""
+"""The account of a record, and the checks of the caller before every replay."""
 
 from types import SimpleNamespace
 
@@ -59,7 +59,7 @@ SUB, BOTH = FromToken("sub"), FromToken("iss", "sub")
         (Fixed("provider"), None, "provider"),
     ],
 )
-def test_a_token_names_the_account_by_its_claims_and_fixed_ones_are_shared(resolver, auth, account):
+def test_from_token_uses_the_claims_and_fixed_is_shared(resolver, auth, account):
     assert resolver(requested(auth=auth)) == account
 
 
@@ -80,11 +80,11 @@ def test_the_first_of_several_resolvers_names_the_account():
         FirstOf(api_key)
 
 
-def test_an_api_key_is_an_account_and_no_secret_becomes_one():
+def test_an_api_key_names_the_account_without_disclosing_the_secret():
     for unnamed in (None, {"sub": "7"}, True, "", object(), Token(), b"s3cret"):
         assert api_key(requested(auth=unnamed)) is None
     assert api_key(requested()) is None
-    assert api_key(requested(auth=User(pk=7))) == "auth.User:7"  # whatever model it is
+    assert api_key(requested(auth=User(pk=7))) == "auth.User:7"  # any model
     for secret in ("s3cret", "s3cret\ud800", Token(key="s3cret")):
         account = api_key(requested(auth=secret))
         assert "s3cret" not in account
@@ -92,7 +92,7 @@ def test_an_api_key_is_an_account_and_no_secret_becomes_one():
     assert api_key(requested(auth="s3cret")) != api_key(requested(auth="another"))
 
 
-def test_an_argument_of_the_url_is_an_account_of_the_permitted(alice, bob, serve):
+def test_a_url_argument_names_the_account_if_the_caller_may_act_for_it(alice, bob, serve):
     def acts_for(request, organisation):
         return bool(request.user.pk == alice.user.pk and organisation == 3)
 
@@ -130,7 +130,7 @@ def test_the_same_key_in_two_tenants_is_two_operations(alice, anonymous, framewo
 
 
 @pytest.mark.failure_96
-def test_the_tenant_of_a_session_is_a_part_of_the_account():
+def test_the_tenant_in_the_session_is_part_of_the_account():
     resolver = InTenant(lambda request: request.user, session="organisation")
     requests = [requested(user="7", session=session) for session in ({"organisation": 3}, {"organisation": 4}, {})]
     assert [resolver(request) for request in requests] == ["account=7&tenant=3", "account=7&tenant=4", "account=7"]
@@ -138,12 +138,12 @@ def test_the_tenant_of_a_session_is_a_part_of_the_account():
 
 
 @pytest.mark.parametrize("places", [{}, {"header": "X-Organisation", "session": "organisation"}])
-def test_a_tenant_is_in_one_place(places):
+def test_a_tenant_has_exactly_one_source(places):
     with pytest.raises(ValueError, match="one of header=, session= and tenant="):
         InTenant(**places)
 
 
-def test_a_visitor_is_an_account_from_the_time_a_form_is_shown():
+def test_a_remembered_visitor_has_an_account():
     session = SessionStore()
     request = requested(user=AnonymousUser(), session=session)
     assert user_or_visitor(request) is None
@@ -152,7 +152,7 @@ def test_a_visitor_is_an_account_from_the_time_a_form_is_shown():
     session.cycle_key()
     remember_visitor(request)
     assert account == user_or_visitor(request)
-    assert account == f"visitor:{session['idempotency_visitor']}"  # as a process of another release reads it
+    assert account == f"visitor:{session['idempotency_visitor']}"  # other releases read this key
     assert session.session_key not in account
     session.flush()
     assert user_or_visitor(request) is user_or_visitor(requested(user=AnonymousUser())) is None
@@ -170,7 +170,7 @@ def test_a_check_explains_an_anonymous_account(settings):
     (warning,) = found()
     assert "'accounts.visitors', 'accounts.visitors_of_tenants'" in warning.msg
     assert "another account" in warning.msg
-    settings.IDEMPOTENCY = {"RETENTION": 3}  # the operations can't be read then
+    settings.IDEMPOTENCY = {"RETENTION": 3}  # then the operations can't be read
     assert found() == []
 
 
@@ -197,7 +197,7 @@ def test_a_permission_is_checked_before_the_replay(alice, serve, view):
     serve(view())
     permission = Permission.objects.get(codename="add_transfer")
     assert alice.post(key="k").status_code == 403
-    assert not IdempotencyRecord.objects.exists()  # what is refused before the claim is no outcome
+    assert not IdempotencyRecord.objects.exists()  # a refusal before the claim is not recorded
     alice.user.user_permissions.add(permission)
     first, _ = replayed(alice)
     assert first.status_code == 201
@@ -228,7 +228,7 @@ def test_a_throttle_before_authentication_limits_password_checks(anonymous, serv
 
 
 class Customer(AbstractBaseUser):
-    """A second kind of user, which is never stored."""
+    """Another user model, which is never stored."""
 
     USERNAME_FIELD = "id"
 
@@ -244,7 +244,7 @@ class ProxyUser(User):
 
 
 class TokenUser:
-    """A user of a token alone, as of a library for JSON Web Tokens."""
+    """A user without a model, as from a library for JSON Web Tokens."""
 
     is_authenticated = True
 
@@ -310,7 +310,7 @@ def test_without_an_account_an_optional_key_is_ignored(anonymous, settings, kind
     assert IdempotencyRecord.objects.count() == 0
 
 
-def test_an_error_of_a_view_whose_key_is_ignored_is_its_own(anonymous, settings, middleware):
+def test_an_ignored_key_leaves_the_views_error_unchanged(anonymous, settings, middleware):
     settings.ROOT_URLCONF = (path("", csrf_exempt(OPEN["crash"](crashing))),)
     answer = anonymous.post(key="k")
     assert (answer.status_code, answer.json()["code"]) == (400, "idempotency_key_invalid")

@@ -1,4 +1,4 @@
-"""What a handler may return, in any framework, what becomes of an answer that is not sent, and a replay's type."""
+"""The responses that a handler may return in any framework, unsent responses, and the class of a replay."""
 
 import json
 import re
@@ -17,16 +17,16 @@ from tests.http.callers import assert_nothing_kept, effects, problem_code, repla
 from tests.http.serving import serve_answer
 from tests.http.views import CrashError, work
 
-# What is stored of an answer is tested on each database in ``test_responses``.
+# The stored form of responses is tested on each database in ``test_responses``.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 async def coroutine():
-    """Nobody awaits it."""
+    """Never awaited."""
 
 
 @pytest.mark.parametrize(
-    ("name", "make", "said"),
+    ("name", "make", "message"),
     [
         ("plain", lambda: {"id": 1}, "The handler of operation 'tests.answer' must return an HttpResponse, not dict."),
         ("plain", coroutine, "must return an HttpResponse, not coroutine."),
@@ -35,16 +35,16 @@ async def coroutine():
         ("drf", lambda: {"id": 1}, "Expected a `Response`, `HttpResponse` or `StreamingHttpResponse`"),
     ],
 )
-def test_a_handler_without_a_response_gets_an_error_with_the_expected_type(alice, serve, name, make, said, caplog):
+def test_a_handler_that_returns_no_response_gets_an_error_with_the_type(alice, serve, name, make, message, caplog):
     serve_answer(serve, make, framework=name)
     refused = assert_nothing_kept(alice, 500)
-    if "must return" in said:
+    if "must return" in message:
         assert problem_code(refused) == "idempotency_response_unrecordable"
-    assert said in caplog.text
+    assert message in caplog.text
 
 
 class Stream(list):
-    """A stream that tells whether it was closed, and fails at that."""
+    """A stream that records whether it was closed, and whose ``close()`` fails."""
 
     closed = False
 
@@ -70,7 +70,7 @@ def that_fails_to_render(stream):
         (None, that_fails_to_render),
     ],
 )
-def test_the_stream_of_an_answer_that_is_not_sent_is_closed(alice, serve, caplog, code, answer):
+def test_the_stream_of_an_unsent_response_is_closed(alice, serve, caplog, code, answer):
     stream, over = Stream(), Mock()
 
     @serve
@@ -159,7 +159,7 @@ DROPPED = {
     ],
     ids=["by default", "a list", "a pattern", "everything"],
 )
-def test_only_listed_headers_come_back_and_credentials_never(alice, serve, listed, kept, dropped):
+def test_only_listed_headers_are_replayed_and_credentials_never(alice, serve, listed, kept, dropped):
     sent = {**kept, **dropped, **CREDENTIALS}
     serve_answer(serve, lambda: answer_with_cookie(sent), **({} if listed is None else {"recorded_headers": listed}))
     first, replay = replayed(alice)
@@ -168,7 +168,7 @@ def test_only_listed_headers_come_back_and_credentials_never(alice, serve, liste
     assert not {*dropped, *CREDENTIALS} & {*replay.headers}
     assert first.cookies["session"].value == "secret"
     assert not replay.cookies
-    assert "Content-Length" in replay  # the middleware's, which makes it again
+    assert "Content-Length" in replay  # set again by the middleware
     assert "secret" not in json.dumps(list(IdempotencyRecord.objects.values("response_headers", "response_body")))
 
 
@@ -179,16 +179,16 @@ def test_a_dropped_header_is_logged_once(alice, serve, settings, caplog, debug):
     headers = {"X-Dropped": "1", "Location": "/", "Date": "now", "Set-Cookie": "a=b"}
     serve(idempotent(name)(lambda request: HttpResponse(headers=headers)))
     assert [alice.post(key=key)["X-Dropped"] for key in ("k1", "k2")] == ["1", "1"]
-    said = [message for message in caplog.messages if name in message]
-    assert ["X-Dropped" in message for message in said] == [True] * debug
+    logged = [message for message in caplog.messages if name in message]
+    assert ["X-Dropped" in message for message in logged] == [True] * debug
 
 
 class RefusedError(Exception):
-    """How handlers of the toy framework say no."""
+    """The refusal of a handler in the toy framework."""
 
 
 class ToyRequest:
-    """What handlers of the toy framework are called with."""
+    """The request that handlers of the toy framework receive."""
 
     def __init__(self, http):
         self.http = http
@@ -262,7 +262,7 @@ def test_a_third_frameworks_handler_runs_once_and_its_refusal_is_recorded(alice,
     assert (first.status_code, first.toy["status"], first["Idempotency-Key"]) == (201, 201, "k")
     again = alice.post(data={"command": 1, "not compared": True}, key="k")
     assert (again.content, again.toy) == (first.content, first.toy)
-    # Its adapter makes the responses to our errors.
+    # The adapter makes the responses to our errors.
     assert alice.post(data={"command": 2}, key="k").toy["code"] == "idempotency_key_reused"
     assert alice.post(data={"command": 1}).toy["code"] == "idempotency_key_missing"
     refused, _ = replayed(alice, "/?refuse=1", {"command": 1}, key="refused", wrote=0)
@@ -273,7 +273,7 @@ def test_a_third_frameworks_handler_runs_once_and_its_refusal_is_recorded(alice,
 
 def test_the_adapter_registered_last_is_tried_first_and_djangos_last(rf):
     class Later(ToyAdapter):
-        """Speaks for the same requests."""
+        """An adapter for the same requests."""
 
     http = rf.post("/")
     http.user = None
@@ -281,7 +281,7 @@ def test_the_adapter_registered_last_is_tried_first_and_djangos_last(rf):
     assert type(adapter_for(request)) is ToyAdapter
     assert adapter_for(request).http is http
     register(Later)
-    register(ToyAdapter)  # again, as by a module that is imported twice: it stays where it is
+    register(ToyAdapter)  # again, like a module that is imported twice: it keeps its position
     try:
         assert type(adapter_for(request)) is adapters[0] is Later
     finally:

@@ -1,4 +1,4 @@
-"""Requests as an ASGI server hands them in: clients that leave, headers as raw bytes, and the context of a view."""
+"""Requests from an ASGI server: clients that disconnect, headers as raw bytes, and the context of a view."""
 
 import asyncio
 import contextvars
@@ -30,12 +30,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def _no_persistent_connections(monkeypatch):
-    """Each request has its own thread, so no later request would use or close a connection that outlives it."""
+    """Each request has a separate thread, so no later request would reuse or close a persistent connection."""
     monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)
 
 
 class Visit:
-    """One request to the ASGI application. ``leaves`` is when its client goes away."""
+    """One request to the ASGI application. Setting ``leaves`` disconnects its client."""
 
     def __init__(self, caller, *headers, path="/", **sent):
         self.leaves = asyncio.Event()
@@ -43,7 +43,7 @@ class Visit:
         sent = {"data": b"{}", "content_type": "application/json", **sent}
         authorization = {"Authorization": f"Token {caller.token.key}"}
         scope = AsyncRequestFactory().generic("POST", path, **sent, headers=authorization).scope
-        others = [header for header in scope["headers"] if header[0] != b"content-length"]  # as a body in chunks
+        others = [header for header in scope["headers"] if header[0] != b"content-length"]  # as for a chunked body
         self._scope = {**scope, "headers": [*others, *headers]}
         self._body = [{"type": "http.request", "body": sent["data"], "more_body": False}]
 
@@ -72,7 +72,7 @@ async def happens(event):
 
 
 async def call_directly(view, caller):
-    """Call an async view in the current task, without the handler that would wait for it."""
+    """Call an async view in the current task, without Django's handler, which would wait for it."""
     request = AsyncRequestFactory().post("/", {}, "application/json", headers={"Idempotency-Key": "k"})
     request.user, request.resolver_match = caller.user, resolve("/")
     async with ThreadSensitiveContext():
@@ -84,7 +84,7 @@ async def call_directly(view, caller):
 
 
 class Slow:
-    """A protected view that stands still before its effect, until it is told to go on."""
+    """A protected view that waits for ``go_on`` before its effect."""
 
     def __init__(self, serve, answer=plain_answer, **policy):
         self.entered, self.go_on = asyncio.Event(), asyncio.Event()
@@ -104,16 +104,16 @@ class Slow:
         await asyncio.wait([task])
 
     async def visit_and_leave(self, caller):
-        """A request whose client goes away while its view runs."""
+        """Make a request whose client disconnects while its view runs."""
         visit = Visit(caller, KEY)
         task = asyncio.create_task(visit.run())
         await happens(self.entered)
         visit.leaves.set()
         await turns()
-        assert not task.done()  # it is waiting for the run
+        assert not task.done()  # it waits for the run
         await self.finish(task)
         assert task.exception() is None
-        assert visit.sent == []  # the client had gone
+        assert visit.sent == []  # the client had disconnected
 
 
 async def turns(count=20):
@@ -127,13 +127,13 @@ def visited(*visits):
             await visit.run()
         return [visit.sent[0]["status"] for visit in visits]
 
-    # asyncio's debug mode keeps the stack of every future, which makes dozens of visits three times as long.
+    # asyncio's debug mode keeps the stack of every future, which makes dozens of visits three times slower.
     return asyncio.run(one_by_one(), debug=False)
 
 
 @pytest.mark.failure_33
 @policies
-def test_a_run_whose_client_goes_away_ends_and_is_recorded_or_released(alice, serve, policy):
+def test_a_run_whose_client_disconnects_is_recorded_or_released(alice, serve, policy):
     asyncio.run(Slow(serve, **policy).visit_and_leave(alice))
     assert effects() == 1
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
@@ -152,7 +152,7 @@ def test_a_claim_is_made_in_djangos_thread(alice, serve, monkeypatch):
     def note(**event):
         threads.append(threading.get_ident())
 
-    request_started.connect(note)  # until the function is gone, with the test
+    request_started.connect(note)  # weakly referenced, so it is disconnected after the test
     assert visited(Visit(alice, KEY)) == [201]
     assert (len(threads), len(set(threads))) == (2, 1)
 
@@ -161,7 +161,7 @@ def test_a_claim_is_made_in_djangos_thread(alice, serve, monkeypatch):
 @policies
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_cancelled_async_view_ends_its_run_and_keeps_its_context(alice, serve, monkeypatch, policy, times):
-    """Cancelled itself, as by a server that shuts down, and once more because it has not obeyed."""
+    """A server that shuts down cancels the view, and cancels it again if it keeps running."""
     monkeypatch.setattr(AsyncToSync, "main_wrap", _wake_after_the_copy)
 
     async def scenario():
@@ -174,7 +174,7 @@ def test_a_cancelled_async_view_ends_its_run_and_keeps_its_context(alice, serve,
             await turns()
         assert not task.done()
         await slow.finish(task)
-        assert task.cancelled()  # passed on in the end
+        assert task.cancelled()  # passed on after the run
         assert after == [("from the view", "de", None)]
 
     asyncio.run(scenario())
@@ -187,10 +187,10 @@ def test_a_cancelled_async_view_ends_its_run_and_keeps_its_context(alice, serve,
 @pytest.mark.parametrize(
     ("size", "unprotected"), [(1_000, {200}), (3 * 1024 * 1024, {200, 400})], ids=["small", "above the limit of memory"]
 )
-def test_a_form_in_chunks_is_compared_in_bytes(alice, serve, size, unprotected):
-    """Sent in chunks it has no Content-Length, and without one Django finds no parts in it.
+def test_a_chunked_form_is_compared_by_its_bytes(alice, serve, size, unprotected):
+    """A chunked form has no Content-Length, and without one Django finds no parts in it.
 
-    Django 5.2.0 has no limit for such a body. Later ones refuse it, as the unprotected view shows.
+    Django 5.2.0 has no limit for such a body. Later releases refuse it, as the unprotected view shows.
     """
     Framework("plain", serve).serve_twins(lambda request: {"files": len(request.FILES), "size": len(request.body)})
 
@@ -204,7 +204,7 @@ def test_a_form_in_chunks_is_compared_in_bytes(alice, serve, size, unprotected):
 
 
 @pytest.mark.failure_46
-def test_a_chunked_body_is_compared_by_bytes_though_drf_finds_it_empty(alice, serve):
+def test_a_chunked_body_that_drf_finds_empty_is_compared_by_its_bytes(alice, serve):
     def handler(request):
         work(request)
         return {"body": request.body.decode(), "data": request.data}
@@ -217,25 +217,25 @@ def test_a_chunked_body_is_compared_by_bytes_though_drf_finds_it_empty(alice, se
 
 @pytest.mark.once
 @pytest.mark.failure_40
-def test_any_byte_in_a_header_is_taken_or_refused(alice, serve):
-    """What is a key by its characters stands in ``tests/unit/test_keys.py``. This is the way of its bytes to there."""
+def test_any_byte_in_a_header_is_accepted_or_refused(alice, serve):
+    """``tests/unit/test_keys.py`` tests the characters of a key. This tests how its bytes are decoded."""
     serve(idempotent("tests.plain")(plain_answer))
     tried = [*range(0x2E), *b";A[\\~", 0x7F, 0x80, 0x85, 0xA0, 0xC3, 0xE9, 0xFF]
     statuses = visited(*(Visit(alice, (b"idempotency-key", b"k" + bytes([byte]) + b"k")) for byte in tried))
-    taken = {byte for byte, status in zip(tried, statuses, strict=True) if status == 201}
+    accepted = {byte for byte, status in zip(tried, statuses, strict=True) if status == 201}
     assert set(statuses) == {201, 400}
-    assert taken == {*range(0x21, 0x2E), *b"A[\\~"} - set(b'",')
-    assert effects() == len(taken)
+    assert accepted == {*range(0x21, 0x2E), *b"A[\\~"} - set(b'",')
+    assert effects() == len(accepted)
 
 
-tenant = contextvars.ContextVar("tenant", default="nobody")
-#: What the middleware found after the view.
+tenant = contextvars.ContextVar("tenant", default="none")
+#: The context that the middleware found after each view.
 after = []
 
 
 @pytest.fixture(autouse=True)
 def _leave_nothing_behind():
-    token = tenant.set("nobody")
+    token = tenant.set("none")
     yield
     tenant.reset(token)
     translation.deactivate()
@@ -293,7 +293,7 @@ async def _answer_in_a_thread(request):
 
 
 async def _wake_after_the_copy(self, answer, *others, run=AsyncToSync.main_wrap):
-    """asgiref may wake the thread that waits for a coroutine before it has copied its context. Here it doesn't."""
+    """asgiref may wake the waiting thread before it has copied the coroutine's context. This copies first."""
     awaited = Future()
     await run(self, awaited, *others)
     if error := awaited.exception():
@@ -305,7 +305,7 @@ async def _wake_after_the_copy(self, answer, *others, run=AsyncToSync.main_wrap)
 @policies
 @pytest.mark.parametrize("view", [_answer, _answer_async, _answer_in_a_thread])
 @pytest.mark.parametrize("query", ["", "?crash=1"])
-def test_what_a_view_sets_reaches_the_middleware_above(
+def test_context_set_by_a_view_reaches_the_middleware_above(
     alice, serve, settings, monkeypatch, transport, policy, view, query
 ):
     monkeypatch.setattr(AsyncToSync, "main_wrap", _wake_after_the_copy)

@@ -1,4 +1,4 @@
-"""``assert_idempotent`` passes a protected view, and names the promises that another one breaks."""
+"""``assert_idempotent`` passes for a protected view, and names the promises that a wrong view breaks."""
 
 import itertools
 import re
@@ -28,7 +28,7 @@ EVERY_CHECK = ["new_key", "retry", "concurrent", "other_payload", "other_account
 EVERY_CHECK += ["crash", "lost_response", "expiry", "revoked"]
 
 
-#: What happens outside of the database, and is not undone.
+#: Effects outside the database, which no rollback undoes.
 ledger = []
 
 
@@ -45,7 +45,7 @@ def client_of(user):
 
 
 def examine(path="/", *, revoke=take_token, **options):
-    """Examine the view at ``path``, with every check unless ``options`` say otherwise."""
+    """Run ``assert_idempotent`` on the view at ``path``, with every check by default."""
     alice, bob = UserFactory(is_staff=True), UserFactory(is_staff=True)
     ledger.clear()
     given = {"effects": Transfer.objects.all(), "other_client": client_of(bob), "revoke": lambda: revoke(alice)}
@@ -53,7 +53,7 @@ def examine(path="/", *, revoke=take_token, **options):
 
 
 def broken(match="1 of its promises broke", **options):
-    """What the report says about each promise that broke, by the name of its check."""
+    """The report's text about each broken promise, by the name of its check."""
     with pytest.raises(AssertionError, match=match) as raised:
         examine(**options)
     paragraphs = [paragraph.partition(": ") for paragraph in str(raised.value).split("\n\n")]
@@ -107,7 +107,7 @@ def signed(view):
 
 
 def in_a_dictionary(view):
-    """A process's own memory of keys: looked up first and written last."""
+    """Remember the keys in a dictionary, read before the effect and written after it."""
     answers = {}
     together = threading.Barrier(4)
 
@@ -139,7 +139,7 @@ MUTANTS = {
         {"new_key": "Look for a response cache"},
     ),
     "one account for all": (
-        idempotent("kit.account", account=lambda request: "everybody"),
+        idempotent("kit.account", account=lambda request: "all"),
         {"other_account": "it can detect the first account's operation"},
     ),
     "the payload ignored": (
@@ -168,7 +168,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 @transactional
-def test_each_mistake_breaks_its_promises(mutant, serve):
+def test_each_mistake_breaks_the_expected_promises(mutant, serve):
     wrap, expected = MUTANTS[mutant]
     serve(wrap(plain_answer))
     dismiss = lambda user: User.objects.filter(pk=user.pk).update(is_staff=False)  # noqa: E731
@@ -197,14 +197,14 @@ SAME_ANSWER = ["retry", "lost_response"]
     [
         *[(pay, {"transaction": False, "recovery": recovery}, ["crash"]) for recovery in (FOUND, UNKNOWN, PARK)],
         (in_its_own_transaction, {"transaction": False, "recovery": PARK}, ["lost_response"]),
-        (signed(plain_answer), {}, SAME_ANSWER),  # as the advice on an answer that differs has it
+        (signed(plain_answer), {}, SAME_ANSWER),  # as the advice for a differing answer recommends
         (with_a_reference, {"rebuild": lambda reference, request: HttpResponse(f"still {reference}")}, SAME_ANSWER),
-        (plain_answer, {"redact": lambda *outcome: b"{}"}, SAME_ANSWER),  # its body may differ, and nothing else
+        (plain_answer, {"redact": lambda *outcome: b"{}"}, SAME_ANSWER),  # only its body may differ
     ],
     ids=["found", "unknown", "parked", "a transaction without callbacks", "signed", "rebuilt", "redacted"],
 )
 @transactional
-def test_what_keeps_its_promises_passes(view, policy, checks, serve):
+def test_a_correct_policy_passes(view, policy, checks, serve):
     serve(idempotent("kit.right", **policy)(view))
     effects = count_payments if view is pay else Transfer.objects
     assert examine(effects=effects, leave_out=all_but(*checks)).kept == checks
@@ -227,14 +227,14 @@ REDACTED = {"redact": lambda *outcome: b"{}", "recorded_headers": []}
     ids=["not declared", "run again", "a reconciler that finds nothing", "not recorded", "a redacted header"],
 )
 @transactional
-def test_an_effect_that_happens_twice_or_an_answer_that_differs_is_found(view, policy, check, text, serve):
+def test_a_repeated_effect_or_a_differing_answer_is_reported(view, policy, check, text, serve):
     serve(idempotent("kit.wrong", **policy)(view))
     effects = count_payments if view is pay else Transfer.objects
     assert text in broken(effects=effects, leave_out=all_but(check))[check]
 
 
 @transactional
-def test_an_effect_that_a_crash_after_the_commit_loses_is_found(serve):
+def test_an_effect_lost_by_a_crash_after_the_commit_is_reported(serve):
     @serve
     @idempotent("kit.callback")
     def view(request):
@@ -242,7 +242,7 @@ def test_an_effect_that_a_crash_after_the_commit_loses_is_found(serve):
         return plain_answer(request)
 
     assert "on_commit() callback" in broken(effects=count_payments)["lost_response"]
-    assert examine(effects=Transfer.objects).kept == EVERY_CHECK  # if the callback does what may be lost
+    assert examine(effects=Transfer.objects).kept == EVERY_CHECK  # a callback's effect that may be lost isn't counted
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_an_effect_that_a_crash_after_the_commit_loses_is_found(serve):
     ],
 )
 @transactional
-def test_a_wrong_answer_to_a_known_key_is_found(check, status, text, serve):
+def test_a_wrong_answer_to_a_known_key_is_reported(check, status, text, serve):
     seen = set()
 
     protected = idempotent("kit.duplicates")(plain_answer)
@@ -289,9 +289,9 @@ def test_a_view_that_fails_for_the_other_account_is_reported_as_such(serve):
 
 @override_settings(ROOT_URLCONF="tests.http.views")
 class KitInTestCase(TestCase):
-    """Other threads don't see the transaction of a TestCase."""
+    """Other threads can't read the uncommitted transaction of a TestCase."""
 
-    def test_threads_and_what_is_not_given_are_reported_as_not_run(self):
+    def test_checks_with_threads_or_without_arguments_are_not_run(self):
         client = client_of(UserFactory())
         with pytest.warns(ChecksNotRunWarning) as warned:
             report = assert_idempotent(client, request_to("/kinds/function/"), effects=Transfer.objects)
@@ -311,12 +311,12 @@ class KitInTestCase(TestCase):
         ):
             concurrent(mock.Mock())
 
-    def test_a_mistake_is_found(self):
+    def test_a_mistake_is_reported(self):
         left_out = all_but("retry", "concurrent", "crash")
         found = broken("2 of its promises broke", path="/unprotected/", leave_out=left_out)
         assert found.keys() == {"retry", "crash"}
 
-    def test_a_check_that_is_left_out_is_not_missed(self):
+    def test_a_check_left_out_gives_no_warning(self):
         report = examine("/kinds/function/", leave_out=["concurrent"])
         assert report.left_out == ["concurrent"]
         assert (report.kept, report.not_run) == (all_but("concurrent"), {})
@@ -337,7 +337,7 @@ def fail(request):
     ids=["a refusal", "no effect", "a failure with an effect"],
 )
 @pytest.mark.django_db
-def test_a_request_of_which_nothing_can_be_learned_is_refused(view, message, serve):
+def test_a_first_request_without_a_clear_effect_is_refused(view, message, serve):
     serve(idempotent("kit.beginning", transaction=False, recovery=PARK)(view))
     with pytest.raises(AssertionError, match=re.escape(message)):
         examine(effects=count_payments)

@@ -1,4 +1,4 @@
-"""``manage.py idempotency_audit`` says of every mutating route what protects it, and whether that holds."""
+"""``manage.py idempotency_audit`` reports how each mutating route is protected, and any reason to doubt it."""
 
 import functools
 import json
@@ -53,7 +53,7 @@ class Instance:
         return page(request)
 
 
-class HasPermission:  # no subclass of BasePermission, and Django REST framework doesn't mind
+class HasPermission:  # not a subclass of BasePermission, which Django REST framework accepts
     def has_permission(self, request, view):
         return True
 
@@ -69,7 +69,7 @@ class Transfers(IdempotentMixin, ModelActions):
     def cancel(self, request, pk): ...
 
 
-class Sending(APIView):  # whose handler finds the object by itself
+class Sending(APIView):  # its handler looks the object up itself
     permission_classes = [IsAuthenticated | IsOwner]
 
     @idempotent("audit.sending")
@@ -80,13 +80,13 @@ class OnlyRead(ModelActions):
     http_method_names = ["get", "head"]
 
 
-class Dispatching(View):  # without handlers, as the views of GraphQL are
+class Dispatching(View):  # has no handlers, like GraphQL views
     def dispatch(self, request, *args, **kwargs):
         return page(request)
 
 
 @method_decorator([transaction.atomic], name="dispatch")
-class InsideAtomic(PlainView):  # it hides its protection, so the class does not refuse it
+class InsideAtomic(PlainView):  # hides its protection, so the class does not refuse it
     post = method_decorator(csrf_exempt)(idempotent("audit.atomic_dispatch")(PlainView.post))
 
 
@@ -160,11 +160,11 @@ urlpatterns = [
     re_path(r"^regex\.(?P<pk>[0-9]+)/(?:x|y)?$", require_POST(plain_answer), name="regex"),
     path("admin/", admin.site.urls),
     path("office/", include(([path("pay/", require_POST(plain_answer))], "admin"))),
-    # What i18n_patterns() makes, under USE_I18N.
+    # The result of i18n_patterns() under USE_I18N.
     URLResolver(LocalePrefixPattern(), [path("translated/", require_POST(plain_answer), name="translated")]),
 ]
 
-#: What is said of each route: method and path, the verdict, the operation, and what its reasons say.
+#: The expected report: the verdict, the operation and a part of the reasons, by method and path.
 EXPECTED = {
     ("ANY", "/pages/"): ("undeclared", None, ""),
     ("ANY", "/pages/instance/"): ("undeclared", None, ""),
@@ -219,13 +219,13 @@ def test_every_mutating_route_has_its_verdict():
     found = audit()
     assert sorted((route.method, route.route) for route in found.routes) == sorted(EXPECTED)
     for route in found.routes:
-        verdict, operation, said = EXPECTED[route.method, route.route]
+        verdict, operation, reason = EXPECTED[route.method, route.route]
         assert (str(route.verdict), getattr(route.operation, "name", None)) == (verdict, operation), route
         reasons = " ".join(route.reasons)
-        assert said in reasons
+        assert reason in reasons
         assert ("without a key runs unprotected" in reasons) == (operation == "audit.function")
     assert found.admin_routes == sum(place.in_admin for place in places()) > 10
-    # Views and URLs have the names that a reader looks for.
+    # Views and URLs are named as in the project's code.
     named = {
         "/drf/transfers/pay/": (f"{__name__}.Transfers.pay", "drf:transfer-pay"),
         "/drf/function/plain/": ("tests.http.views.plain_answer", ""),
@@ -236,7 +236,7 @@ def test_every_mutating_route_has_its_verdict():
     assert {route.route: (route.view, route.name) for route in found.routes if route.route in named} == named
 
 
-def test_a_model_that_is_written_elsewhere_is_a_doubt(settings):
+def test_a_model_written_to_another_database_makes_a_route_doubtful(settings):
     settings.DATABASE_ROUTERS = [TransfersElsewhere()]
     created, _ = [route for route in audit().routes if route.operation and route.operation.name == "urls.post"]
     assert str(created.verdict) == "doubtful"
@@ -244,8 +244,8 @@ def test_a_model_that_is_written_elsewhere_is_a_doubt(settings):
 
 
 @pytest.mark.usefixtures("atomic_requests")
-def test_a_protection_that_is_hidden_from_atomic_requests_is_broken():
-    """Django opens a transaction around the view, and every request is refused."""
+def test_a_protection_hidden_from_atomic_requests_is_broken():
+    """Django opens a transaction around the view, so every request is refused."""
     reasons = {route.route: " ".join(route.reasons) for route in audit().routes if route.operation is not None}
     found = {place: reason for place, reason in reasons.items() if "ATOMIC_REQUESTS opens a transaction" in reason}
     assert set(found) == {"/protected/methods/", "/protected/partial/", "/protected/dispatch/"}
@@ -271,10 +271,10 @@ def test_routes_of_django_ninja_are_listed(settings):
     assert len(found) == len(routes)
     assert found.pop(("POST", "/api/pay")) == "protected"
     assert found.pop(("PATCH", "/api/pay")) == "unprotected"
-    assert set(found.values()) == {"undeclared"}  # pages of Ninja's own
+    assert set(found.values()) == {"undeclared"}  # Ninja's built-in pages
 
 
-def test_the_command_lists_what_is_protected_and_how():
+def test_the_command_lists_each_route_with_its_protection():
     code, lines, _ = run_command("idempotency_audit")
     assert code == 0
     (line,) = [line for line in lines if " /protected/partial/ " in line and line.startswith("POST")]

@@ -1,4 +1,4 @@
-"""Clients whose connections end in the middle of an upload to gunicorn or uvicorn, and who then send it whole."""
+"""Uploads to gunicorn or uvicorn that are interrupted and then sent again whole."""
 
 import json
 import os
@@ -22,7 +22,7 @@ SERVERS = {
 
 
 class Server:
-    """A server, its database, and clients of it."""
+    """A server and its database, with a client."""
 
     def __init__(self, name, port, database):
         self.name, self.port, self.database = name, port, database
@@ -31,9 +31,9 @@ class Server:
         return self.database.count("SELECT count(*) FROM testproject_transfer")
 
     def send(self, url, body, headers, *, is_cut):
-        """Send a request and read its answer. ``is_cut`` ends the connection after half of the body.
+        """Send a request and read the response. ``is_cut`` closes the connection after half of the body.
 
-        :returns: the status and the content; None if there is no answer.
+        :returns: the status and the content, or None without a response.
         """
         with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
             head = {"Host": "127.0.0.1", "Connection": "close", **headers}
@@ -91,7 +91,7 @@ UPLOADS = [
 
 
 @pytest.mark.parametrize(("url", "size", "make", "kind"), UPLOADS)
-def test_an_upload_that_breaks_off_and_is_sent_again(server, url, size, make, kind):
+def test_an_interrupted_upload_runs_only_when_sent_whole(server, url, size, make, kind):
     before, body = server.effects(), make(size)
     headers = {**kind, "Content-Length": len(body), "Digest": f"{size}"}
     if url != "/key/":
@@ -100,13 +100,13 @@ def test_an_upload_that_breaks_off_and_is_sent_again(server, url, size, make, ki
         body = body.replace(b"in-the-form", b"large-form!")
     cut = server.send(url, body, headers, is_cut=True)
     assert server.effects() == before
-    # Django drops the request under ASGI.
+    # Under ASGI, Django drops the request.
     assert cut is None if server.name == "uvicorn" else (cut[0], cut[1]["code"]) == (400, "idempotency_payload_invalid")
     assert server.send(url, body, headers, is_cut=False) == (201, {"size": size})
     assert server.effects() == before + 1
 
 
-def test_a_chunked_upload_that_breaks_off_and_is_sent_again(server):
+def test_an_interrupted_chunked_upload_runs_only_when_sent_whole(server):
     url = "/command/" if server.name == "uvicorn" else "/server/"
     before, chunk = server.effects(), csv(SMALL)
     body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(chunk), chunk)

@@ -1,4 +1,4 @@
-"""Half a body, which a WSGI server hands over if the client's connection ends: it never counts as the whole one."""
+"""A truncated body, which a WSGI server passes on if the client's connection ends, never counts as the whole body."""
 
 import gzip
 import zlib
@@ -29,7 +29,7 @@ def upload(size):
     return multipart({"amount": "1", "file": file})
 
 
-#: Each of them makes sense without its second half, as far as its format lets it.
+#: Bodies whose first half is still valid, as far as their format allows.
 SENT = {
     "json": {"data": b'{"a": "%s"}' % (b"1" * SMALL)},
     "form": {"data": b"a=1&b=" + b"2" * SMALL, "content_type": FORM},
@@ -41,7 +41,7 @@ LARGE_TEXT = {"data": b"a,b\n" * (LARGE // 4), "content_type": "text/csv"}
 
 
 class Broken(BytesIO):
-    """A stream that ends with an error, as it does after a reset connection."""
+    """A stream that ends with an error, as after a connection reset."""
 
     def read(self, size=-1, /):
         data = super().read(size)
@@ -51,7 +51,7 @@ class Broken(BytesIO):
 
 
 class Dripping(BytesIO):
-    """A stream that hands over less than it is asked for."""
+    """A stream that returns less than requested."""
 
     def read(self, size=-1, /):
         return super().read(700 if size is None or size < 0 else min(size, 700))
@@ -61,7 +61,7 @@ class Dripping(BytesIO):
 
 
 def half(sent, stream=BytesIO):
-    """The arguments of a request of which only the first half arrives."""
+    """The arguments of a request whose first half alone arrives."""
     data = sent["data"]
     return {**sent, "CONTENT_LENGTH": str(len(data)), "wsgi.input": stream(data[: len(data) // 2])}
 
@@ -71,7 +71,7 @@ def digest(request):
 
 
 def refuses_half(alice, sent, stream=BytesIO, **options):
-    """Half of a body is refused without an effect, and its retry with the whole one runs."""
+    """Check that half of a body is refused without an effect, and that the retry with the whole body runs."""
     cut = alice.post(key="k", **half(sent, stream), **options)
     assert problem_code(cut) == "idempotency_payload_invalid", cut.content
     assert effects() == 0
@@ -81,7 +81,7 @@ def refuses_half(alice, sent, stream=BytesIO, **options):
     assert effects() == 1
 
 
-#: How a handler may get at what was sent.
+#: Ways for a handler to read the body.
 READS = {
     "body": lambda http: http.body,
     "form": lambda http: [http.POST, http.FILES],
@@ -96,7 +96,7 @@ READS = {
 
 
 def reading(read):
-    """A handler that reads its request in one of the ``READS``, and then works."""
+    """A handler that reads its request in one of these ways, then works."""
 
     def handler(request):
         read(getattr(request, "_request", request))
@@ -118,14 +118,14 @@ def test_a_handler_that_reads_half_a_body_is_rolled_back(alice, serve, name):
     refuses_half(alice, SENT["form"])
 
 
-def test_a_large_body_that_the_handler_reads_itself(alice, serve):
+def test_half_of_a_large_body_that_the_handler_reads_is_refused(alice, serve):
     Framework("plain", serve).serve(reading(READS["pieces"]), payload=digest)
     refuses_half(alice, LARGE_TEXT)
 
 
 @pytest.mark.parametrize("parser", [FileUploadParser, BaseParser])
-def test_a_parser_of_drf_that_reads_half_a_body(alice, serve, parser, settings):
-    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = LARGE  # or the parser's file is left for the garbage collector to close
+def test_half_a_body_read_by_a_drf_parser_is_refused(alice, serve, parser, settings):
+    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = LARGE  # otherwise only garbage collection closes the parser's file
 
     class Lines(parser):
         media_type = "text/csv"
@@ -149,12 +149,12 @@ def test_a_parser_of_drf_that_reads_half_a_body(alice, serve, parser, settings):
 
 
 @pytest.mark.parametrize("how", ["ignores the error", "answers 404", "raises 404", "answers 500", "crashes"])
-def test_whatever_a_handler_makes_of_half_a_body_is_not_kept(alice, framework, how):
+def test_no_outcome_of_half_a_body_is_kept(alice, framework, how):
     def handler(request):
         answer = work(request)
         try:
             getattr(request, "_request", request).read()
-        except Exception:  # noqa: BLE001 - as a careless handler does
+        except Exception:  # noqa: BLE001 - a careless handler
             if how == "raises 404":
                 raise Http404 from None
             if how == "crashes":
@@ -166,7 +166,7 @@ def test_whatever_a_handler_makes_of_half_a_body_is_not_kept(alice, framework, h
     refuses_half(alice, SENT["text"])
 
 
-def test_a_rendering_that_reads_half_a_body(alice, serve):
+def test_half_a_body_read_during_rendering_is_refused(alice, serve):
     @serve
     @idempotent("tests.rendering", payload=digest)
     def view(request):
@@ -186,8 +186,8 @@ def test_a_rendering_that_reads_half_a_body(alice, serve):
     ],
     ids=["REEXECUTE", "PARK", "Reconcile"],
 )
-def test_half_a_body_without_a_transaction_ends_as_a_crash(alice, serve, recovery, status, code):
-    """The handler may have had an effect. It gets an error where the body breaks off, so that it need not have one."""
+def test_half_a_body_outside_a_transaction_ends_like_a_crash(alice, serve, recovery, status, code):
+    """The handler gets an error where the body ends, so it can stop before its effect. It may still have had one."""
     Framework("plain", serve).serve(reading(READS["pieces"]), payload=digest, transaction=False, recovery=recovery)
     cut = alice.post(key="k", **half(SENT["text"]))
     assert problem_code(cut) == "idempotency_payload_invalid"
@@ -207,7 +207,7 @@ def parsed(request):
 
 @pytest.mark.parametrize("act", [in_memory, parsed])
 @pytest.mark.parametrize("policy", [{}, {"payload": digest}, {"key": FromForm("a")}], ids=["", "command", "key"])
-def test_a_middleware_that_has_read_half_a_body(alice, serve, act, policy):
+def test_half_a_body_read_by_a_middleware_is_refused(alice, serve, act, policy):
     serve(after(act, idempotent("tests.read", **policy)(plain_answer)))
     cut = alice.post(key=None if "key" in policy else "k", **half(SENT["form"]))
     assert problem_code(cut) == "idempotency_payload_invalid"
@@ -216,7 +216,7 @@ def test_a_middleware_that_has_read_half_a_body(alice, serve, act, policy):
 
 @pytest.mark.parametrize("required", [False, True])
 @pytest.mark.parametrize("place", ["form", "multipart", "json"])
-def test_a_key_in_the_half_that_has_not_arrived(alice, serve, place, required):
+def test_a_body_cut_off_before_its_key_is_refused(alice, serve, place, required):
     sent = {
         "form": {"data": b"a=%s&key=k" % (b"1" * SMALL), "content_type": FORM},
         "multipart": multipart({"a": "1" * SMALL, "key": "k"}),
@@ -245,7 +245,7 @@ def unpack_and_correct_the_length(request):
 
 @pytest.mark.parametrize("act", [unpack, unpack_stream, unpack_and_correct_the_length])
 @pytest.mark.parametrize("size", [1, SMALL], ids=["longer compressed", "shorter compressed"])
-def test_a_middleware_that_puts_another_body_in_its_place(alice, framework, serve, act, size):
+def test_half_a_body_that_a_middleware_would_decompress_is_refused(alice, framework, serve, act, size):
     def handler(request):
         work(request)
         return {"length": len(getattr(request, "_request", request).body)}, 201
@@ -258,12 +258,12 @@ def test_a_middleware_that_puts_another_body_in_its_place(alice, framework, serv
 
 
 @pytest.mark.parametrize("length", [0, 10])
-def test_a_reset_connection_is_half_a_body(alice, framework, length):
+def test_a_connection_reset_is_refused_like_half_a_body(alice, framework, length):
     framework.serve(work)
     refuses_half(alice, SENT["text"], lambda arrived: Broken(arrived[:length]))
 
 
-def test_a_reset_connection_that_the_handler_meets(alice, framework):
+def test_a_connection_reset_while_the_handler_reads_is_refused(alice, framework):
     framework.serve(lambda request: [getattr(request, "_request", request).read(), work(request)], payload=digest)
     cut = alice.post(key="k", **half(SENT["text"], Broken))
     assert problem_code(cut) == "idempotency_payload_invalid"
@@ -271,8 +271,8 @@ def test_a_reset_connection_that_the_handler_meets(alice, framework):
 
 
 @pytest.mark.parametrize("ignores_it", [False, True])
-def test_a_chunked_body_that_the_handler_reads_from_the_server(alice, framework, ignores_it):
-    """Django itself takes it for empty."""
+def test_a_cut_off_chunked_body_read_from_the_server_is_refused(alice, framework, ignores_it):
+    """Django treats a chunked body as empty."""
 
     def handler(request):
         http = getattr(request, "_request", request)
@@ -290,7 +290,7 @@ def test_a_chunked_body_that_the_handler_reads_from_the_server(alice, framework,
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_a_server_that_hands_over_small_pieces(alice, serve, read):
+def test_a_server_may_deliver_a_body_in_small_pieces(alice, serve, read):
     seen = []
     Framework("plain", serve).serve(reading(lambda http: seen.append(read(http))), payload=digest)
     for stream in (BytesIO, Dripping):
@@ -302,8 +302,8 @@ def test_a_server_that_hands_over_small_pieces(alice, serve, read):
 @pytest.mark.parametrize(
     "read", [lambda http: None, lambda http: http.read(10), READS["a line of the server's stream"]]
 )
-def test_a_handler_that_needs_no_more_of_the_body_is_not_refused(alice, serve, read):
-    """What it has done does not depend on the rest. To wait for the rest would hold its transaction open."""
+def test_a_handler_that_does_not_read_the_missing_half_is_not_refused(alice, serve, read):
+    """Its effect doesn't depend on the rest, and waiting for the rest would keep its transaction open."""
     Framework("plain", serve).serve(reading(read), payload=digest)
     first = alice.post(key="k", **half(SENT["text"]))
     assert (first.status_code, effects()) == (201, 1)
@@ -311,7 +311,7 @@ def test_a_handler_that_needs_no_more_of_the_body_is_not_refused(alice, serve, r
 
 
 class Ending(Broken):
-    """A stream that breaks off after some of the piece that it is asked for."""
+    """A stream that ends within a requested piece."""
 
     def read(self, size=-1, /):
         return super().read(min(size, 700))
@@ -343,7 +343,7 @@ def test_an_unprotected_request_gets_djangos_error_for_a_reset_connection(alice,
     assert alice.post(**sent).status_code == 200
 
 
-def test_code_above_the_protection_may_read_on(alice, serve):
+def test_code_above_the_protection_may_continue_reading(alice, serve):
     protected = idempotent("tests.below", payload=digest)(plain_answer)
 
     def view(request):
@@ -356,7 +356,7 @@ def test_code_above_the_protection_may_read_on(alice, serve):
     assert (first.status_code, first["Length"]) == (201, str(len(SENT["text"]["data"]) // 2))
 
 
-def test_an_operation_within_an_operation_is_refused_half_a_body_too(alice, serve):
+def test_half_a_body_is_refused_after_an_inner_operation_too(alice, serve):
     inner = idempotent("tests.inner", payload=digest)(lambda request: JsonResponse({}))
 
     @serve
@@ -370,7 +370,7 @@ def test_an_operation_within_an_operation_is_refused_half_a_body_too(alice, serv
     assert effects() == 0
 
 
-def test_a_retry_by_half_gets_the_replay_if_nothing_reads_it(alice, serve):
+def test_a_retry_with_half_a_body_is_replayed_if_the_body_is_not_read(alice, serve):
     Framework("plain", serve).serve(reading(READS["body"]), payload=digest)
     assert alice.post(key="k", **SENT["text"]).status_code == 201
     assert alice.post(key="k", **half(SENT["text"]))["Idempotency-Status"] == "replayed"

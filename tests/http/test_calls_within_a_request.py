@@ -1,7 +1,7 @@
-"""Protected views that a handler calls with its own request: in its thread, in another one, in tasks, or too late.
+"""Protected views that a handler calls with its own request: in its thread, in another thread, in tasks, or too late.
 
-A call is a part of the running operation only within its claim and on its connection. Every other call claims for
-itself.
+A call is part of the running operation only within its claim and on its connection. Every other call makes a separate
+claim.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_76]
 
 @pytest.fixture(autouse=True)
 def _one_writer_does_not_wait(transactional_db, monkeypatch):
-    """On SQLite, a claim from another thread can't be had while the transaction of this one is open.
+    """On SQLite, another thread can't claim while this thread's transaction is open, so it must fail fast.
 
-    Only connections of other threads have this limit: that of this thread is open already.
+    Only connections of other threads get this timeout: this thread's connection is already open.
     """
     if connection.vendor == "sqlite":
         connection.ensure_connection()
         monkeypatch.setitem(connection.settings_dict["OPTIONS"], "timeout", 0.1)
 
 
-#: How a call gets into another thread: without the context of its caller, and with it.
+#: Call in another thread, without and with the caller's context.
 threads = pytest.mark.parametrize(
     "carry",
     [lambda call: call, lambda call: functools.partial(contextvars.copy_context().run, call)],
@@ -65,8 +65,8 @@ def must_have_claimed(answers, *, is_locked_out):
 
 @threads
 @policies
-def test_a_call_from_a_thread_of_the_handler_claims_for_itself(alice, serve, carry, policy):
-    """The outer transaction doesn't have the inner effect, so an outer run that is undone leaves the inner record."""
+def test_a_call_from_a_thread_of_the_handler_claims_separately(alice, serve, carry, policy):
+    """The inner effect isn't in the outer transaction, so the inner record survives the outer run's rollback."""
     inner = idempotent("tests.inner", **policy)(plain_answer)
     answers = []
 
@@ -97,7 +97,7 @@ def test_the_same_operation_in_a_thread_of_its_handler_is_in_progress(alice, ser
     assert replayed(alice, wrote=0)[0].json() == {"answers": [409]}
 
 
-def test_tasks_of_an_async_handler_are_parts_of_it(alice, serve, transport):
+def test_tasks_of_an_async_handler_are_part_of_its_operation(alice, serve, transport):
     """Their queries run on the connection that has the transaction."""
     inner = [idempotent(f"tests.{name}")(async_answer) for name in ("one", "two")]
 
@@ -116,7 +116,7 @@ def test_tasks_of_an_async_handler_are_parts_of_it(alice, serve, transport):
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_task_on_another_connection_claims_for_itself(alice, serve, transport, kind):
+def test_a_task_on_another_connection_claims_separately(alice, serve, transport, kind):
     inner = idempotent("tests.inner")(async_answer if kind == "async" else plain_answer)
     answers = []
 
@@ -138,7 +138,7 @@ def test_a_task_on_another_connection_claims_for_itself(alice, serve, transport,
     must_have_claimed(answers, is_locked_out=connection.vendor == "sqlite")
 
 
-def test_a_call_after_the_end_of_the_claim_claims_for_itself(alice, serve):
+def test_a_call_after_the_end_of_the_claim_claims_separately(alice, serve):
     """The context still has the claim, and the thread still has its connection."""
     kept = []
     inner = idempotent("tests.inner")(plain_answer)
@@ -157,7 +157,7 @@ def test_a_call_after_the_end_of_the_claim_claims_for_itself(alice, serve):
     assert recorded() == {"tests.inner"}
 
 
-def test_a_call_after_the_commit_claims_for_itself(alice, serve):
+def test_a_call_after_the_commit_claims_separately(alice, serve):
     inner = idempotent("tests.inner")(plain_answer)
 
     @serve
@@ -172,7 +172,7 @@ def test_a_call_after_the_commit_claims_for_itself(alice, serve):
 
 @policies
 def test_a_copy_of_the_request_is_another_request(alice, serve, policy):
-    """It may have another key. In an open transaction it can't have a claim."""
+    """It may have another key. Within an open transaction it can't claim."""
     inner = idempotent("tests.inner")(plain_answer)
 
     @serve
@@ -187,7 +187,7 @@ def test_a_copy_of_the_request_is_another_request(alice, serve, policy):
     assert effects() == (1 if policy else 0)
 
 
-def test_a_request_is_a_part_of_no_operation_that_another_one_runs(alice, serve):
+def test_a_call_with_another_requests_request_claims_separately(alice, serve):
     """The handler of one request calls a second one, whose handler calls the first one's view."""
 
     @serve

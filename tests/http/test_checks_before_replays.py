@@ -1,4 +1,4 @@
-"""The checks of a DRF view on the object of a request: they are made before a replay, too, and leave no trace."""
+"""A DRF view's object permissions are checked before a replay too, and leave no writes."""
 
 import pytest
 from django.contrib.auth.models import User
@@ -60,7 +60,7 @@ def transfer(alice, settings):
 
 
 def assert_refusal(answer, status):
-    """The check's own answer, without the outcome."""
+    """The response is the check's refusal, without the outcome."""
     assert (answer.status_code, b"mine" in answer.content, b"changed" in answer.content) == (status, False, False)
     assert "Idempotency-Replayed" not in answer
     assert (answer["Idempotency-Status"], answer["Idempotency-Key"]) == ("recorded", "k")
@@ -71,9 +71,9 @@ def assert_replayed(answer, first):
     assert (answer["Idempotency-Replayed"], answer["Idempotency-Status"]) == ("true", "replayed")
 
 
-def test_who_has_lost_the_object_gets_no_replay(alice, bob, transfer):
+def test_a_caller_that_lost_access_to_the_object_gets_no_replay(alice, bob, transfer):
     sent = {"method": "PATCH", "url": f"/transfers/{transfer.pk}/", "data": {"label": "changed"}, "key": "k"}
-    assert [bob.request(**sent).status_code for _ in range(2)] == [403, 403]  # it is not his
+    assert [bob.request(**sent).status_code for _ in range(2)] == [403, 403]  # not bob's object
     transfer.refresh_from_db()
     assert transfer.label == "mine"
     first, _ = replayed(alice, wrote=0, **sent)
@@ -84,7 +84,7 @@ def test_who_has_lost_the_object_gets_no_replay(alice, bob, transfer):
     assert_replayed(alice.request(**sent), first)
 
 
-def test_an_object_that_the_operation_has_deleted_has_nothing_to_check(alice, transfer):
+def test_an_object_that_the_operation_deleted_is_not_checked(alice, transfer):
     first, replay = replayed(alice, f"/transfers/{transfer.pk}/", method="DELETE", wrote=-1)
     assert first.status_code == 204
     assert_replayed(replay, first)
@@ -99,7 +99,7 @@ def test_the_views_query_may_lock_the_row(alice, bob, transfer):
 
 
 @pytest.mark.parametrize("url", ["count/", "{pk}/open/"])
-def test_without_checks_of_an_object_a_replay_looks_for_none(alice, transfer, url):
+def test_without_object_permissions_a_replay_queries_no_object(alice, transfer, url):
     url = f"/transfers/{url.format(pk=transfer.pk)}"
     alice.post(url, key="k")
     with CaptureQueriesContext(connection) as queries:
@@ -108,7 +108,7 @@ def test_without_checks_of_an_object_a_replay_looks_for_none(alice, transfer, ur
 
 
 class Base(GenericAPIView):
-    """A view whose handler finds its object and answers with its label."""
+    """A view whose handler looks up its object and returns the label."""
 
     queryset = Transfer.objects.all()
     permission_classes = [IsAuthenticated]
@@ -122,7 +122,7 @@ class Base(GenericAPIView):
 
 @pytest.fixture
 def lookup(alice, serve):
-    """Serve a view with these members, make the first request for a transfer of alice, and return its retry."""
+    """Serve a view with these members and make the first request for alice's transfer. Returns its retry."""
 
     def lookup(base=Base, route="<int:pk>/", method="PATCH", **members):
         handler = idempotent("objects.looked_up", methods=(method,))(base.handle)
@@ -166,7 +166,7 @@ def get_or_403(view):
 
 
 def get_or_404(view):
-    """One answer for an object that isn't there and for one of another account."""
+    """The same response for a missing object and for another account's object."""
     found = Transfer.objects.filter(pk=view.kwargs["pk"]).first()
     if found is None or found.account != view.request.user:
         raise Http404
@@ -174,7 +174,7 @@ def get_or_404(view):
 
 
 def get_as_member(view):
-    """Refuses by another object that isn't there."""
+    """Refuses because another object is missing."""
     found = get_object_or_404(Transfer, pk=view.kwargs["pk"])
     get_object_or_404(User.objects.filter(pk=view.request.user.pk), pk=found.account_id)
     return found
@@ -216,7 +216,7 @@ def test_any_status_of_a_check_refuses_and_a_missing_object_does_not(lookup, ali
     assert_replayed(send(), first)
 
 
-def test_drfs_permissions_of_objects_refuse_a_replay_by_404(lookup):
+def test_drfs_object_permissions_refuse_a_replay_with_404(lookup):
     class Permissions(DjangoObjectPermissions):
         perms_map = {"PATCH": []}
 
@@ -227,11 +227,11 @@ def test_drfs_permissions_of_objects_refuse_a_replay_by_404(lookup):
     send = lookup(permission_classes=[Permissions])
     first = send()
     assert_replayed(first, first)
-    needed.append("testproject.change_transfer")  # which Django's own backend grants for no single object
+    needed.append("testproject.change_transfer")  # Django's ModelBackend grants no permission on a single object
     assert_refusal(send(), 404)
 
 
-def test_a_404_of_a_view_that_names_no_rows_is_believed(lookup, bob):
+def test_a_404_of_a_view_without_a_queryset_refuses_the_replay(lookup, bob):
     send = lookup(get_object=get_or_404, queryset=None)
     first = send()
     assert_replayed(first, first)
@@ -239,7 +239,7 @@ def test_a_404_of_a_view_that_names_no_rows_is_believed(lookup, bob):
     assert_refusal(send(), 404)
 
 
-def test_a_404_for_what_could_be_no_object_is_replayed(alice, serve):
+def test_a_recorded_404_for_an_impossible_id_is_replayed(alice, serve):
     def get_object(view):
         if not view.kwargs["pk"].isdigit():
             raise Http404
@@ -259,7 +259,7 @@ def test_a_404_for_what_could_be_no_object_is_replayed(alice, serve):
 
 
 class Tutorial(APIView):
-    """A view whose lookup takes an argument of the URL, as in DRF's tutorial."""
+    """A view whose lookup takes a URL argument, as in DRF's tutorial."""
 
     permission_classes = [IsOwner]
     handle = Base.handle
@@ -283,7 +283,7 @@ def test_a_lookup_may_take_the_arguments_of_the_url(lookup, bob):
     assert_replayed(send(), first)
 
 
-def test_a_lookup_that_needs_what_the_url_has_not_is_not_made(lookup, bob):
+def test_a_lookup_with_an_argument_missing_from_the_url_is_skipped(lookup, bob):
     send = lookup(Tutorial, route="mine/", passed=lambda view: {"pk": Transfer.objects.get().pk})
     first = send()
     Transfer.objects.update(account=bob.user)
@@ -300,12 +300,12 @@ def get_only_own(view):
     ("method", "members", "is_checked"),
     [
         ("PATCH", {}, True),
-        ("POST", {}, False),  # it may create an object, so there is none to find
+        ("POST", {}, False),  # it may create the object, so there is none to look up
         ("POST", {"detail": True}, True),
         ("PATCH", {"detail": False}, False),
     ],
 )
-def test_an_object_that_no_argument_names_is_found_by_the_view(lookup, bob, method, members, is_checked):
+def test_an_object_without_a_url_argument_is_found_by_the_view(lookup, bob, method, members, is_checked):
     send = lookup(route="mine/", method=method, get_object=get_only_own, **members)
     first = send()
     Transfer.objects.update(account=bob.user)
@@ -316,7 +316,7 @@ def test_an_object_that_no_argument_names_is_found_by_the_view(lookup, bob, meth
 
 
 class Closing(viewsets.GenericViewSet):
-    """Its handler finds no object, so the view says of no rows where to find one."""
+    """Its handler looks up no object, so the view declares no queryset."""
 
     permission_classes = [IsAuthenticated & IsOwner]
 
@@ -325,18 +325,18 @@ class Closing(viewsets.GenericViewSet):
         return Response({"closed": pk})
 
 
-def test_a_view_that_can_find_no_object_replays(alice, serve):
+def test_a_view_without_an_object_lookup_replays(alice, serve):
     serve(**{"<int:pk>/": Closing.as_view({"post": "close"})})
     first, _ = replayed(alice, "/1/", wrote=0)
     assert first.status_code == 200
 
 
 class RefusedError(Exception):
-    """Known to the project's exception handler."""
+    """An error that the project's exception handler handles."""
 
 
 def handle_refused(error, context):
-    """As in a project that has its own errors and leaves none unhandled."""
+    """An exception handler of a project that handles every error itself."""
     if isinstance(error, RefusedError):
         return Response(status=409)
     return exception_handler(error, context) or Response(status=500)
@@ -348,13 +348,13 @@ ERRORS = {
     "a crash by DRF": (exceptions.APIException(), None),
     "another claim": (InProgressError(retry_after=7), None),
     "a lock": (OperationalError("lock not available"), "1"),
-    "a database that is gone": (InterfaceError("connection already closed"), "1"),
+    "a lost connection": (InterfaceError("connection already closed"), "1"),
 }
 
 
 @pytest.mark.parametrize("handler", [exception_handler, handle_refused])
 @pytest.mark.parametrize(("error", "retry_after"), ERRORS.values(), ids=ERRORS)
-def test_a_check_that_can_not_be_made_is_a_503(lookup, settings, caplog, error, retry_after, handler):
+def test_a_check_that_cannot_be_made_is_answered_with_503(lookup, settings, caplog, error, retry_after, handler):
     settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": handler}
 
     def get_object(view):
@@ -374,7 +374,7 @@ def test_a_check_that_can_not_be_made_is_a_503(lookup, settings, caplog, error, 
     assert_replayed(send(), first)
 
 
-def test_a_database_error_that_stays_has_no_retry_after(lookup):
+def test_a_permanent_database_error_has_no_retry_after(lookup):
     def get_object(view):
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT * FROM {table}")
@@ -403,7 +403,7 @@ def test_the_projects_own_errors_refuse_with_their_response(lookup, settings):
 
 @pytest.mark.parametrize("refuses", [False, True])
 @pytest.mark.usefixtures("atomic")
-def test_what_a_check_writes_is_rolled_back(lookup, alice, refuses):
+def test_the_writes_of_a_check_are_rolled_back(lookup, alice, refuses):
     def check(view, request, obj):
         User.objects.create(username=f"seen-{len(checks)}")
         checks.append(obj)
@@ -415,4 +415,4 @@ def test_what_a_check_writes_is_rolled_back(lookup, alice, refuses):
     assert send().status_code == (403 if refuses else 200)
     assert len(checks) == 2
     assert not User.objects.filter(username="seen-1").exists()
-    assert User.objects.filter(username="seen-0").exists()  # by the first execution
+    assert User.objects.filter(username="seen-0").exists()  # written by the first execution

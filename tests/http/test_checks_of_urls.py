@@ -1,5 +1,5 @@
-"""The checks of models that are written to another database than the records, of headers that browsers may send, and of
-transactions around views.
+"""System checks that read the URLconf: models in another database than the records, CORS headers, transactions around
+views, preconditions and adapters.
 """
 
 import functools
@@ -70,9 +70,7 @@ EXPOSED = ["retry-after", "Idempotency-Replayed", "Idempotency-Retention", "Idem
         (False, {}, []),
     ],
 )
-def test_browsers_have_to_be_allowed_to_send_and_to_read_the_headers(
-    settings, monkeypatch, installed, headers, warnings
-):
+def test_cors_must_allow_the_request_and_response_headers(settings, monkeypatch, installed, headers, warnings):
     monkeypatch.setattr(apps, "is_installed", lambda name: installed and name == "corsheaders")
     settings.CORS_ALLOWED_ORIGINS = ["https://shop.example"]
     for name, value in headers.items():
@@ -81,7 +79,7 @@ def test_browsers_have_to_be_allowed_to_send_and_to_read_the_headers(
 
 
 @pytest.mark.parametrize("name", ["ALLOW_ALL_ORIGINS", "ALLOWED_ORIGINS", "ALLOWED_ORIGIN_REGEXES", "ORIGIN_WHITELIST"])
-def test_the_headers_matter_once_another_origin_is_allowed(settings, monkeypatch, name):
+def test_cors_headers_are_checked_only_if_another_origin_is_allowed(settings, monkeypatch, name):
     monkeypatch.setattr(apps, "is_installed", lambda name: name == "corsheaders")
     settings.CORS_URLS_REGEX = "^/api/"
     assert check_cors(None) == []
@@ -131,8 +129,8 @@ urlpatterns = [
 ]
 
 
-@pytest.mark.django_db  # Django's own checks ask SQLite for its features, once in a process
-def test_models_that_are_written_elsewhere_are_warned_of_once(settings):
+@pytest.mark.django_db  # Django's own checks query SQLite's features, once per process
+def test_models_written_elsewhere_give_one_warning_for_each_database(settings):
     assert named() == []
     settings.DATABASE_ROUTERS = [TransfersElsewhere()]
     by_default, elsewhere = named()
@@ -160,7 +158,7 @@ urlpatterns = []
     ("check", "expected"), [(check_visitors, "idempotency.W011"), (check_settings, "idempotency.E018")]
 )
 def test_a_check_finds_the_operations_of_views_not_imported_yet(settings, monkeypatch, tmp_path, check, expected):
-    """Django runs its checks in any order, and one of its own imports the URLconf."""
+    """Django runs checks in no fixed order, and one of Django's checks imports the URLconf."""
     name = f"late_urls_of_{expected[-4:]}"
     (tmp_path / f"{name}.py").write_text(VIEWS)
     monkeypatch.syspath_prepend(tmp_path)
@@ -176,7 +174,7 @@ def test_a_project_without_urls_has_nothing_to_check(settings):
 
 
 class Calling(HiddenView):
-    """Guarded, because a class sees what its own body declares."""
+    """Gets no transaction, because the class detects the protected handler in its own body."""
 
     put = idempotent("urls.calling")(PlainView.post)
 
@@ -185,7 +183,7 @@ protected = idempotent("urls.function")(plain_answer)
 
 
 class Proxy:
-    """As tracers put it around views, with wrapt."""
+    """A transparent proxy, as tracers wrap around views with wrapt."""
 
     def __init__(self, view):
         self.__dict__["__wrapped__"] = view
@@ -215,7 +213,7 @@ TRANSACTIONS = {
     "drf": (lambda: Transfers.as_view({"post": "create"}), []),
     "hidden": (lambda: HiddenView.as_view(), ["E031"]),
     "exempted": (lambda: transaction.non_atomic_requests(HiddenView.as_view()), []),
-    "seen": (lambda: Calling.as_view(), []),
+    "declared in the body": (lambda: Calling.as_view(), []),
     "copied": (lambda: functools.wraps(protected)(lambda request: plain_answer(request)), ["W019"]),
     "copied by an object": (lambda: functools.update_wrapper(Copy(), protected), ["W019"]),
     "copied class by an object": (lambda: functools.update_wrapper(Copy(), MethodView.as_view()), ["W019"]),
@@ -225,7 +223,7 @@ TRANSACTIONS = {
 
 @pytest.mark.failure_77
 @pytest.mark.parametrize("kind", TRANSACTIONS)
-def test_a_wrong_transaction_around_a_view_is_found(kind, settings, atomic):
+def test_a_wrong_transaction_around_a_view_is_reported(kind, settings, atomic):
     view, expected = TRANSACTIONS[kind]
     now = idempotent("urls.now")(plain_answer)
     settings.ROOT_URLCONF = (path("api/", include([path("pay/", view())])), path("now/", now))
@@ -235,7 +233,7 @@ def test_a_wrong_transaction_around_a_view_is_found(kind, settings, atomic):
 
 
 @pytest.mark.usefixtures("atomic_requests")
-def test_routes_of_django_ninja_within_a_transaction_are_found(settings):
+def test_ninja_routes_within_a_transaction_are_reported(settings):
     api = pytest.importorskip("ninja").NinjaAPI(urls_namespace="atomic")
 
     @api.post("/pay")
@@ -291,7 +289,7 @@ PRECONDITIONS = {
     "async function": (lambda: conditional(idempotent("urls.async")(protected_async)), True),
     "last_modified": (lambda: last_modified(etag_of)(protected), True),
     "below": (lambda: idempotent("urls.below")(conditional(plain_answer)), False),
-    "another of its name": (lambda: inner(protected), False),
+    "another decorator with the same name": (lambda: inner(protected), False),
     "around a class": (lambda: conditional(MethodView.as_view()), True),
     "dispatch": (lambda: ConditionOnDispatch.as_view(), True),
     "method": (lambda: ConditionOnMethod.as_view(), True),
@@ -303,7 +301,7 @@ PRECONDITIONS = {
 
 @pytest.mark.failure_89
 @pytest.mark.parametrize("kind", PRECONDITIONS)
-def test_a_precondition_above_the_protection_is_found(kind, settings):
+def test_a_precondition_above_the_protection_is_reported(kind, settings):
     view, is_above = PRECONDITIONS[kind]
     settings.ROOT_URLCONF = (path("things/", view()),)
     assert [message.id for message in check_preconditions(None)] == ["idempotency.W025"] * is_above
@@ -313,7 +311,7 @@ def test_a_precondition_above_the_protection_is_found(kind, settings):
 
 @pytest.mark.failure_89
 @pytest.mark.parametrize("is_above", [True, False])
-def test_a_precondition_around_a_ninja_route_is_found(settings, is_above):
+def test_a_precondition_around_a_ninja_route_is_reported(settings, is_above):
     api = pytest.importorskip("ninja").NinjaAPI(urls_namespace="preconditions")
     decorate_view = import_module("ninja.decorators").decorate_view
     above, below = (decorate_view(conditional), unchanged) if is_above else (unchanged, conditional)
@@ -331,7 +329,7 @@ def test_a_precondition_around_a_ninja_route_is_found(settings, is_above):
 @pytest.mark.parametrize(
     ("framework", "adapter"), [("ninja", "NinjaAdapter"), ("rest_framework", "RestFrameworkAdapter")]
 )
-def test_a_framework_whose_adapter_is_not_loaded_is_found(settings, monkeypatch, framework, adapter):
+def test_a_framework_whose_adapter_is_not_loaded_is_reported(settings, monkeypatch, framework, adapter):
     ninja = pytest.importorskip("ninja")
     adapters = [each for each in adapter_module.adapters if each.__name__ != adapter]
     monkeypatch.setattr(adapter_module, "adapters", adapters)
@@ -352,7 +350,7 @@ def test_a_framework_whose_adapter_is_not_loaded_is_found(settings, monkeypatch,
     assert check_adapters(None) == []
 
 
-def test_without_an_operation_no_adapter_is_missed(settings, monkeypatch):
+def test_without_operations_no_adapter_is_required(settings, monkeypatch):
     monkeypatch.setattr(url_checks, "registry", [])
     monkeypatch.delitem(sys.modules, "idempotency.contrib.rest_framework")
     settings.ROOT_URLCONF = (path("drf/", generics.ListAPIView.as_view()),)

@@ -1,4 +1,4 @@
-"""Handlers of classes: wherever the mixin stands among the bases, and whatever stands above a protected handler."""
+"""Handlers of class-based views: any position of the mixin among the bases, any wrapper above a protected handler."""
 
 import functools
 import json
@@ -19,12 +19,12 @@ from tests.http.callers import effects, problem_code
 from tests.http.serving import WAYS, Calling, Creating, Declaring, EveryMethod, protecting, runs_once, served
 from tests.http.views import AsyncView, MethodAPIView, Methods, MethodView, async_answer, drf_answer, plain_answer
 
-# Whether a method is protected is decided before the database is asked.
+# Whether a method is protected is decided before the database is queried.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_62, pytest.mark.once]
 
 
 class CallsByItself:
-    """As a project's base class that logs, or catches what its handlers raise, and calls them by itself."""
+    """A project's base class that calls its handlers itself, for example to log or to catch their errors."""
 
     def initial(self, request, *args, **kwargs):
         self.perform_authentication(request)
@@ -48,23 +48,23 @@ BASES = {
 
 
 @pytest.mark.parametrize("bases", BASES.values(), ids=BASES)
-def test_a_mixin_protects_wherever_it_stands(alice, serve, bases, atomic):
+def test_the_mixin_protects_at_any_position_among_the_bases(alice, serve, bases, atomic):
     view = type("Mixed", bases, {})
     serve(view.as_view())
     assert runs_once(alice, "POST")
-    # What isn't protected has its transaction still.
+    # An unprotected method keeps its transaction.
     assert alice.request("PUT", "/?crash=1").status_code == 500
     assert effects() == (1 if atomic else 2)
 
 
-@pytest.mark.parametrize("way", ["inherited", "decorated below its protection", "by a function of the project"])
+@pytest.mark.parametrize("way", ["inherited", "decorated below its protection", "wrapped by the project"])
 def test_an_async_handler_is_protected(alice, serve, transport, way):
     decorated = method_decorator(never_cache)(AsyncView.post)
     decorated.__qualname__ = "Decorated.post"
     view = type("Mixed", (Declaring, AsyncView), {})
     if way == "decorated below its protection":
         view = type("Decorated", (View,), {"post": idempotent("tests.decorated")(decorated)})
-    if way == "by a function of the project":
+    if way == "wrapped by the project":
 
         class Wrapped(AsyncView):
             post = idempotent("tests.wrapped")(AsyncView.post)
@@ -88,12 +88,12 @@ async def awaiting(self, request, number):
 
 
 @pytest.mark.parametrize("handler", [lambda self, request, number: plain_answer(request), awaiting])
-def test_an_inherited_handler_has_the_arguments_of_its_url(alice, serve, handler):
+def test_an_inherited_handler_gets_its_url_arguments(alice, serve, handler):
     serve(**{"<int:number>/": type("Mixed", (Declaring, type("Base", (View,), {"post": handler})), {}).as_view()})
     assert runs_once(alice, "POST", "/7/")
 
 
-def test_a_handler_of_a_mixin_in_between_is_called_in_its_turn(alice, serve):
+def test_a_handler_of_a_mixin_between_the_bases_is_called(alice, serve):
     class Noting(Methods):
         def post(self, request):
             noted.append(type(self).__name__)
@@ -106,7 +106,7 @@ def test_a_handler_of_a_mixin_in_between_is_called_in_its_turn(alice, serve):
     assert noted == ["Both"]
 
 
-def test_a_subclass_may_give_a_handler_of_the_mixin_to_another_operation(alice, serve):
+def test_a_subclass_may_assign_a_mixin_handler_to_another_operation(alice, serve):
     class First(Declaring, Methods, APIView):
         pass
 
@@ -148,7 +148,7 @@ def copied(base):
     ids=["copied", "decorated", "object"],
 )
 def test_copied_attributes_of_a_protected_handler_protect_nothing(alice, serve, atomic, base, decorate):
-    """It keeps the transaction of ATOMIC_REQUESTS."""
+    """Such a handler keeps the transaction of ATOMIC_REQUESTS."""
     view = type("Overriding", (base,), {"post": decorate(copied(base))})
     serve(view.as_view())
     for _ in range(2):
@@ -163,7 +163,7 @@ def test_copied_attributes_of_a_protected_handler_protect_nothing(alice, serve, 
 @pytest.mark.failure_77
 @each_base
 @pytest.mark.usefixtures("atomic")
-def test_a_handler_that_the_mixin_names_is_protected(alice, serve, base):
+def test_a_handler_named_in_idempotent_operations_is_protected(alice, serve, base):
     namespace = {"post": copied(base), "idempotent_operations": {"post": "tests.again"}}
     view = type("Overriding", (IdempotentMixin, base), namespace)
     serve(view.as_view())
@@ -171,7 +171,7 @@ def test_a_handler_that_the_mixin_names_is_protected(alice, serve, base):
 
 
 def in_body(base):
-    """Decorate as in the body of the class, where the class can't see what is protected."""
+    """Decorate as a class body may, so that the class can't detect the protected handler."""
 
     def post(self, request):
         return (plain_answer if isinstance(request, HttpRequest) else drf_answer)(request)
@@ -190,7 +190,7 @@ def custom(handler):
     def call(*args):
         return timed(*args) if args else call()
 
-    del empty  # leaves an empty cell before the handler's, as a variable does that is assigned later
+    del empty  # leaves an empty closure cell before the handler's, like a variable that is assigned later
     return call
 
 
@@ -282,7 +282,7 @@ def test_a_protected_function_may_be_called_by_keyword(alice, settings):
 
 
 def test_without_a_url_the_request_is_not_a_route_argument(rf, async_rf):
-    """Its text is another one if the retry comes over ASGI."""
+    """The request's text differs if the retry arrives over ASGI."""
 
     @idempotent("tests.without_a_url", account=lambda request: "1")
     def view(request, number):

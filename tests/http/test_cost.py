@@ -1,6 +1,6 @@
-"""What protection adds to a request: statements, transactions, messages on the wire, and waits for the disk.
+"""The cost that protection adds to a request: statements, transactions and messages on the wire.
 
-``docs/explanation/costs.md`` says what that costs.
+``docs/explanation/costs.md`` explains these costs.
 """
 
 import re
@@ -17,7 +17,7 @@ from idempotency import PARK, REEXECUTE, idempotent, require_claim
 from idempotency.models import IdempotencyRecord
 from idempotency.store import store_for
 from tests.concurrency.traces import rows
-from tests.http.callers import claim_anew, effects
+from tests.http.callers import effects, reopen_claim
 from tests.http.serving import OUTSIDE, served
 from tests.http.views import KINDS, plain_answer
 from tests.records import HOUR
@@ -29,29 +29,29 @@ TABLE = re.compile(r'(?:FROM|INTO|UPDATE)\s+["`]?((?:auth|authtoken|idempotency|
 
 TRANSACTIONS = {"BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE"}
 
-#: SQLite looks first, because an insert would wait for its one writer. Others than MySQL need no BEGIN for a statement.
+#: SQLite reads first, because an insert would wait for its one writer. Only MySQL needs a BEGIN for one statement.
 LOOK = ["SELECT idempotency_record"]
 CLAIM = {
     "postgresql": ["INSERT idempotency_record"],
     "sqlite": [*LOOK, "INSERT idempotency_record"],
     "mysql": ["BEGIN", "INSERT idempotency_record", "COMMIT"],
 }[connection.vendor]
-#: The insert that loses is an error for the portable statement, and a count of zero for PostgreSQL's. MySQL's driver
-#: doesn't remember a statement that failed.
+#: A lost insert is an error of the portable statement, and a row count of zero for PostgreSQL's. MySQL's driver
+#: doesn't report the text of a failed statement.
 LOST_CLAIM = {"postgresql": [*CLAIM, *LOOK], "sqlite": LOOK, "mysql": ["BEGIN", "None", "ROLLBACK", *LOOK]}[
     connection.vendor
 ]
 WORK = ["INSERT testproject_transfer"]
 COMPLETE = ["UPDATE idempotency_record", "COMMIT"]
-#: Outside of the handler's transaction.
+#: Completion outside the handler's transaction.
 COMPLETE_ALONE = ["BEGIN", *COMPLETE] if connection.vendor == "mysql" else COMPLETE[:1]
 
 
 def in_short(sql):
     """A statement as its verb and its table: ``UPDATE idempotency_record``."""
     sql = sql.removeprefix("SET STATEMENT innodb_lock_wait_timeout = 1 FOR ")  # MariaDB's claims
-    sql = sql.rpartition("END $$; ")[2]  # before it are the settings for Citus
-    sql = sql.removeprefix("BEGIN; ")  # what travels with a first statement; Django records a BEGIN of its own
+    sql = sql.rpartition("END $$; ")[2]  # drops the settings for Citus before the statement
+    sql = sql.removeprefix("BEGIN; ")  # sent with the first statement; Django records a separate BEGIN
     verb = sql.split(maxsplit=1)[0].rstrip(";")
     table = TABLE.search(sql)
     return verb if verb in TRANSACTIONS or table is None else f"{verb} {table[1]}"
@@ -59,7 +59,7 @@ def in_short(sql):
 
 @contextmanager
 def statements():
-    """What reaches the database in the block, in short; empty until the block has ended."""
+    """The block's statements, shortened. The list is filled when the block ends."""
     made = []
     with CaptureQueriesContext(connection) as captured:
         yield made
@@ -74,7 +74,7 @@ def protected(request, settings):
 
 
 def authentication(alice):
-    """What the bare view costs before its work: the caller's token and account are looked up every time."""
+    """The statements of the bare view before its work: the caller's token and account are queried every time."""
     with statements() as made:
         assert alice.post("/bare/").status_code == 201
     assert made[-1:] == WORK
@@ -94,17 +94,17 @@ def test_a_first_execution_adds_one_claim_and_one_update(alice, protected):
     ids=["a replay", "a conflict", "a reused key"],
 )
 @pytest.mark.usefixtures("protected")
-def test_a_duplicate_is_a_lost_insert_and_a_read(alice, claimed, amount, status):
+def test_a_duplicate_costs_a_lost_insert_and_a_read(alice, claimed, amount, status):
     before = authentication(alice)
     alice.post(data={"amount": 1}, key="k")
     if claimed:
-        claim_anew()
+        reopen_claim()
     with untouched_record(), statements() as made:
         assert alice.post(data={"amount": amount}, key="k").status_code == status
     assert made == [*before, *LOST_CLAIM]
 
 
-def test_a_request_that_is_refused_before_its_claim_is_free(alice, serve, framework):
+def test_a_request_refused_before_its_claim_costs_nothing(alice, serve, framework):
     serve(framework.view(protect=idempotent("tests.cost")), **{"bare/": plain_answer})
     before = authentication(alice)
     with statements() as made:
@@ -119,9 +119,9 @@ def test_a_request_that_is_refused_before_its_claim_is_free(alice, serve, framew
         ({}, transaction.atomic(plain_answer), "k", [*CLAIM, "BEGIN", "SAVEPOINT", *WORK, "RELEASE", *COMPLETE]),
         (OUTSIDE, plain_answer, "k", [*CLAIM, *WORK, *COMPLETE_ALONE]),
     ],
-    ids=["not protected", "a transaction of the view's own", "no transaction"],
+    ids=["not protected", "the view's transaction", "no transaction"],
 )
-def test_what_else_a_request_costs(alice, serve, policy, view, key, expected):
+def test_the_cost_without_a_key_within_atomic_and_outside(alice, serve, policy, view, key, expected):
     """A view's own transaction is a savepoint. Outside of one, the outcome is one statement."""
     serve(idempotent("tests.cost", **policy)(view), **{"bare/": plain_answer})
     before = authentication(alice)
@@ -132,15 +132,15 @@ def test_what_else_a_request_costs(alice, serve, policy, view, key, expected):
 
 @contextmanager
 def untouched_record():
-    """Neither the one record nor its row, nor any effect, changes in the block."""
+    """Check that the block changes neither the one record, nor its row version, nor the effects."""
     before = (_row(), IdempotencyRecord.objects.values().get(), effects())
     yield
     assert (_row(), IdempotencyRecord.objects.values().get(), effects()) == before
 
 
 def _row():
-    """Where the record's row is and who last wrote or locked it; on SQLite, how many rows were ever written. MySQL
-    doesn't say."""
+    """The row's place, and the transactions that last wrote and locked it. On SQLite, the count of rows ever written.
+    MySQL has neither."""
     if connection.vendor == "sqlite":
         return connection.connection.total_changes
     if connection.vendor == "mysql":
@@ -148,13 +148,13 @@ def _row():
     return rows("SELECT ctid::text, xmin::text, xmax::text FROM idempotency_record")
 
 
-# Messages that PostgreSQL is waited for, read off the wire by libpq: Django records a BEGIN and a COMMIT never sent
+# Round trips to PostgreSQL, counted by libpq, because Django also records a BEGIN and a COMMIT that are never sent
 
 
 OUTSIDE_AGAIN = {"transaction": False, "recovery": REEXECUTE}
 
-#: The work of the view is one statement. In the package's transaction it brings BEGIN along, and the completing update
-#: brings COMMIT. A ROLLBACK is one message more, and so are BEGIN and COMMIT of a transaction of the view's own.
+#: The view's work is one statement. In the package's transaction, BEGIN is sent with it, and COMMIT with the completing
+#: update. A ROLLBACK is one more message, and so are the BEGIN and the COMMIT of the view's transaction.
 RUN = 1
 RUN_UNDONE = 2
 RUN_IN_TRANSACTION = 3
@@ -168,7 +168,7 @@ def messages(alice, status, url="/"):
         assert count is not None, "libpq can only show its messages on Linux"
         return count
 
-    store_for("default")  # asks once in a process which store is the server's
+    store_for("default")  # queries the server's kind once per process
     return sent(url, status) - sent("/none/", 204)
 
 
@@ -186,7 +186,7 @@ def serve_with(serve, view=plain_answer, **policy):
     ("policy", "view", "status", "run"),
     [
         *[(policy, plain_answer, 201, RUN) for policy in ({}, {"recovery": PARK}, OUTSIDE_AGAIN, OUTSIDE)],
-        # The connection is as it was: blocks of the handler's own begin and end.
+        # The handler's own atomic() sends its BEGIN and COMMIT separately.
         (OUTSIDE, transaction.atomic(plain_answer), 201, RUN_IN_TRANSACTION),
         ({**OUTSIDE, "lease": timedelta(seconds=30)}, renewing, 201, 1 + RUN),
         ({}, plain_answer, 503, RUN_UNDONE),  # a release, after the rollback
@@ -207,5 +207,5 @@ def test_a_duplicate_sends_two_messages(alice, serve, lease, status, more):
     serve_with(serve)
     alice.post(key="k")
     if lease is not None:
-        claim_anew(lease=lease)
+        reopen_claim(lease=lease)
     assert messages(alice, status) == 2 + more

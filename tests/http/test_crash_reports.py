@@ -1,4 +1,4 @@
-"""What the report of a crash in a protected view shows: nothing more than that of the unprotected one."""
+"""The error report of a protected view discloses no more than the unprotected view's report."""
 
 import sys
 
@@ -20,8 +20,8 @@ from tests.http.views import CrashError
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_70, pytest.mark.once]
 
 CARD = "4111111111111111"
-KEY = "a-key-that-nobody-else-may-know"
-ACCOUNT = "account-of-somebody"
+KEY = "a-key-known-to-one-client-only"
+ACCOUNT = "account-of-one-client"
 BODIES = {
     "form": {"data": f"card={CARD}".encode(), "content_type": FORM},
     "json": {"data": f'{{"card": "{CARD}"}}'.encode(), "content_type": "application/json"},
@@ -38,12 +38,12 @@ def request_with(body):
 
 
 def report_of(view, body):
-    request = request_with(body)  # with nothing of it in a local variable, since this frame is reported too
+    request = request_with(body)  # no secret is a local variable here, because this frame is reported too
     try:
         view(request)
     except CrashError:
         return ExceptionReporter(request, *sys.exc_info()).get_traceback_html()
-    raise AssertionError("the view was to crash")
+    raise AssertionError("the view did not crash")
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -55,10 +55,10 @@ def test_a_crash_report_hides_what_the_unprotected_views_report_hides(body, poli
     assert CARD not in plain
     for secret in (CARD, ACCOUNT):
         assert secret not in ours
-    assert ours.count(KEY) == plain.count(KEY)  # Django shows the headers, whatever the view does
+    assert ours.count(KEY) == plain.count(KEY)  # Django shows the headers in either case
 
 
-def test_a_payload_that_cannot_be_compared_is_not_shown():
+def test_a_payload_that_cannot_be_fingerprinted_is_not_shown():
     class Opaque:
         def __repr__(self):
             return f"<Opaque {CARD}>"
@@ -81,12 +81,12 @@ def test_the_report_of_a_crash_in_a_block_hides_payload_and_key():
         raise CrashError
     report = ExceptionReporter(None, raised.type, raised.value, raised.tb).get_traceback_html()
     frames_of_ours = report[report.index("idempotency/protocol") :]
-    # The source of this test is in the report as well, without the values that were computed.
+    # The report includes this test's source, which doesn't contain the reversed values.
     for secret in (KEY[::-1], CARD[::-1]):
         assert secret not in frames_of_ours
 
 
-def test_no_object_of_ours_shows_payload_body_key_or_account():
+def test_no_repr_shows_payload_body_key_or_account():
     seen = []
 
     @idempotent("tests.objects", account=lambda request: ACCOUNT)
@@ -108,8 +108,8 @@ def test_no_object_of_ours_shows_payload_body_key_or_account():
     assert [secret for secret in (CARD, KEY, ACCOUNT, record.request_hash) if secret in shown] == []
 
 
-def test_the_report_of_an_uncomparable_payload_does_not_show_it():
-    """The frames that look for its canonical form have the payload in their local variables."""
+def test_the_report_of_an_unfingerprintable_payload_omits_its_frames():
+    """The frames that write the canonical form have the payload in their local variables."""
     with pytest.raises(TypeError, match="can't be fingerprinted") as raised:
         _ = Payload({"card": [CARD], "given": object()}).request_hash
     report = ExceptionReporter(None, raised.type, raised.value, raised.tb).get_traceback_text()

@@ -1,4 +1,4 @@
-"""``EVERY``: a base class protects the unsafe handlers of its subclasses, for the requests that bring a key."""
+"""``EVERY``: a base class protects the unsafe handlers of its subclasses for requests with a key."""
 
 import pytest
 from django.contrib.auth.decorators import permission_required
@@ -102,7 +102,7 @@ def test_every_unsafe_method_is_protected(alice, serve, method):
     replayed(alice, method=method)
 
 
-def test_an_explicit_operation_stays(alice, serve):
+def test_an_explicit_operation_overrides_every(alice, serve):
     serve(
         VIEWS["Plain.post"],
         **{"own/": Own.as_view(), "pay/": Shop.as_view({"post": "pay"})},
@@ -120,7 +120,7 @@ def test_an_explicit_operation_stays(alice, serve):
     assert alice.post("/pay/", key="k").status_code == 302
 
 
-def test_a_decorator_of_the_class_stays_above(alice, serve):
+def test_a_decorator_of_the_class_runs_above_the_protection(alice, serve):
     serve(Permitted.as_view())
     assert alice.post(key="k").status_code == 403
     assert records() == []
@@ -141,7 +141,7 @@ def test_a_decorator_that_a_replay_would_skip_is_refused():
         late.as_view({"post": "late"})
 
 
-def test_a_class_that_a_function_has_made_is_refused_when_it_is_routed():
+def test_a_class_defined_in_a_function_is_refused_when_routed():
     class Local(Base, PlainView):
         pass
 
@@ -157,7 +157,7 @@ def test_a_value_other_than_a_mapping_is_refused():
     assert repr(EVERY) == "EVERY"
 
 
-def test_the_audit_lists_it(settings):
+def test_the_audit_lists_a_handler_of_every(settings):
     settings.ROOT_URLCONF = (path("", served(VIEWS["Plain.post"])),)
     found = {route.method: (str(route.verdict), route.operation.name) for route in audit().routes}
     assert found["POST"] == ("protected", f"{__name__}.Plain.post")

@@ -79,7 +79,7 @@ def test_a_double_click_and_the_back_button_send_one_transfer(browser):
     first, second = (browser.post("/", filled(page)) for _ in range(2))
     assert (first.status_code, second.status_code, second.url) == (302, 302, first.url)
     assert (second["Idempotency-Replayed"], effects()) == ("true", 1)
-    assert browser.post("/", filled(browser.get("/"))).url != first.url  # shown again, it makes another transfer
+    assert browser.post("/", filled(browser.get("/"))).url != first.url  # a page loaded again makes another transfer
     by_header = browser.post("/", {"recipient": "carol", "amount": 5}, headers={"Idempotency-Key": "k"})
     assert by_header.status_code == 302
 
@@ -126,13 +126,13 @@ lines = forms.formset_factory(TransferForm, extra=1)
     ],
     ids=["query", "prefix", "bound", "formset", "empty form", "later"],
 )
-def test_the_key_of_a_form_is_new_wherever_its_initial_values_come_from(shown_form):
+def test_a_form_has_a_new_key_for_every_source_of_initial_values(shown_form):
     form = shown_form()
     pages = [form.as_p(), form.as_p(), shown_form().as_p()]
     keys = [re.findall(r'idempotency_key" value="([^"]+)"', page) for page in pages]
     assert keys[0]
     assert "of-the-link" not in keys[0] + keys[2]
-    assert keys[0] == keys[1]  # one copy of the page has one key, even if it shows the form twice
+    assert keys[0] == keys[1]  # one page has one key, even if it renders the form twice
     assert not set(keys[0]) & set(keys[2])
 
 
@@ -170,7 +170,7 @@ def test_a_session_that_the_handler_saves_survives_a_crash_after_commit(browser,
 
 @pytest.mark.parametrize(("storage", "survives"), [("cookie.CookieStorage", False), ("session.SessionStorage", True)])
 def test_what_middleware_writes_is_not_replayed(browser, settings, storage, survives):
-    """The first answer is lost with its cookies, as after a double click. The session's row is not."""
+    """The first response is lost with its cookies, as after a double click. The session's row is kept."""
     settings.MESSAGE_STORAGE = f"django.contrib.messages.storage.{storage}"
 
     page = browser.get("/")
@@ -181,4 +181,4 @@ def test_what_middleware_writes_is_not_replayed(browser, settings, storage, surv
     assert "messages" not in replay.cookies
     assert browser.session["last"] == Transfer.objects.get().pk
     assert browser.get(first.url).content.decode() == ("Sent." if survives else "")
-    assert browser.get(first.url).content == b""  # once, however often the form was sent
+    assert browser.get(first.url).content == b""  # shown once, however often the form was sent

@@ -1,6 +1,6 @@
-"""No input gives a protected view a server error that its unprotected twin does not have. Failure modes 40 and 42.
+"""No input causes a server error in a protected view that its unprotected twin doesn't have. Failure modes 40 and 42.
 
-``--count`` is how many inputs each handler gets.
+``--count`` is the number of inputs for each handler.
 """
 
 import cProfile
@@ -38,8 +38,8 @@ from tests.results import recording
 
 ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
 
-# What of the input reaches the database is a checked key, a fingerprint, and the text of an outcome, whose every byte
-# ``test_responses`` has on each database.
+# The input reaches the database only as a checked key, a fingerprint, and the text of an outcome. ``test_responses``
+# stores every byte of such a text on each database.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 fuzz = hypothesis_settings(
@@ -50,10 +50,10 @@ fuzz = hypothesis_settings(
     report_multiple_bugs=False,
 )
 
-# What a WSGI server puts into the environment: bytes, each of them as the character of its number.
+# A WSGI server puts bytes into the environment, decoded as latin-1.
 raw_text = st.binary(max_size=300).map(lambda value: value.decode("latin-1"))
 keys = st.one_of(
-    # Only behind a good key is there a payload to look at, so half of them are.
+    # The payload is read only if the key is valid, so half of the keys are.
     *[st.just("k")] * 3,
     raw_text,
     st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7F), min_size=1, max_size=260),
@@ -70,7 +70,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-# allow_nan writes NaN and Infinity, which clients send and JSON does not have; "\ud800" comes out as an escape.
+# allow_nan writes NaN and Infinity, which clients send although JSON lacks them; "\ud800" is written as an escape.
 json_bodies = json_values.map(lambda value: json.dumps(value).encode())
 odd_bodies = st.sampled_from(
     [
@@ -99,7 +99,7 @@ content_types = st.one_of(
     ),
     raw_text,
 )
-#: Calls are counted for inputs with a part of more characters, and for one in ten others.
+#: Calls are counted for inputs with a part of more than ``LONG`` characters, and for one in ``EACH`` responses.
 LONG, EACH = 100, 20
 methods = st.sampled_from(["POST"] * 4 + ["PATCH", "PUT", "DELETE", "GET", "HEAD", "OPTIONS", "QUERY", "x"])
 
@@ -108,7 +108,7 @@ def framed(length):
     return {"CONTENT_LENGTH": str(length)}
 
 
-#: What the head says of the body's length and coding, for a body of so many bytes.
+#: The headers for a body of this length and its coding, some of them wrong.
 framings = st.sampled_from(
     [
         *[framed] * 4,
@@ -122,7 +122,7 @@ queries = st.one_of(st.just(""), st.sampled_from(["a=1&a=2", "%ff", "=&&", "a=%0
 
 
 def plain_handler(request):
-    """What a careful plain view does: it takes the body for JSON, and looks at the form."""
+    """A careful plain view: it parses the body as JSON and reads the form."""
     try:
         parsed, refused = json.loads(request.body), False
     except (ValueError, RecursionError):
@@ -172,11 +172,11 @@ def test_no_input_gives_a_server_error_that_the_twin_does_not_give(alice, serve,
     with recording("fuzz", handler=handler.__name__, seed=seed) as figures:
         answered = compare_twins(alice, count)
         figures |= {"inputs": answered.total() // 2, "answers": dict(answered)}
-    assert {201, 400} <= answered.keys()  # requests came through to the handler, and to the key's check
+    assert {201, 400} <= answered.keys()  # requests reached the handler, and some were refused
 
 
 def counted(act, *arguments, **sent):
-    """The answer, and how many functions were called for it: what its processor time depends on, without the noise."""
+    """The response, and the number of function calls: a measure of processor time without noise."""
     profile = cProfile.Profile()
     answer = profile.runcall(act, *arguments, **sent)
     return answer, sum(function.callcount for function in profile.getstats())
@@ -195,7 +195,7 @@ def call_a_function_for_each_byte(meta):
 
 
 @pytest.mark.parametrize("parse", [raise_for_some_keys, call_a_function_for_each_byte])
-def test_a_parser_that_raises_or_costs_more_than_the_twin_is_found(alice, serve, parse):
+def test_the_fuzz_finds_a_parser_that_raises_or_costs_more_than_the_twin(alice, serve, parse):
     Framework("plain", serve).serve_twins(body_handler)
     careless = just_before(exchange, "_key_of", lambda policy, adapter: parse(adapter.http.META))
     with careless, pytest.raises(AssertionError):
@@ -211,7 +211,7 @@ odd_values = st.one_of(
     json_values,
     st.binary(max_size=40),
     st.sets(st.text(max_size=5), max_size=2),
-    # None names a function: what a wrong one raises is the project's error.
+    # No value names an existing function, because its errors would be the project's.
     st.sampled_from(["os.nothing", "os.path", ".", "..", ".a.b", "a..b", "\ud800", "*"]),
     st.sampled_from([["\ud800"], ["k" * 44], [b""], [object], object(), Decimal("NaN"), Wait(1), ACCEPTED, PARK]),
     st.sampled_from(
@@ -241,7 +241,7 @@ def try_settings(alice, count):
             if not mistakes:
                 IdempotencyRecord.objects.all().delete()
                 answers = [alice.post(key=key) for key in ("a", "b", "b")]
-                # A limit that is smaller than the answer is an honest setting, and its 500 names it.
+                # A limit smaller than the response is a valid setting, and the 500 names it.
                 expected = b"response_unrecordable" if "MAX_RESPONSE_BODY" in value else b"nothing"
                 works = all(answer.status_code < 500 or expected in answer.content for answer in answers)
                 assert works or errors, [answer.content for answer in answers]
@@ -264,9 +264,9 @@ def test_any_settings_are_refused_or_work(alice, serve, count, seed):
 
 
 def compare_twins(alice, count):
-    """Send inputs to both, and return what the protected one has answered."""
+    """Send inputs to both views. Returns the count of each status of the protected one."""
     answered = Counter()
-    # The second time nothing has to be imported or connected. What a claim costs is the same for each input.
+    # The second request imports and connects nothing. A claim costs the same for each input.
     for key in ("a", "b"):
         assert alice.post("/no-route/").status_code == 404  # Django's page of an error imports its templates
         (_, of_twin), (_, of_first) = counted(alice.post, "/twin/"), counted(alice.post, "/", key=key)
@@ -279,14 +279,14 @@ def compare_twins(alice, count):
     @given(key=keys, body=bodies, content_type=content_types, query=queries, method=methods, framing=framings)
     def compare(key, body, content_type, query, method, framing):
         sent = {"data": body, "CONTENT_TYPE": content_type, "QUERY_STRING": query, **framing(len(body))}
-        # Counting doubles what a request takes, and only a long input can cost much.
+        # Counting doubles the time of a request, and only a long input can be costly.
         is_long = max(map(len, (key, body, content_type, query))) > LONG
-        ask = counted if is_long or answered.total() % EACH == 0 else uncounted
+        send = counted if is_long or answered.total() % EACH == 0 else uncounted
         before = effects()
-        twin, calls_of_twin = ask(alice.request, method, "/twin/", **sent)
+        twin, calls_of_twin = send(alice.request, method, "/twin/", **sent)
         of_twin, before = effects() - before, effects()
         IdempotencyRecord.objects.all().delete()
-        tries = [ask(alice.request, method, "/", HTTP_IDEMPOTENCY_KEY=key, **sent) for _ in range(2)]
+        tries = [send(alice.request, method, "/", HTTP_IDEMPOTENCY_KEY=key, **sent) for _ in range(2)]
         answers = [answer for answer, _ in tries]
         for answer, calls in tries:
             assert calls <= 3 * calls_of_twin + claim, (calls, calls_of_twin, claim)
@@ -294,14 +294,14 @@ def compare_twins(alice, count):
             if answer.status_code >= 500:
                 assert twin.status_code >= 500, (twin, answer)
             if method != "POST":
-                continue  # of no effect, or one that is not protected
+                continue  # without an effect, or unprotected
             if answer.status_code == 201:
                 assert of_twin == effects() - before == 1
                 assert answer.content == answers[0].content
             else:
                 assert (answer.status_code, effects() - before) == (answers[0].status_code, 0)
 
-    # To look the token up costs both the same.
+    # Querying the token costs both the same.
     with mock.patch.object(TokenAuthentication, "authenticate_credentials", lambda self, key: (alice.user, key)):
         compare()
     return answered

@@ -1,4 +1,4 @@
-"""What a duplicate is told while the record is a claim: alive, or abandoned."""
+"""The response to a duplicate while the record is a claim, live or abandoned."""
 
 from datetime import timedelta
 
@@ -11,13 +11,13 @@ from idempotency.exceptions import InProgressError
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
 from tests.concurrency.racing import Gate, held
-from tests.http.callers import assert_refused, claim_anew, effects, records
+from tests.http.callers import assert_refused, effects, records, reopen_claim
 from tests.http.serving import Framework, policies
 from tests.http.views import plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_12]
 
-PAYLOADS = ({"amount": 1}, {"amount": 2})  # another payload learns no more than the same one
+PAYLOADS = ({"amount": 1}, {"amount": 2})  # the response discloses no difference between the payloads
 
 
 @policies
@@ -47,16 +47,16 @@ def test_retry_after_is_bounded_by_the_lease_and_by_the_setting(alice, framework
     alice.post(data={"amount": 1}, key="k")
     for lease, setting, least, most in ((25, None, 1, 25), (3600, None, 30, 30), (3600, 3, 3, 3)):
         settings.IDEMPOTENCY = {} if setting is None else {"MAX_RETRY_AFTER": timedelta(seconds=setting)}
-        claim_anew(lease=timedelta(seconds=lease))  # of a lease of three hours, that is all that is left
+        reopen_claim(lease=timedelta(seconds=lease))  # the remainder of a three-hour lease
         for payload in PAYLOADS:
             refused = assert_refused(alice, "idempotency_in_progress", data=payload, key="k")
             assert least <= int(refused["Retry-After"]) <= most
 
 
-def test_a_duplicate_is_accepted_if_it_is_declared(alice, framework):
+def test_a_duplicate_gets_202_if_declared(alice, framework):
     framework.serve(in_progress=ACCEPTED)
     alice.post(data={"amount": 1}, key="k")
-    claim_anew()
+    reopen_claim()
     for payload in PAYLOADS:
         accepted = alice.post(data=payload, key="k")
         assert (accepted.status_code, accepted["Idempotency-Key"]) == (202, "k")
@@ -71,7 +71,7 @@ def address(scope):
 
 
 class Jobs:
-    """One job, which runs until a test says that it has ended."""
+    """One job, which runs until a test sets its outcome."""
 
     def __init__(self):
         self.outcome = None
@@ -104,7 +104,7 @@ def test_duplicates_get_the_job_and_then_its_outcome(alice, framework, jobs):
         assert (running.status_code, running["Location"]) == (202, expected(alice))
         assert running["Idempotency-Status"] == status
         assert running["Retry-After"] == "1"
-        assert "Idempotency-Replayed" not in running  # not an outcome yet
+        assert "Idempotency-Replayed" not in running  # no outcome yet
     assert "Location" not in assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
     jobs.outcome = {"rows": 7}
     for _ in range(2):
@@ -113,19 +113,19 @@ def test_duplicates_get_the_job_and_then_its_outcome(alice, framework, jobs):
         assert ("Retry-After" in ended, ended["Idempotency-Status"]) == (False, "replayed")
     assert "Location" not in assert_refused(alice, "idempotency_key_reused", data={"amount": 2}, key="k")
     assert effects() == 1
-    assert set(jobs.references) == {expected(alice)}  # what the handler left no reference of is known by its address
+    assert set(jobs.references) == {expected(alice)}  # the address, by default
 
 
-def test_a_start_that_was_cut_off_is_taken_over(alice, serve, jobs):
+def test_an_interrupted_start_is_taken_over(alice, serve, jobs):
     Framework("plain", serve).serve(start, operation="tests.job", **jobs.policy)
     alice.post(key="k")
-    claim_anew()
-    assert alice.post(key="k")["Location"] == expected(alice)  # alive, as far as anybody knows
+    reopen_claim()
+    assert alice.post(key="k")["Location"] == expected(alice)  # presumed alive
     IdempotencyRecord.objects.update(lease_expires_at="2000-01-01T00:00Z", response_reference=None)
     assert (alice.post(key="k").status_code, records()) == (202, [("completed", 2)])
 
 
-def test_what_the_handler_and_the_rebuilt_answer_say_themselves_is_kept(alice, serve):
+def test_headers_of_the_handler_and_of_rebuild_are_kept(alice, serve):
     def patient(*args):
         return JsonResponse({}, status=202, headers={"Location": "/mine/", "Retry-After": "20"})
 
@@ -135,7 +135,7 @@ def test_what_the_handler_and_the_rebuilt_answer_say_themselves_is_kept(alice, s
         assert (answer["Location"], answer["Retry-After"]) == ("/mine/", "20")
 
 
-def test_attach_needs_a_way_to_look_at_the_job_and_to_name_it():
+def test_attach_needs_a_rebuild_and_a_callable():
     with pytest.raises(ImproperlyConfigured, match=r"tests\.job.*rebuild="):
         Operation("tests.job", in_progress=Attach(address))
     with pytest.raises(ImproperlyConfigured, match="takes a callable"):

@@ -1,4 +1,4 @@
-"""A key from elsewhere than the header is validated in the same way, and a key that comes too late begins nothing."""
+"""Keys from other places than the header are validated in the same way. A key that is too old starts no operation."""
 
 import functools
 import hashlib
@@ -25,7 +25,7 @@ from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import acquisition
-from tests.http.callers import FORM, assert_refused, claim_anew, effects, multipart, records, replayed
+from tests.http.callers import FORM, assert_refused, effects, multipart, records, reopen_claim, replayed
 from tests.http.serving import after, parse_as_post
 from tests.http.views import plain_answer
 from tests.records import HOUR, expire
@@ -41,7 +41,7 @@ def body(**members):
     return {"data": json.dumps(members).encode()}
 
 
-#: Each source, and the arguments of a request that has a key there.
+#: Each source, and the arguments of a request with a key in that place.
 SOURCES = {
     "header": (FromHeader("X-Event-Id"), lambda key: {"headers": {"X-Event-Id": key}}),
     "form": (FromForm(), lambda key: form(idempotency_key=key, amount=1)),
@@ -55,12 +55,12 @@ each_source = pytest.mark.parametrize(("source", "sent"), SOURCES.values(), ids=
 
 
 @each_source
-def test_a_key_of_the_operations_own_is_a_key(alice, framework, source, sent):
+def test_a_key_from_the_declared_source_is_a_key(alice, framework, source, sent):
     framework.serve(key=source)
     first, replay = replayed(alice, key=None, **sent("order-71"))
     assert (first.status_code, first["Idempotency-Key"], replay["Idempotency-Key"]) == (201, "order-71", "order-71")
     assert IdempotencyRecord.objects.get().idempotency_key == "order-71"
-    # The header may say the same, in either spelling; or say it alone.
+    # The header may repeat the key, in either spelling, or be the only place.
     assert alice.post(key='"order-71"', **sent("order-71")).status_code == 201
     assert effects() == 1
     assert_refused(alice, "idempotency_key_invalid", key="order-72", **sent("order-71"))
@@ -87,7 +87,7 @@ def test_the_error_for_a_missing_key_names_its_place(alice, serve, source, place
 
 @pytest.mark.parametrize(("source", "sent"), [SOURCES[name] for name in SOURCES if name != "cookie"])
 @pytest.mark.parametrize("key", ["", "x" * 256, "a b", "é"], ids=["empty", "long", "space", "not ASCII"])
-def test_it_is_validated_as_a_header_is(alice, framework, source, sent, key):
+def test_a_key_from_another_source_is_validated_like_the_header(alice, framework, source, sent, key):
     framework.serve(key=source)
     assert_refused(alice, "idempotency_key_invalid", **sent(key))
 
@@ -140,21 +140,21 @@ def test_the_bytes_of_a_body_are_a_key(alice, framework, sent):
 
 
 @pytest.mark.parametrize("path", [(), ("",), ("a.",), (-1,), ("a", True), ("a", 1.0), (None,)])
-def test_a_path_that_leads_nowhere_is_refused(path):
+def test_an_invalid_path_in_the_body_is_refused(path):
     with pytest.raises(ValueError, match="takes the names of members and the positions of items"):
         FromJSON(*path)
 
 
 @pytest.mark.parametrize("sent", [form(token="k"), multipart({"token": "k"})], ids=["form", "multipart"])
-def test_a_form_that_a_middleware_has_parsed_has_its_key(alice, serve, sent):
+def test_the_key_is_read_from_a_form_that_a_middleware_parsed(alice, serve, sent):
     serve(after(parse_as_post, idempotent("tests.parsed", key=FromForm("token"))(plain_answer)))
     replayed(alice, method="PATCH", key=None, **sent)
 
 
 @pytest.mark.parametrize("charset", ["windows-1252", "utf-16", "rot13"])
 @pytest.mark.parametrize("required", [False, True])
-def test_a_form_that_django_cannot_decode_has_its_key(alice, serve, charset, required):
-    """PayPal's notifications are in windows-1252. Django's own form refuses them, and a handler reads the body."""
+def test_the_key_is_read_from_a_form_that_django_cannot_decode(alice, serve, charset, required):
+    """PayPal's notifications are in windows-1252. Django's form parser refuses them, so a handler reads the body."""
 
     @serve
     @idempotent("tests.charset", key=FromForm("txn_id"), key_required=required)
@@ -168,7 +168,7 @@ def test_a_form_that_django_cannot_decode_has_its_key(alice, serve, charset, req
     assert effects() == 1
 
 
-def test_a_key_is_echoed_as_a_header_can_hold_it(alice, framework):
+def test_a_key_is_echoed_in_the_syntax_of_a_header(alice, framework):
     framework.serve(key=FromJSON("id"))
     sent = body(id='a,"b\\;c')
     echoed = alice.post(**sent)["Idempotency-Key"]
@@ -195,15 +195,15 @@ def event_id(request):
 
 
 @pytest.mark.usefixtures("atomic")
-def test_a_source_may_be_the_default_of_all(alice, framework, settings):
+def test_a_source_may_be_the_default_of_all_operations(alice, framework, settings):
     settings.IDEMPOTENCY = {"KEY": f"{__name__}.event_id", "KEY_REQUIRED": False}
     framework.serve()
     replayed(alice, key=None, headers={"X-Event-Id": "k"})
-    assert [alice.post().status_code for _ in range(2)] == [201, 201]  # without a key it runs unprotected
+    assert [alice.post().status_code for _ in range(2)] == [201, 201]  # requests without a key run unprotected
     assert effects() == 3
 
 
-def test_a_form_that_was_parsed_already_has_no_json(alice, serve):
+def test_a_form_parsed_before_the_view_has_no_key_in_json(alice, serve):
     """The CSRF check reads a form before the view, and its body can't be read again."""
     serve(after(lambda request: request.POST, idempotent("tests.parsed", key=FromJSON("id"))(plain_answer)))
     assert_refused(alice, "idempotency_key_missing", **multipart({"a": "b"}))
@@ -234,7 +234,7 @@ class Clock:
         self.now += duration.total_seconds()
 
     def key_of(self, ahead):
-        """A key of a client whose clock is ahead."""
+        """A key from a client whose clock is ahead."""
         self.advance(ahead)
         key = new_key()
         self.advance(-ahead)
@@ -249,12 +249,12 @@ def clock(monkeypatch):
     return clock
 
 
-def test_a_key_that_is_too_old_or_from_the_future_begins_nothing(alice, framework, clock):
-    """One from the future would not be old enough when its record is gone."""
+def test_a_key_that_is_too_old_or_from_the_future_starts_nothing(alice, framework, clock):
+    """A key from the future would still be accepted after its record is purged."""
     framework.serve(**LATE)
     key = new_key()
     clock.advance(DAY)
-    replayed(alice, key=key)  # it is not older than that
+    replayed(alice, key=key)  # exactly the maximum age
     late = new_key()
     clock.advance(DAY + timedelta(seconds=1))
     refused = assert_refused(alice, "idempotency_key_expired", key=late)
@@ -272,10 +272,10 @@ def test_an_outcome_recorded_under_an_old_key_is_replayed(alice, framework, cloc
     replay = alice.post(key=key)
     assert (replay.content, replay["Idempotency-Replayed"]) == (first.content, "true")
     assert_refused(alice, "idempotency_key_reused", key=key, data={"amount": 2})
-    claim_anew()
+    reopen_claim()
     assert_refused(alice, "idempotency_in_progress", key=key)
     IdempotencyRecord.objects.update(status=Status.RECOVERABLE, lease_expires_at=None)
-    assert alice.post(key=key).status_code == 201  # the same operation goes on
+    assert alice.post(key=key).status_code == 201  # continues the same operation
     expire(IdempotencyRecord.objects.get().pk)
     assert_refused(alice, "idempotency_key_expired", key=key)
     assert (effects(), records()) == (2, [("completed", 2)])
@@ -283,7 +283,7 @@ def test_an_outcome_recorded_under_an_old_key_is_replayed(alice, framework, cloc
     assert_refused(alice, "idempotency_key_expired", key=key)
 
 
-def test_a_key_without_a_time_begins_nothing_under_max_key_age(alice, framework, settings):
+def test_a_key_without_a_timestamp_starts_nothing_under_max_key_age(alice, framework, settings):
     framework.serve()
     replayed(alice, key="order-71")
     settings.IDEMPOTENCY = {"MAX_KEY_AGE": DAY}
@@ -297,28 +297,28 @@ RANDOM = UUID("18817113-3f18-4cae-8b73-d79cc9739af9")
 
 
 @pytest.mark.parametrize(
-    ("key", "begins"),
+    ("key", "starts"),
     [
         (str(SENT.derive_key("ship")), True),
         (str(SENT.derive_key("ship")).upper(), True),
-        (SENT.key_for(SENT.derive_key("ship")), True),  # of a message
+        (SENT.key_for(SENT.derive_key("ship")), True),  # a message's key
         (str(RANDOM), False),
         (SENT.key_for(RANDOM), False),
         (SENT.derive_text("ship"), False),
         (f"{SENT.derive_key('ship')}-1", False),
     ],
 )
-def test_a_derived_key_has_no_time_and_may_begin(key, begins):
-    """Each attempt of the operation that sends it sends the same one."""
+def test_a_derived_key_without_a_timestamp_may_start(key, starts):
+    """Each attempt of the sending operation sends the same key."""
     with (
-        nullcontext() if begins else pytest.raises(KeyInvalidError),
+        nullcontext() if starts else pytest.raises(KeyInvalidError),
         claim("late.derived", account_id="1", key=key, max_key_age=DAY) as run,
     ):
         run.result = None
-    assert len(records()) == begins
+    assert len(records()) == starts
 
 
-def test_a_key_may_not_be_accepted_for_longer_than_its_record_is_kept(settings):
+def test_a_key_is_not_accepted_for_longer_than_its_record_is_kept(settings):
     Operation("late.fits", max_key_age=DAY, retention=DAY + timedelta(minutes=5))
     too_long = DAY - timedelta(minutes=4)
     with pytest.raises(ImproperlyConfigured, match=r"gone could run again.*E014"):
@@ -328,7 +328,7 @@ def test_a_key_may_not_be_accepted_for_longer_than_its_record_is_kept(settings):
     assert [mistake.id for mistake in operation.mistakes()] == ["idempotency.E014"]
 
 
-def test_every_answer_has_the_retention(alice, framework):
+def test_every_answer_has_the_retention_header(alice, framework):
     framework.serve(retention=HOUR + timedelta(seconds=1.5))
     answers = [
         *replayed(alice),

@@ -1,4 +1,4 @@
-"""The owner of a key learns its status, and another account learns nothing."""
+"""The owner of a key can query its status. Another account learns nothing."""
 
 import json
 from datetime import datetime
@@ -23,19 +23,19 @@ from tests.records import HOUR, MINUTE, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-URL = "/keys/tests.asked/"
+URL = "/keys/tests.queried/"
 UNKNOWN = {"status": "unknown", "response_status": None, "created_at": None, "completed_at": None, "expires_at": None}
 
 
 @pytest.fixture(params=["plain", "drf"])
 def operation(request, serve):
-    """An operation at ``/``, and views that tell the status of its keys: by the URL's argument, or fixed."""
-    made = Operation("tests.asked")
+    """An operation at ``/``, and views that report the status of its keys: named by the URL, or fixed."""
+    made = Operation("tests.queried")
     view = (KeyStatusAPIView if request.param == "drf" else KeyStatusView).as_view
     views = {
         "bare/": plain_answer,
         "keys/<str:operation>/": view(),
-        "key/": view(operation="tests.asked"),
+        "key/": view(operation="tests.queried"),
         "same/": view(operation=made),
         "missing/": view(operation="tests.missing"),
         "keys/": view(),
@@ -44,26 +44,26 @@ def operation(request, serve):
     return made
 
 
-def ask(caller, key="k", url=URL):
+def query(caller, key="k", url=URL):
     answer = caller.get(url, key=key)
     assert (answer.status_code, answer["Cache-Control"], answer["Idempotency-Key"]) == (200, "no-store", key)
-    told = json.loads(answer.content)
-    assert told.keys() == UNKNOWN.keys()
-    assert ("Retry-After" in answer) == (told["status"] == "in_progress")
-    return told
+    found = json.loads(answer.content)
+    assert found.keys() == UNKNOWN.keys()
+    assert ("Retry-After" in answer) == (found["status"] == "in_progress")
+    return found
 
 
 @pytest.mark.usefixtures("operation")
 def test_the_owner_learns_the_status_of_the_outcome_and_its_times(alice, settings):
     settings.TIME_ZONE = "Asia/Tokyo"
-    assert ask(alice) == UNKNOWN
+    assert query(alice) == UNKNOWN
     alice.post("/?status=402", key="k")
-    told = [ask(alice, '"k"' if url == "/key/" else "k", url) for url in (URL, "/key/", "/same/")]
-    assert told[0] == told[1] == told[2]
-    assert (told[0]["status"], told[0]["response_status"]) == ("completed", 402)
-    times = {name: datetime.fromisoformat(told[0][name]) for name in ("created_at", "completed_at", "expires_at")}
+    found = [query(alice, '"k"' if url == "/key/" else "k", url) for url in (URL, "/key/", "/same/")]
+    assert found[0] == found[1] == found[2]
+    assert (found[0]["status"], found[0]["response_status"]) == ("completed", 402)
+    times = {name: datetime.fromisoformat(found[0][name]) for name in ("created_at", "completed_at", "expires_at")}
     assert times == IdempotencyRecord.objects.values(*times).get()
-    assert all(told[0][name].endswith("Z") for name in times)
+    assert all(found[0][name].endswith("Z") for name in times)
 
 
 @pytest.mark.parametrize(
@@ -87,24 +87,24 @@ def test_the_status_predicts_the_answer_to_a_retry(
     of = {"account_id": str(alice.user.pk), "operation": operation.name, "idempotency_key": "k"}
     make_records(1, recorded, expires=expires, lease=lease, **of)
     before = list(IdempotencyRecord.objects.values())
-    told = ask(alice)
+    found = query(alice)
     is_completed = status == "completed"
-    assert (told["status"], told["response_status"]) == (status, 201 if is_completed else None)
-    assert (told["completed_at"] is not None) == is_completed
-    assert (told["created_at"] is None) == (told["expires_at"] is None) == (status == "unknown")
+    assert (found["status"], found["response_status"]) == (status, 201 if is_completed else None)
+    assert (found["completed_at"] is not None) == is_completed
+    assert (found["created_at"] is None) == (found["expires_at"] is None) == (status == "unknown")
     assert list(IdempotencyRecord.objects.values()) == before
 
 
 @pytest.mark.usefixtures("operation")
-def test_a_status_is_one_read_and_others_keys_are_unknown(alice, bob):
+def test_a_status_costs_one_query_and_others_keys_are_unknown(alice, bob):
     before = authentication(alice)
     alice.post(key="k")
-    for caller in (alice, bob):  # who has the key, and who has not
+    for caller in (alice, bob):  # the owner of the key, and another account
         with statements() as made:
-            ask(caller)
+            query(caller)
         assert made == [*before, *LOOK]
     Operation("tests.other")
-    assert ask(bob) == ask(bob, "nobody's") == ask(alice, url="/keys/tests.other/") == UNKNOWN
+    assert query(bob) == query(bob, "unused") == query(alice, url="/keys/tests.other/") == UNKNOWN
 
 
 @pytest.mark.usefixtures("operation")
@@ -123,21 +123,21 @@ def test_an_unanswerable_query_is_refused(alice, anonymous, settings):
 
 
 @pytest.mark.usefixtures("operation")
-def test_records_that_can_not_be_read_or_are_of_a_newer_release_are_a_503(alice, caplog):
+def test_an_unreadable_record_or_one_of_a_newer_release_is_a_503(alice, caplog):
     with store_refusing("SELECT", OperationalError("gone")):
         assert problem_code(alice.get(URL, key="k")) == "idempotency_unavailable"
-    assert "Operation 'tests.asked' answered 503 (idempotency_unavailable)" in caplog.text
+    assert "Operation 'tests.queried' answered 503 (idempotency_unavailable)" in caplog.text
     alice.post(key="k")
     IdempotencyRecord.objects.update(status="sealed")
     answer = alice.get(URL, key="k")
     assert (problem_code(answer), answer["Retry-After"]) == ("idempotency_unavailable", "1")
 
 
-def test_the_wait_is_as_of_a_duplicate(alice, operation):
+def test_retry_after_equals_the_wait_of_a_duplicate(alice, operation):
     of = {"account_id": str(alice.user.pk), "operation": operation.name, "idempotency_key": "k"}
     make_records(1, Status.IN_PROGRESS, lease=MINUTE, **of)
-    asked, retried = alice.get(URL, key="k"), alice.post(key="k")
-    assert (retried.status_code, asked["Retry-After"]) == (409, retried["Retry-After"])
+    queried, retried = alice.get(URL, key="k"), alice.post(key="k")
+    assert (retried.status_code, queried["Retry-After"]) == (409, retried["Retry-After"])
     lease = operation.policy.lease.total_seconds()
     assert [acquisition.retry_after(lease - age, operation.policy) for age in (0, 3)] == [1, 3]
 
@@ -147,20 +147,20 @@ def listed(caller, key="k", url="/keys/"):
     assert (answer.status_code, answer["Cache-Control"], answer["Idempotency-Key"]) == (200, "no-store", key)
     document = answer.json()
     assert document.keys() == {"keys"}
-    assert all(told.keys() == UNKNOWN.keys() | {"operation"} for told in document["keys"])
-    return [(told["operation"], told["status"]) for told in document["keys"]]
+    assert all(found.keys() == UNKNOWN.keys() | {"operation"} for found in document["keys"])
+    return [(found["operation"], found["status"]) for found in document["keys"]]
 
 
 @pytest.fixture
 def others():
-    """Operations that are declared beside it: two for requests, one for other callers, and one for no request."""
+    """Other declared operations: two for requests, one for all callers, and one without a view."""
     for name, policy in {"second": {}, "third": {}, "of_all": {"account": Fixed("1")}}.items():
         idempotent(f"tests.{name}", **policy)(lambda request: None)
     Operation("tests.within")
     return [f"tests.{name}" for name in ("second", "third", "of_all", "within")]
 
 
-def test_without_an_operation_all_of_the_callers_with_the_key_are_listed(alice, bob, operation, others):
+def test_without_an_operation_the_callers_records_of_the_key_are_listed(alice, bob, operation, others):
     assert listed(alice) == []
     alice.post("/?status=402", key="k")
     alice.post(key="another")
@@ -169,20 +169,20 @@ def test_without_an_operation_all_of_the_callers_with_the_key_are_listed(alice, 
         make_records(1, Status.PARKED if number else Status.COMPLETED, expires=HOUR, **of)
     assert listed(alice) == [(operation.name, "completed"), (others[0], "completed"), (others[1], "parked")]
     assert listed(bob) == listed(alice, "unused") == []
-    (told,) = alice.get("/keys/", key="another").json()["keys"]
-    assert told == {"operation": operation.name, **alice.get(URL, key="another").json()}
+    (found,) = alice.get("/keys/", key="another").json()["keys"]
+    assert found == {"operation": operation.name, **alice.get(URL, key="another").json()}
 
 
 @pytest.mark.usefixtures("operation", "others")
-def test_the_list_costs_one_read_and_has_the_shortest_wait(alice):
+def test_the_list_costs_one_query_and_has_the_shortest_wait(alice):
     before = authentication(alice)
-    for name, lease in (("tests.asked", 4 * MINUTE), ("tests.second", MINUTE), ("tests.third", -MINUTE)):
+    for name, lease in (("tests.queried", 4 * MINUTE), ("tests.second", MINUTE), ("tests.third", -MINUTE)):
         of = {"account_id": str(alice.user.pk), "operation": name, "idempotency_key": "k"}
         make_records(1, Status.IN_PROGRESS, lease=lease, **of)
     with statements() as made:
         answer = alice.get("/keys/", key="k")
     assert made == [*before, *LOOK]
-    waits = [alice.get(f"/keys/tests.{name}/", key="k").get("Retry-After") for name in ("asked", "second", "third")]
+    waits = [alice.get(f"/keys/tests.{name}/", key="k").get("Retry-After") for name in ("queried", "second", "third")]
     assert waits[2] is None
     assert answer["Retry-After"] == min(waits[:2], key=int)
 
@@ -198,16 +198,16 @@ def test_a_list_needs_a_key_and_an_account(alice, anonymous, settings):
 
 
 @pytest.mark.parametrize("prefix", ["/", "/shop/"])
-def test_the_path_is_required_where_a_key_belongs_to_a_path(alice, serve, prefix):
+def test_the_path_is_required_if_the_profile_scopes_keys_by_path(alice, serve, prefix):
     view, url = idempotent("tests.by_path", profile="acp")(plain_answer), "/keys/tests.by_path/"
     serve(view, **{"a é/": view, "keys/<str:operation>/": KeyStatusView.as_view(), "keys/": KeyStatusView.as_view()})
     with override_script_prefix(prefix):
         refused = alice.get(url, key="k")
-        told = refused.status_code, refused.json()["code"], refused["Cache-Control"]
-        assert told == (400, "idempotency_key_invalid", "no-store")
+        found = refused.status_code, refused.json()["code"], refused["Cache-Control"]
+        assert found == (400, "idempotency_key_invalid", "no-store")
         alice.post("/a%20%C3%A9/", key="k")
         for path, status in (("a%20%C3%A9/", "completed"), ("", "unknown")):
-            assert ask(alice, url=f"{url}?path={prefix}{path}")["status"] == status
+            assert query(alice, url=f"{url}?path={prefix}{path}")["status"] == status
             expected = [("tests.by_path", status)] if status == "completed" else []
             assert listed(alice, url=f"/keys/?path={prefix}{path}") == expected
         assert listed(alice) == []

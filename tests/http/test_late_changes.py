@@ -1,4 +1,4 @@
-"""A change of a response after its rendering is refused, and a change of a replay has no effect."""
+"""A change to a response after its rendering is refused. A change to a replay has no effect."""
 
 import functools
 import re
@@ -120,7 +120,7 @@ SHOWN = {
 @pytest.mark.failure_71
 @pytest.mark.parametrize("kind", SHOWN)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_context_that_is_changed_after_its_rendering_is_refused(alice, serve, caplog, kind, change):
+def test_a_context_changed_after_its_rendering_is_refused(alice, serve, caplog, kind, change):
     serve(SHOWN[kind](change))
     answer = alice.post(key="k")
     assert records() == [("completed", 1)]
@@ -133,7 +133,7 @@ def test_a_context_that_is_changed_after_its_rendering_is_refused(alice, serve, 
 
 @pytest.mark.failure_71
 @pytest.mark.parametrize("kind", SHOWN)
-def test_a_change_of_the_context_of_a_replay_has_no_effect(alice, serve, kind):
+def test_a_change_to_a_replays_context_has_no_effect(alice, serve, kind):
     serve(SHOWN[kind]("add a variable"))
     alice.post(key="k")
     replay = alice.post(key="k")

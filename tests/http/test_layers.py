@@ -1,4 +1,4 @@
-"""The decorators between a protection and its function: those that check nothing may be there, and no others."""
+"""Decorators below a protection: only those that check nothing are allowed."""
 
 import functools
 from inspect import iscoroutinefunction
@@ -31,7 +31,7 @@ def _forget_harmless(monkeypatch):
     monkeypatch.setattr(layers, "_harmless", {*layers._harmless})
 
 
-def asking(view):
+def checking(view):
     """A decorator that may check the caller."""
 
     @functools.wraps(view)
@@ -41,7 +41,7 @@ def asking(view):
     return wrapper
 
 
-def asking_without_wraps(view):
+def checking_without_wraps(view):
     def inner(self, request):
         return view(self, request)
 
@@ -90,7 +90,7 @@ def test_a_view_may_be_adapted_below_a_protection(alice, serve, view):
     replayed(alice)
 
 
-def test_an_async_view_may_have_them_too(alice, serve):
+def test_a_decorator_that_checks_nothing_may_be_on_an_async_view(alice, serve):
     serve(idempotent("layers.async")(never_cache(async_answer)))
     replayed(alice)
     idempotent("layers.method")(method_decorator(never_cache)(AsyncView.post))
@@ -100,14 +100,14 @@ REFUSED = {
     "login_required": method_decorator(login_required),
     "a list": method_decorator([never_cache, permission_required("auth.add_user")]),
     "require_POST": method_decorator(require_POST),
-    "by another code": asking,
+    "a project's": checking,
     "object": Calling,
 }
 
 
 @pytest.mark.parametrize("decorate", REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("way", ["decorator", "mixin", "mixin above an inherited one"])
-def test_any_other_decorator_is_refused_when_it_is_declared(decorate, way):
+def test_any_other_decorator_is_refused_at_declaration(decorate, way):
     base = type("Base", (View,), {"post": decorate(PlainView.post)})
     with refused("which a replay would not run"):
         if way == "decorator":
@@ -126,32 +126,32 @@ def test_a_decorated_action_is_refused_by_the_mixin():
             idempotent_operations = {"pay": "layers.pay"}
 
             @action(detail=False, methods=["post"])
-            @asking
+            @checking
             def pay(self, request): ...
 
 
 def test_a_decorator_without_wraps_is_refused_by_the_mixin(alice, serve):
-    base = type("Base", (View,), {"post": asking_without_wraps(PlainView.post)})
-    with refused("above tests.http.test_layers.asking_without_wraps"):
+    base = type("Base", (View,), {"post": checking_without_wraps(PlainView.post)})
+    with refused("above tests.http.test_layers.checking_without_wraps"):
         protecting("mixin", base, {"post": "layers.hidden"})
     own = {"post": base.post, "idempotent_operations": {"post": "layers.hidden"}}
-    with refused("above tests.http.test_layers.asking_without_wraps"):
+    with refused("above tests.http.test_layers.checking_without_wraps"):
         type("Own", (IdempotentMixin, View), own)
 
 
-def test_a_handler_that_another_class_puts_in_between_is_judged():
+def test_a_handler_of_a_class_in_between_is_checked():
     protected = protecting("mixin", PlainView, {"post": "layers.between"})
-    between = type("Between", (PlainView,), {"post": asking(PlainView.post)})
-    with refused("above tests.http.test_layers.asking"):
+    between = type("Between", (PlainView,), {"post": checking(PlainView.post)})
+    with refused("above tests.http.test_layers.checking"):
         type("Both", (protected, between), {})
     type("Other", (protected, type("Between", (PlainView,), {"post": idempotent("layers.o")(PlainView.post)})), {})
 
 
-def test_around_as_view_the_handlers_of_the_class_are_judged():
-    view = type("Asking", (PlainView,), {"post": asking(PlainView.post)})
-    with refused("above tests.http.test_layers.asking"):
+def test_around_as_view_the_handlers_of_the_class_are_checked():
+    view = type("Checking", (PlainView,), {"post": checking(PlainView.post)})
+    with refused("above tests.http.test_layers.checking"):
         idempotent("layers.class")(view.as_view())
-    safe = type("Reading", (PlainView,), {"get": asking(PlainView.post)})
+    safe = type("Reading", (PlainView,), {"get": checking(PlainView.post)})
     assert idempotent("layers.class")(safe.as_view())
 
 
@@ -167,7 +167,7 @@ def test_a_durable_transaction_is_refused_below_and_any_on_dispatch():
         view.as_view()
 
 
-def test_an_owner_names_a_decorator_that_checks_nothing(alice, serve):
+def test_a_project_can_declare_a_decorator_that_checks_nothing(alice, serve):
     with refused("declare that with idempotency.checks_nothing()"):
         idempotent("layers.traced")(traced("a")(plain_answer))
     assert checks_nothing(traced("b"))
@@ -185,13 +185,13 @@ def test_an_owner_names_a_decorator_that_checks_nothing(alice, serve):
 
 
 def test_a_decorator_that_shares_its_code_with_a_harmless_one_is_refused():
-    """``login_required`` is made by ``user_passes_test``, too."""
+    """``login_required`` is made by ``user_passes_test`` too."""
     checks_nothing(user_passes_test(lambda user: True))
     with refused("above django.contrib.auth.decorators.user_passes_test"):
         idempotent("layers.shared")(login_required(plain_answer))
 
 
-def test_a_decorator_for_synchronous_views_only_may_be_named():
+def test_a_decorator_for_sync_views_only_may_be_declared():
     def sync_only(view):
         if iscoroutinefunction(view):
             raise TypeError
@@ -206,7 +206,7 @@ def test_a_decorator_for_synchronous_views_only_may_be_named():
     assert idempotent("layers.sync")(checks_nothing(sync_only)(plain_answer))
 
 
-def test_descriptions_of_inherited_actions_are_no_layer(alice, serve):
+def test_schema_descriptions_of_inherited_actions_are_allowed(alice, serve):
     described = extend_schema_view(create=extend_schema(summary="x"))(type("Described", (ModelActions,), {}))
     view = protecting("mixin", described, {"create": "layers.described"})
     serve(view.as_view({"post": "create"}))

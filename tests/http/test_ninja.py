@@ -1,4 +1,4 @@
-"""Django Ninja: its routes under ``@idempotent``, sync and async, and their description in its schema."""
+"""Django Ninja: sync and async routes under ``@idempotent``, and their description in the schema."""
 
 import json
 from io import BytesIO
@@ -38,7 +38,7 @@ class TransferOut(ninja.Schema):
 
 
 class ApiToken(APIKeyHeader):
-    """Ninja's own authentication: it sets ``request.auth``, and ``request.user`` stays anonymous."""
+    """Ninja's authentication sets ``request.auth`` and leaves ``request.user`` anonymous."""
 
     param_name = "Authorization"
 
@@ -58,12 +58,12 @@ def transfer(request, amount):
 @pytest.fixture
 def api(settings):
     api = ninja.NinjaAPI(auth=ApiToken(), urls_namespace="tests")
-    # Its URLs are read with the first request, when its routes are declared.
+    # The URLs are read on the first request, after the routes are declared.
     settings.ROOT_URLCONF = SimpleLazyObject(lambda: (path("", api.urls),))
     return api
 
 
-async def create_async(request, payload: "TransferIn"):  # a text, as all are with "from __future__ import annotations"
+async def create_async(request, payload: "TransferIn"):  # a string, as under annotations from __future__
     return await Transfer.objects.acreate(account=request.auth, recipient="carol", amount=payload.amount)
 
 
@@ -83,7 +83,7 @@ def test_a_route_takes_effect_once(api, alice, transport, create):
     assert effects() == 1
 
 
-def test_an_account_that_only_ninja_knows_must_be_declared(api, alice):
+def test_an_account_from_ninjas_authentication_must_be_declared(api, alice):
     @api.post("/")
     @idempotent("tests.undeclared")
     def create(request: HttpRequest): ...
@@ -91,7 +91,7 @@ def test_an_account_that_only_ninja_knows_must_be_declared(api, alice):
     assert problem_code(alice.post(key="k")) == "idempotency_account_required"
 
 
-def test_an_error_is_rolled_back_and_recorded_if_it_is_an_outcome(api, alice):
+def test_an_error_is_rolled_back_and_recorded_unless_transient(api, alice):
     errors = {402: HttpError(402, "declined"), 403: PermissionDenied(), 503: HttpError(503, "busy")}
 
     @api.post("/")
@@ -129,7 +129,7 @@ def test_errors_are_answered_by_the_projects_own_handlers(api, alice):
     assert set(IdempotencyRecord.objects.values_list("status", flat=True)) == {"completed", "recoverable"}
 
 
-def test_headers_that_the_handler_sets_and_an_empty_answer_are_kept(api, alice):
+def test_headers_set_by_the_handler_and_an_empty_body_are_replayed(api, alice):
     @api.post("/", response={204: None})
     @protect()
     def create(request: HttpRequest, response: HttpResponse):
@@ -193,13 +193,16 @@ def test_a_router_may_be_nested_and_its_test_client_works(api, alice):
     api.add_router("/outer", outer)
     replayed(alice, "/outer/inner/transfers/1", PAYLOAD)
     assert problem_code(alice.post("/outer/inner/transfers/2", PAYLOAD, key="k")) == "idempotency_key_reused"
-    headers = {"AUTHORIZATION": f"Token {alice.token.key}", "IDEMPOTENCY-KEY": "test"}  # as Ninja's client needs them
+    headers = {
+        "AUTHORIZATION": f"Token {alice.token.key}",
+        "IDEMPOTENCY-KEY": "test",
+    }  # as Ninja's client requires
     answers = [TestClient(api).post("/outer/inner/transfers/1", json=PAYLOAD, headers=headers) for _ in range(2)]
     assert (answers[1].status_code, answers[1]["Idempotency-Replayed"]) == (200, "true")
 
 
-def test_one_function_on_two_paths_is_two_places_unless_they_are_named(api, alice):
-    """Ninja names both patterns after the function."""
+def test_one_function_on_two_paths_is_two_places_unless_named(api, alice):
+    """Ninja names every pattern after the function."""
     router = ninja.Router()
 
     @api.post("/old", url_name="transfers")
@@ -243,7 +246,7 @@ def described(api, policy={}, **route):  # noqa: B006 - never changed
     @protect(**policy)
     def create(request: HttpRequest, payload: TransferIn): ...
 
-    # Sorted, as the command export_openapi_schema may write it.
+    # Sorted, as the export_openapi_schema command may write it.
     return json.loads(json.dumps(api.get_openapi_schema(path_prefix=""), sort_keys=True))["paths"]["/"]["post"]
 
 
@@ -278,7 +281,7 @@ def test_a_declared_header_parameter_stays_the_only_one(api):
     assert len(api.get_openapi_schema(path_prefix="")["paths"]["/"]["post"]["parameters"]) == 1
 
 
-def test_errors_in_another_form_and_under_wrong_settings_are_not_described(api, settings):
+def test_errors_of_another_shape_or_under_wrong_settings_are_undescribed(api, settings):
     settings.IDEMPOTENCY = {"ERROR_RESPONSE": lambda request, error: HttpResponse()}
     assert "content" not in described(api)["responses"]["422"]
     settings.IDEMPOTENCY = {"KEY_REQUIRED": 1}

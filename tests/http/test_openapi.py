@@ -1,4 +1,4 @@
-"""The OpenAPI schema of protected operations, as drf-spectacular and Django Ninja make it, for each profile."""
+"""The OpenAPI schema of protected operations for each profile, from drf-spectacular and from Django Ninja."""
 
 import json
 import re
@@ -67,7 +67,7 @@ def test_the_sample_projects_schema_describes_protected_operations_only(tmp_path
         for method, operation in operations.items()
         if header_of(operation) and set(operation["responses"]) >= OURS
     }
-    assert protected == {"post /charges/", "post /orders/"}  # and none of their GET
+    assert protected == {"post /charges/", "post /orders/"}  # but not their GET
     assert [name for name in document["components"]["schemas"] if "Problem" in name] == ["IdempotencyProblem"]
     assert "409" not in document["paths"]["/unprotected/orders/"]["post"]["responses"]
 
@@ -84,12 +84,12 @@ def key_status_views(schema=AutoSchema):
 
 @pytest.mark.once
 @pytest.mark.parametrize("schema", [AutoSchema, openapi.AutoSchema], ids=["ours", "theirs"])
-def test_the_views_of_keys_are_described_without_a_warning(tmp_path, settings, schema):
+def test_the_key_status_views_are_described_without_a_warning(tmp_path, settings, schema):
     from testproject.urls import urlpatterns
 
     views = key_status_views(schema)
     settings.ROOT_URLCONF = ModuleType("urls")
-    # Their schema has one id for two of the routes, and warns.
+    # Their schema gives two of the routes one operation id, and warns.
     settings.ROOT_URLCONF.urlpatterns = [*urlpatterns, *(views if schema is AutoSchema else views[1:])]
     file = tmp_path / "schema.yaml"
     call_command("spectacular", file=str(file), validate=True, fail_on_warn=True)
@@ -108,7 +108,7 @@ def test_the_views_of_keys_are_described_without_a_warning(tmp_path, settings, s
 
 @pytest.mark.once
 @pytest.mark.django_db(transaction=True)
-def test_the_answers_of_the_views_of_keys_are_as_described(settings, alice):
+def test_the_responses_of_the_key_status_views_match_the_schema(settings, alice):
     settings.ROOT_URLCONF, _ = by_spectacular({})
     settings.ROOT_URLCONF = (*settings.ROOT_URLCONF, *key_status_views())
     alice.post(data={"label": "made"}, key="k")
@@ -129,7 +129,7 @@ def accepts(value):
     return True
 
 
-def test_the_header_is_described_as_it_is_read():
+def test_the_headers_pattern_accepts_the_keys_that_the_parser_accepts():
     values = ["", "k", '"k"', "k" * 255, "k" * 256, f'"{"k" * 255}"', f'"{"k" * 256}"', '"a\\b"']
     values.append('"' + '\\"' * 255 + '"')
     values += [text.format(chr(code)) for code in range(0x1F, 0x82) for text in ("a{}b", '"a{}b"')]
@@ -149,8 +149,8 @@ def test_an_operation_is_described_by_its_policy():
     elsewhere = described(handler(name="tests.elsewhere", key=FromForm(), **bounds))
     assert "required" not in header_of(elsewhere)[0]
     for status, code in (("400", "idempotency_key_expired"), ("409", "idempotency_body_gone")):
-        told = [code in answers["responses"][status]["description"] for answers in (strict, elsewhere)]
-        assert told == [False, True]
+        named = [code in answers["responses"][status]["description"] for answers in (strict, elsewhere)]
+        assert named == [False, True]
     assert "idempotency_key_missing" in strict["responses"]["400"]["description"]
     assert "idempotency_key_missing" not in lenient["responses"]["400"]["description"]
     assert "Retry-After" in strict["responses"]["409"]["headers"]
@@ -158,7 +158,7 @@ def test_an_operation_is_described_by_its_policy():
     marked = {
         status for status, answer in strict["responses"].items() if "Idempotency-Replayed" in answer.get("headers", {})
     }
-    assert marked == {"201", "418"}  # which are recorded
+    assert marked == {"201", "418"}  # the recorded ones
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_an_operation_is_described_by_its_policy():
     ],
     ids=["accepted", "attached"],
 )
-def test_a_duplicate_that_is_accepted_is_described(policy, headers):
+def test_the_202_for_a_duplicate_is_described(policy, headers):
     assert described(handler(**policy))["responses"]["202"]["headers"].keys() >= headers
 
 
@@ -205,7 +205,7 @@ def other_shape(request, error):
 
 
 @pytest.mark.parametrize("shaped", ["by the setting", "by DRF's handler"])
-def test_a_form_of_errors_that_is_not_ours_is_not_described(settings, shaped):
+def test_errors_of_another_shape_are_not_described(settings, shaped):
     members = {}
     if shaped == "by the setting":
         settings.IDEMPOTENCY = {"ERROR_RESPONSE": f"{__name__}.other_shape"}
@@ -230,7 +230,7 @@ def test_a_reference_to_a_response_stays_a_reference():
     assert described(handler(), schema=Referring)["responses"]["201"] == {"$ref": "#/components/responses/Own"}
 
 
-def test_each_method_of_an_action_is_described_as_it_is_protected():
+def test_each_method_of_an_action_is_described_separately():
     class Shop(IdempotentMixin, viewsets.GenericViewSet):
         schema = AutoSchema()
         serializer_class = LabelSerializer
@@ -243,14 +243,14 @@ def test_each_method_of_an_action_is_described_as_it_is_protected():
     assert [method for method, operation in methods.items() if header_of(operation)] == ["post"]
 
 
-#: The problems that a schema of ``POLICY`` names, and the component of each profile's.
+#: The problems that a schema of ``POLICY`` names, and the error component of each profile.
 DESCRIBED = ["key_missing", "key_invalid", "key_expired", "payload_invalid", "account_required", "in_progress"]
 DESCRIBED += ["outcome_unknown", "body_gone", "key_reused", "unavailable"]
 COMPONENTS = {"ietf": "IdempotencyProblem", "stripe": "IdempotencyErrorObject", "acp": "IdempotencyError"}
 
 
 def codes_of(profile):
-    """The codes by status. What each of them is called stands in ``test_profiles``."""
+    """The codes by status. ``test_profiles`` tests the name of each code."""
     codes = defaultdict(set)
     for code in DESCRIBED:
         answer = profile.answers[f"idempotency_{code}"]
@@ -323,7 +323,7 @@ def test_each_profile_is_described(make, profile, chosen_by, settings):
 @pytest.mark.once
 @each_schema
 @pytest.mark.parametrize("required", [True, False])
-def test_a_key_that_is_ignored_is_described_where_it_may_be(make, required):
+def test_the_ignored_status_is_described_if_the_key_is_optional(make, required):
     headers = operation_of(make({"key_required": required})[1]())["responses"]["201"]["headers"]
     assert ("ignored" in headers["Idempotency-Status"]["schema"]["enum"]) is not required
 
@@ -332,7 +332,7 @@ def test_a_key_that_is_ignored_is_described_where_it_may_be(make, required):
 @pytest.mark.django_db(transaction=True)
 @each_schema
 @each_profile
-def test_answers_are_as_described(make, profile, settings, alice):
+def test_responses_match_the_schema(make, profile, settings, alice):
     source, content_type = PROFILES[profile], PROFILES[profile].content_type
     settings.IDEMPOTENCY = {"PROFILE": profile}
     settings.ROOT_URLCONF, document = make({})
@@ -356,7 +356,7 @@ def test_answers_are_as_described(make, profile, settings, alice):
 
 @pytest.mark.once
 @pytest.mark.django_db(transaction=True)
-def test_a_status_of_outcomes_and_refusals_documents_both(settings, alice):
+def test_a_status_code_of_outcomes_and_refusals_documents_both(settings, alice):
     settings.ROOT_URLCONF, document = by_spectacular({}, 422)
     described = document()["paths"]["/"]["post"]["responses"]["422"]["headers"]["Idempotency-Status"]
     alice.post(data={"label": "one"}, key="k")

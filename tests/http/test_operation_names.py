@@ -1,4 +1,4 @@
-"""One name of an operation belongs to one function, and one view in two places is two operations."""
+"""An operation's name belongs to one function. One view in two places is two operations."""
 
 from functools import partial
 
@@ -56,7 +56,7 @@ SECOND = partial(by_decorator, other)
         (FIRST, lambda: protecting("decorator", PlainView, {"post": "tests.shared"})),
         (lambda: by_decorator(partial(partial(plain_answer))), lambda: by_decorator(partial(drf_answer))),
         (partial(named, "one"), partial(named, "two")),
-        (lambda: by_decorator(Calling()), lambda: by_decorator(type("Asking", (Calling,), {})())),
+        (lambda: by_decorator(Calling()), lambda: by_decorator(type("Another", (Calling,), {})())),
         (lambda: by_decorator(PlainView.as_view()), lambda: by_decorator(AsyncView.as_view())),
         (FIRST, lambda: by_mixin(APIView, "options")),
         (lambda: by_mixin(ModelActions, "create"), lambda: by_mixin(type("Two", (ModelActions,), {}), "create")),
@@ -66,7 +66,7 @@ SECOND = partial(by_decorator, other)
 )
 def test_a_second_function_under_a_bare_name_is_refused(first, second):
     first()
-    first()  # a module that is loaded again declares the same again
+    first()  # a reloaded module repeats its declaration
     names_both = f"'tests.shared' is declared for {__name__}.other, and already for tests.http.views.plain_answer"
     with refused("'tests.shared' is declared for" if second is not SECOND else names_both):
         second()
@@ -97,11 +97,11 @@ def test_a_hidden_method_is_refused_at_its_first_call(alice, serve):
     assert effects() == 1
 
 
-def test_one_operation_may_be_passed_to_several(alice, serve):
+def test_one_operation_may_be_passed_to_several_functions(alice, serve):
     shared = Operation("tests.passed")
     serve(idempotent(shared)(plain_answer), **{"other/": idempotent(shared)(other)})
     assert alice.post(key="k").status_code == 201
-    # The same key in two places is one key of one operation: refused, and never answered with the other's outcome.
+    # The places share the operation's keys. A key used in the other place is refused, never replayed.
     assert_refused(alice, "idempotency_key_reused", "/other/", key="k")
 
 
@@ -117,7 +117,7 @@ def test_one_operation_may_be_passed_to_several(alice, serve):
     ],
     ids=["no names", "two names", "one name", "a prefix", "a slash", "a slash and no name"],
 )
-def test_two_patterns_of_one_name_are_one_place(alice, settings, first, second, one):
+def test_two_patterns_with_one_name_are_one_place(alice, settings, first, second, one):
     view = api_view(["POST"])(idempotent("tests.place")(drf_answer))
     settings.ROOT_URLCONF = tuple(path(route, view, name=name) for route, name in (first, second))
     answer = alice.post(f"/{first[0]}", key="k")

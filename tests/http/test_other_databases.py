@@ -1,4 +1,4 @@
-"""Records in one database, and what a handler writes in another one that has ATOMIC_REQUESTS."""
+"""Records in one database, and a handler's writes in another one with ATOMIC_REQUESTS."""
 
 import json
 from contextlib import suppress
@@ -68,7 +68,7 @@ def open_on_other():
 
 
 def ending(status=201, *, undone=(), error=None):
-    """An end of a handler: some of its transactions are marked to be undone, and it raises or answers."""
+    """Make an end for a handler: mark the ``undone`` transactions for rollback, then raise or respond."""
 
     def end(request):
         for using in undone:
@@ -85,7 +85,7 @@ CREATED = ending()
 
 
 def serve_writing(serve, end=CREATED, **policy):
-    """Serve an operation that writes to both databases and then ends as ``end`` does."""
+    """Serve an operation that writes to both databases and then calls ``end``."""
 
     @serve
     @idempotent("tests.both", **policy)
@@ -116,7 +116,7 @@ def test_an_effect_refused_at_commit_is_not_recorded(alice, serve, policy):
         return HttpResponse(status=201)
 
     serve_writing(serve, end, **policy)
-    assert alice.post(key="k").status_code == 500  # as the unprotected view
+    assert alice.post(key="k").status_code == 500  # like the unprotected view
     assert notes() == []
     assert records() == [("recoverable", 1)]
     assert alice.post(key="k").status_code == 201
@@ -132,7 +132,7 @@ def test_an_effect_refused_at_commit_is_not_recorded(alice, serve, policy):
         (ending(error=Http404()), 404, "completed", []),
         (ending(400, undone=("default", "other")), 400, "completed", []),
         (ending(400), 400, "completed", ["written"]),
-        (ending(503), 503, "recoverable", []),  # the retry runs: nothing of this run may be kept
+        (ending(503), 503, "recoverable", []),  # the retry runs, so none of these writes may be kept
     ],
     ids=["crash", "Http404", "400, undone", "400", "503"],
 )
@@ -156,7 +156,7 @@ def test_drf_rolls_the_other_database_back(alice, serve, handled):
     assert alice.post(key="k")["Idempotency-Replayed"] == "true"
 
 
-@transaction.atomic(using="other", savepoint=False)  # as save() and bulk_create() have it
+@transaction.atomic(using="other", savepoint=False)  # as in save() and bulk_create()
 def fail_to_save():
     raise IntegrityError
 
@@ -170,7 +170,7 @@ def swallow_an_error(request):
 @policies
 @pytest.mark.parametrize("by", ["a mark", "the database"])
 def test_a_broken_transaction_is_a_crash(alice, serve, policy, by, monkeypatch):
-    if by == "the database":  # which doesn't say so at COMMIT
+    if by == "the database":  # which reports no error at COMMIT
         monkeypatch.setattr(connections["other"], "is_usable", lambda: False)
     serve_writing(serve, swallow_an_error if by == "a mark" else CREATED, **policy)
     assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
@@ -181,7 +181,7 @@ def test_a_broken_transaction_is_a_crash(alice, serve, policy, by, monkeypatch):
 @pytest.mark.parametrize("undone", [("other",), ("default",), ("default", "other")], ids=" and ".join)
 def test_a_success_that_rolls_back_a_transaction_is_not_recorded(alice, serve, policy, undone):
     if "transaction" in policy:
-        undone = ("other",)  # it has no other one
+        undone = ("other",)  # the only open transaction
     serve_writing(serve, ending(undone=undone), **policy)
     for attempt in (1, 2):
         answer = alice.post(key="k")
@@ -230,7 +230,7 @@ def test_autocommit_left_off_on_the_other_database_is_an_error(alice, serve, pol
     assert notes() == ["written"]
 
 
-def test_nothing_is_claimed_if_the_other_database_is_gone(alice, serve, monkeypatch):
+def test_nothing_is_claimed_if_the_other_database_is_unavailable(alice, serve, monkeypatch):
     monkeypatch.setattr(connections["other"], "ensure_connection", Mock(side_effect=OperationalError))
     serve_writing(serve, transaction=False, recovery=PARK)
     assert alice.post(key="k").status_code == 500
@@ -239,8 +239,8 @@ def test_nothing_is_claimed_if_the_other_database_is_gone(alice, serve, monkeypa
 
 @policies
 @pytest.mark.usefixtures("atomic_requests")
-def test_the_records_database_is_as_gone_as_without_atomic_requests(client, settings, policy):
-    view = idempotent("tests.gone", account=lambda request: "anybody", **policy)(ending())
+def test_an_unavailable_records_database_is_a_503_with_atomic_requests(client, settings, policy):
+    view = idempotent("tests.gone", account=lambda request: "1", **policy)(ending())
     settings.ROOT_URLCONF = (path("", view),)
     with failing_database(connections["default"], "ensure_connection"):
         assert problem(client.post("/", headers={"Idempotency-Key": "k"})) == UNAVAILABLE
@@ -259,7 +259,7 @@ def test_a_transaction_that_would_commit_after_the_outcome_is_refused(alice, ser
 
 
 @pytest.mark.parametrize("way", ["above", "below", "class", "dispatch"])
-def test_what_the_project_has_exempted_has_no_transaction(alice, serve, way):
+def test_an_exempted_handler_has_no_transaction(alice, serve, way):
     def handler(request):
         return JsonResponse({"open": open_on_other()}, status=201)
 
@@ -282,7 +282,7 @@ def test_what_the_project_has_exempted_has_no_transaction(alice, serve, way):
 
 
 @pytest.mark.usefixtures("atomic_requests")
-def test_what_is_not_protected_has_one_transaction_on_every_database(alice, serve):
+def test_an_unprotected_request_has_one_transaction_on_each_database(alice, serve):
     blocks = []
 
     def handler(request):
@@ -330,7 +330,7 @@ def test_an_async_views_transactions_commit_before_its_outcome(alice, serve):
     ],
     ids=["park", "reconcile"],
 )
-def test_what_has_committed_elsewhere_is_not_run_again_by_itself(alice, serve, recovery, left, again):
+def test_a_run_committed_on_the_other_database_is_not_repeated(alice, serve, recovery, left, again):
     serve_writing(serve, recovery=recovery)
     with failing_database(ownership, "complete"):
         assert problem_code(alice.post(key="k")) == "idempotency_unavailable"
@@ -339,7 +339,7 @@ def test_what_has_committed_elsewhere_is_not_run_again_by_itself(alice, serve, r
     assert notes() == ["written"]
 
 
-def test_what_a_check_before_a_replay_writes_is_rolled_back(alice, serve):
+def test_the_writes_of_a_check_before_a_replay_are_rolled_back(alice, serve):
     class Looking(GenericAPIView):
         def get_object(self):
             write("looked")

@@ -1,4 +1,4 @@
-"""What is recorded of a run, what is not, and what becomes of its writes."""
+"""Which outcomes of a run are recorded, and whether its writes are kept."""
 
 from contextlib import ExitStack
 
@@ -30,7 +30,7 @@ class Conflict(exceptions.APIException):
 
 
 @pytest.mark.parametrize("status", [405, 408, 425, 429, 500, 502, 503, 599])
-def test_nothing_is_kept_of_a_passing_failure(alice, framework, status):
+def test_nothing_is_kept_of_a_transient_failure(alice, framework, status):
     framework.serve()
     assert_nothing_kept(alice, status, f"/?status={status}")
 
@@ -61,14 +61,13 @@ def test_the_policy_decides_what_is_recordable(alice, framework):
 def test_the_same_payload_runs_again_after_a_refusal(alice, framework, status):
     framework.serve(recordable=is_recordable_unless_invalid)
     assert_nothing_kept(alice, status, f"/?status={status}")
-    # The attempt was claimed for that payload, so its key is not another payload's: it couldn't be told whether the
-    # first one is still on its way.
+    # The key stays bound to its payload: with another one, a delayed duplicate of the first request could run after it.
     assert_refused(alice, "idempotency_key_reused", key="k")
 
 
 @pytest.fixture
 def sent():
-    """What is sent with each of the signals that say how an attempt ended."""
+    """The arguments sent with each signal that reports how an attempt ended."""
     with ExitStack() as stack:
         names = ("unrecorded", "released", "parked")
         yield {name: stack.enter_context(receiving(getattr(signals, name))) for name in names}
@@ -91,7 +90,7 @@ def times(sent):
         (422, {"recordable": only_success, "transaction": False, "recovery": REEXECUTE}, "unrecorded"),
     ],
 )
-def test_an_unrecordable_answer_is_not_a_failure(alice, framework, sent, status, policy, name):
+def test_an_unrecorded_response_is_not_a_failure(alice, framework, sent, status, policy, name):
     framework.serve(**policy)
     assert alice.post(f"/?status={status}", key="k").status_code == status
     assert times(sent) == {name: 1}
@@ -107,7 +106,7 @@ def test_an_unrecordable_answer_is_not_a_failure(alice, framework, sent, status,
     ],
 )
 @pytest.mark.parametrize("way", [{}, {"transaction": False, "recovery": REEXECUTE}], ids=["inside", "outside"])
-def test_an_error_with_such_an_answer_is_not_a_failure_and_has_no_reason(
+def test_an_error_with_an_unrecorded_response_has_no_failure_reason(
     alice, serve, sent, error, recordable, name, kept, way
 ):
     serve_raising(serve, "drf", error, recordable=recordable, **way)
@@ -127,7 +126,7 @@ def undo():
 @pytest.mark.parametrize("end", [discard, undo])
 @pytest.mark.parametrize("status", [200, 207, 302])
 def test_a_handler_can_discard_one_response(alice, framework, sent, end, status):
-    """A success only in part, for example."""
+    """For example, a partial success."""
 
     def handle(request):
         runs.append(1)
@@ -160,10 +159,10 @@ def test_a_raised_refusal_is_discarded_too(alice, serve):
     [(PARK, "parked", "unknown"), (REEXECUTE, "recoverable", "not-recorded"), (print, "in_progress", "unknown")],
     ids=["PARK", "REEXECUTE", "Reconcile"],
 )
-def test_what_is_discarded_outside_is_recovered_as_declared(alice, framework, recovery, record, status):
+def test_a_run_discarded_outside_a_transaction_is_recovered_as_declared(alice, framework, recovery, record, status):
     def handle(request):
         with transaction.atomic():
-            undo()  # an own transaction, which says nothing of the outcome
+            undo()  # the handler's separate transaction, which does not decide the outcome
         if "discard" in request.GET:
             discard()
         return work(request)
@@ -174,13 +173,13 @@ def test_what_is_discarded_outside_is_recovered_as_declared(alice, framework, re
     assert alice.post(key="k2")["Idempotency-Status"] == "executed"
 
 
-def test_such_an_answer_that_fails_to_render_is_a_failure(alice, serve, sent):
+def test_an_unrecorded_response_that_fails_to_render_is_a_failure(alice, serve, sent):
     serve_answer(serve, lambda: TemplateResponse(None, "none.html", status=422), recordable=only_success)
     assert alice.post("/", key="k").status_code == 500
     assert times(sent) == {"released": 1}
 
 
-def test_every_other_refusal_stays_an_outcome():
+def test_each_recordable_policy_selects_its_statuses():
     assert [status for status in (200, 302, 402, 404, 409, 410) if not is_recordable_unless_invalid(status)] == []
     assert [status for status in (400, 408, 422, 425, 429, 500) if is_recordable_unless_invalid(status)] == []
     assert [status for status in (200, 302, 400, 404, 410, 422) if not is_recordable_unless_conflict(status)] == []
@@ -191,7 +190,7 @@ def test_every_other_refusal_stays_an_outcome():
 
 @pytest.mark.failure_93
 @pytest.mark.parametrize("status", [400, 404, 409, 425])
-def test_a_refused_event_runs_when_it_is_delivered_again(alice, framework, status):
+def test_a_refused_event_runs_again_on_redelivery(alice, framework, status):
     framework.serve(recordable=is_recordable_if_successful, payload=lambda request: "evt_1")
     assert_nothing_kept(alice, status, f"/?status={status}")
     redelivered = [alice.post(key="k") for _ in range(2)]
@@ -199,7 +198,7 @@ def test_a_refused_event_runs_when_it_is_delivered_again(alice, framework, statu
     assert effects() == 1
 
 
-def test_a_conflict_that_means_try_again_is_not_recorded(alice, framework):
+def test_a_retryable_conflict_is_not_recorded(alice, framework):
     framework.serve(recordable=is_recordable_unless_conflict)
     assert_nothing_kept(alice, 409, "/?status=409")
     replayed(alice, "/?status=404", key="k2")
@@ -232,7 +231,7 @@ def of_both(plain, drf):
 
 
 def serve_raising(serve, name, error, **policy):
-    """Serve a view that has its effect and then raises. The list grows by one each time that it runs."""
+    """Serve a view that takes effect and then raises. Returns a list with one item for each run."""
     runs = []
 
     def raising(request):
@@ -245,7 +244,7 @@ def serve_raising(serve, name, error, **policy):
 
 
 @of_both(DETERMINISTIC, DRF_DETERMINISTIC)
-def test_a_refusal_that_is_raised_is_recorded(alice, serve, name, error, status):
+def test_a_raised_refusal_is_recorded(alice, serve, name, error, status):
     runs = serve_raising(serve, name, error)
     first, replay = replayed(alice, wrote=0)
     assert (first.status_code, first["Idempotency-Key"]) == (status, "k")
@@ -268,7 +267,7 @@ def use_exception_handler(settings, handler):
     settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": handler}
 
 
-def test_a_crash_is_shown_to_the_projects_exception_handler_once(alice, serve, settings):
+def test_the_projects_exception_handler_gets_a_crash_once(alice, serve, settings):
     shown = []
     use_exception_handler(settings, lambda error, context: shown.append(error))
     serve_raising(serve, "drf", CrashError)
@@ -276,7 +275,7 @@ def test_a_crash_is_shown_to_the_projects_exception_handler_once(alice, serve, s
     assert len(shown) == 1
 
 
-def test_an_exception_handler_that_fails_leaves_a_claim_to_retry(alice, serve, settings):
+def test_a_failing_exception_handler_leaves_a_claim_to_retry(alice, serve, settings):
     use_exception_handler(settings, lambda error, context: 1 / 0)
     runs = serve_raising(serve, "drf", Conflict)
     assert_nothing_kept(alice, 500)
@@ -297,10 +296,10 @@ def test_a_crash_outside_is_recovered_as_declared(alice, framework, url, recover
     if recovery is PARK:
         assert records() == [("parked", 1)]
         assert_refused(alice, "idempotency_outcome_unknown", url, key="k")
-    elif recovery is not REEXECUTE:  # its call may be on its way still, so it is asked when the lease is over
+    elif recovery is not REEXECUTE:  # its provider call may still be in flight, so it is reconciled after the lease
         assert records() == [("in_progress", 1)]
         assert_refused(alice, "idempotency_in_progress", url, key="k")
     else:
         assert alice.post(url, key="k").status_code >= 500
-        assert effects() == 2  # what the author's derived key must make harmless
+        assert effects() == 2  # harmless only if the author sends a derived key
         assert records() == [("recoverable", 2)]

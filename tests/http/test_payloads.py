@@ -1,4 +1,4 @@
-"""When two requests under one key are the same: JSON, forms, what is neither, and what an operation says of it."""
+"""When two requests under one key are the same: JSON, forms, other bodies, and an operation's ``payload=``."""
 
 import json
 from itertools import pairwise
@@ -36,7 +36,7 @@ def part(value):
 @pytest.mark.failure_42
 @pytest.mark.failure_44
 def test_json_is_compared_by_value(same, framework):
-    """Which texts say the same: ``tests/unit/fingerprint``."""
+    """``tests/unit/fingerprint`` tests which texts are equal."""
     framework.serve()
     assert same(
         b'{"to": {"bank": [1, 1e2]}, "a": 9007199254740992.5}', b'{"a":9007199254740992.50,"to":{"bank":[1.0,100]}}'
@@ -49,7 +49,7 @@ def test_json_is_compared_by_value(same, framework):
 
 
 @pytest.mark.failure_42
-def test_json_in_another_character_set_is_compared_by_what_drf_makes_of_it(same, serve):
+def test_json_in_another_character_set_is_compared_as_drf_parses_it(same, serve):
     serve(drf_view(idempotent("tests.latin")(plain_answer), parsers=[JSONParser]))
     assert same(b'{"a": "\xe9", "b": 1}', b'{"b": 1, "a": "\xe9"}', **LATIN)
     assert not same(b'{"a": "\xe9"}', b'{"a": "\xe8"}', **LATIN)
@@ -64,25 +64,25 @@ def test_json_in_another_character_set_is_compared_by_what_drf_makes_of_it(same,
         (b"\xff", b"\xfe", {}, False),
         (b'{"a": 1}', b'{"a": 1}', AS_TEXT, True),
         (b'{"a": 1}', b'{"a":1}', AS_TEXT, False),
-        # What curl -d sends unless told otherwise. As form fields, a plus sign and a space are the same.
+        # curl -d sends this content type by default. As form fields, a plus sign and a space are the same.
         (b'{"a": "1+2"}', b'{"a": "1 2"}', AS_FORM, False),
         # JSON by another name is JSON.
         (b'{"a": 1}', b'{"a":1}', {"content_type": "application/merge-patch+json; charset=utf-8"}, True),
-        # The fields of a form have its character set, in which no two bytes are the same.
+        # The fields are decoded in the form's character set, in which all bytes differ.
         (part(b"\xe8"), part(b"\xe9"), LATIN_FORM, False),
     ],
 )
-def test_what_is_not_json_is_compared_byte_for_byte(same, serve, first, second, options, expected):
+def test_a_body_other_than_json_is_compared_byte_for_byte(same, serve, first, second, options, expected):
     serve(idempotent("tests.bytes")(plain_answer))
     assert same(first, second, **options) == expected
 
 
 @pytest.mark.failure_71
 def test_a_payload_that_no_parser_reads_is_left_to_the_handler(alice, serve, settings):
-    """It need not look at it; if it does, it answers 415 as it would unprotected."""
+    """A handler that doesn't read it runs. One that does responds with 415, as without protection."""
 
     def handler(request):
-        if "look" in request.query_params:
+        if "read" in request.query_params:
             assert request.data
         return plain_answer(request)
 
@@ -90,8 +90,8 @@ def test_a_payload_that_no_parser_reads_is_left_to_the_handler(alice, serve, set
     replayed(alice, data=b'{"a": 1}', **AS_TEXT)
     assert_refused(alice, "idempotency_key_reused", data=b'{"a":1}', key="k", **AS_TEXT)
     for _ in range(2):
-        assert alice.post("/?look", data=b"a text", key="looks", **AS_TEXT).status_code == 415
-    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10  # no memory holds it either
+        assert alice.post("/?read", data=b"a text", key="read", **AS_TEXT).status_code == 415
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10  # now the body can't be read into memory either
     assert alice.post(data=b"x" * 100, key="large", **AS_TEXT).status_code == 415
     assert effects() == 1
 
@@ -106,7 +106,7 @@ def test_a_multipart_form_is_compared_by_its_parts(same, framework, method):
     framework.serve()
     first = {"method": method, **multipart({"amount": "1", "file": upload()})}
     retried = {"file": upload(), "amount": "1"}, "two"  # in another order, with a new boundary
-    # Django parses the parts for POST only; a handler of PATCH parses them itself, so their bytes are compared.
+    # Django parses the parts for POST only. A PATCH handler parses them itself, so the bytes are compared.
     assert same(first, {**first, **multipart(*retried)}) == (method == "POST" or framework.name == "drf")
     for other in (
         {"amount": "2", "file": upload()},
@@ -129,12 +129,12 @@ def test_a_form_is_compared_by_its_fields(same, framework, method):
     for other in (b"a=1&b=3&b=2", b"a=1&b=2", b"a=2&b=2&b=3", b"a=&b=2&b=3"):
         assert not same(b"a=1&b=2&b=3", other, **form)
     assert not same(b"a=", b"", **form)
-    assert not same(b"a=2&%61=1", b"%61=1&a=2", **form)  # one name, however it is spelled
+    assert not same(b"a=2&%61=1", b"%61=1&a=2", **form)  # two spellings of one name
 
 
 @pytest.mark.failure_71
-def test_the_csrf_token_of_a_form_does_not_count(same, framework):
-    """Django masks it again each time that the form is shown."""
+def test_the_csrf_token_of_a_form_is_not_compared(same, framework):
+    """Django masks the token differently each time that it renders the form."""
     framework.serve()
     first = b"csrfmiddlewaretoken=one&a=1"
     assert same(first, b"a=1&csrfmiddlewaretoken=two", **AS_FORM)
@@ -176,7 +176,7 @@ def test_too_many_fields_are_a_400(alice, framework, settings, sent):
 
 
 @pytest.mark.failure_68
-def test_hostile_numbers_are_refused_or_compared_as_they_are_written(alice, framework):
+def test_hostile_numbers_are_refused_or_compared_as_written(alice, framework):
     framework.serve()
     for number in (b"1e999999999", b"-1e400", b"1" * 100_000, b"1" * 100_000 + b".5"):
         refused = assert_refused(alice, "idempotency_payload_invalid", data=b'{"a": %s}' % number, key="k")
@@ -197,8 +197,8 @@ RELEASED = {
 
 @pytest.mark.failure_45
 @pytest.mark.parametrize(("url", "sent", "expected"), RELEASED.values(), ids=RELEASED)
-def test_a_request_has_the_fingerprint_that_it_had_when_it_was_released(alice, settings, url, sent, expected):
-    """An upgrade may come between a request and its retry."""
+def test_fingerprints_match_the_released_version(alice, settings, url, sent, expected):
+    """An upgrade may happen between a request and its retry."""
     settings.IDEMPOTENCY = {"FINGERPRINT_KEYS": ["secret"]}
     view = served(idempotent("tests.released")(lambda request, *args, **route: plain_answer(request)))
     named = path("orders/<int:pk>/", view, name="order")
@@ -229,7 +229,7 @@ def test_a_serializer_payload_has_its_declared_fields_and_types(same, serve):
     lines = [[{"price": 1.6}], {"price": 1.5}]
     for other in ({"amount": 2}, {"lines": lines[0]}, {"lines": lines[1]}, {"line": 5}, {"account": 8}):
         assert not same({"data": first}, {"data": {**alike, **other}}), other
-    # What it would refuse is told apart as well.
+    # Payloads that the serializer would refuse are distinguished too.
     assert not same({"data": {"amount": "many"}}, {"data": {"amount": "few"}})
     assert not same({"data": {"amount": 1}}, {"data": [{"amount": 1}]})
 
@@ -243,7 +243,7 @@ def test_a_partial_update_distinguishes_absent_from_unticked_checkboxes(same, se
     serve(drf_view(idempotent("tests.boxes", payload=BoxesSerializer)(drf_answer), parsers=[FormParser]))
     absent, unticked = b"other=1", b"active=false"
     assert not same(absent, unticked, method="PATCH", content_type=FORM)
-    # A form that is sent whole leaves a box out to say that it isn't ticked.
+    # In a complete form, an absent box is an unticked box.
     assert same(absent, unticked, content_type=FORM)
 
 
@@ -291,12 +291,12 @@ def test_a_payload_that_the_command_refuses_may_be_corrected(alice, framework):
     ("first", "second", "expected"),
     [
         ("/?dry=1", "/", False),
-        ("/?a=1&b=2", "/?b=2&a=1", True),  # which spellings are one query: ``tests/unit/fingerprint/test_payload.py``
+        ("/?a=1&b=2", "/?b=2&a=1", True),  # more spellings: ``tests/unit/fingerprint/test_payload.py``
         ({"method": "POST"}, {"method": "PATCH"}, False),
         ({"headers": {"User-Agent": "a", "X-Request-Id": "1"}}, {"headers": {"User-Agent": "b"}}, True),
     ],
 )
-def test_query_and_method_count(same, framework, first, second, expected):
+def test_query_and_method_are_compared(same, framework, first, second, expected):
     framework.serve()
     assert same(first, second) == expected
 
@@ -307,7 +307,7 @@ def test_a_given_payload_replaces_the_query(same, framework):
     assert same("/?signature=a", "/?signature=b")
 
 
-def test_a_server_may_leave_an_empty_query_out(same, serve):
+def test_a_server_may_omit_an_empty_query(same, serve):
     view = idempotent("tests.query")(plain_answer)
     serve(lambda request: ("X-Absent" in request.headers and request.META.pop("QUERY_STRING")) or view(request))
     assert same("/", {"headers": {"X-Absent": "1"}})
@@ -321,14 +321,14 @@ def test_another_route_argument_is_another_payload(same, framework, serve):
     assert not same("/users/1/orders/11/", "/users/11/orders/1/")
 
 
-def test_the_arguments_of_a_view_that_a_test_calls_count(rf):
+def test_the_arguments_of_a_view_called_without_a_url_are_compared(rf):
     view = idempotent("tests.called", account=Fixed("a"))(lambda request, order: HttpResponse())
     answers = [view(rf.post("/", headers={"Idempotency-Key": "k"}), order=order) for order in (1, 1, 2)]
     assert [answer.status_code for answer in answers] == [200, 200, 422]
 
 
 class Seat:
-    """What a converter may make of a path, without a text of its own."""
+    """A value from a path converter whose class defines no ``__str__()``."""
 
     def __init__(self, number):
         self.number = number
@@ -340,13 +340,13 @@ class NamedSeat(Seat):
 
 
 def serve_with(settings, *arguments):
-    """Serve an operation at ``/0/``, ``/1/`` and so on, one place whose route has these arguments."""
+    """Serve an operation at ``/0/``, ``/1/`` and so on: one place, with one of these arguments for each route."""
     view = served(idempotent("tests.route")(lambda request, *args, **route: plain_answer(request)))
     routes = [path(f"{number}/", view, {"of": each}, name="place") for number, each in enumerate(arguments)]
     settings.ROOT_URLCONF = (*routes, re_path("^by-position/([0-9]+)(/)$", view))
 
 
-def test_a_route_argument_of_any_type_counts(same, settings):
+def test_a_route_argument_of_any_type_is_compared(same, settings):
     user = UserFactory()
     serve_with(settings, NamedSeat(1), NamedSeat(1), NamedSeat(2), user, user, UserFactory())
     for first, again, other in (("/0/", "/1/", "/2/"), ("/3/", "/4/", "/5/")):
@@ -357,7 +357,7 @@ def test_a_route_argument_of_any_type_counts(same, settings):
 
 @pytest.mark.parametrize(("argument", "name"), [(Seat(1), "Seat"), ([Seat(1)], "list")], ids=["seat", "seats"])
 def test_a_route_argument_without_a_text_is_refused(alice, settings, caplog, argument, name):
-    """Its text is an address in memory, by which an honest retry would be another request."""
+    """Its text is a memory address, so a retry would be a different request."""
     serve_with(settings, argument)
     for _ in range(2):
         assert alice.post("/0/", key="k").status_code == 500
@@ -365,7 +365,7 @@ def test_a_route_argument_without_a_text_is_refused(alice, settings, caplog, arg
     assert (effects(), records()) == (0, [])
 
 
-def test_the_route_is_read_only_for_a_key(alice, settings):
+def test_the_route_is_read_only_if_there_is_a_key(alice, settings):
     class Unreadable:
         def __str__(self):
             raise ValueError

@@ -23,11 +23,11 @@ from tests.http.callers import (
     PROBLEMS,
     assert_nothing_kept,
     assert_refused,
-    claim_anew,
     effects,
     problem_code,
     records,
     refusals,
+    reopen_claim,
     replayed,
     store_refusing,
 )
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 STANDARDIZED = "drf_standardized_errors.handler.exception_handler"
 
 
-def test_an_anonymous_caller_is_refused_by_a_view_that_lets_everybody_in(anonymous, settings):
+def test_an_anonymous_caller_is_refused_by_a_public_protected_view(anonymous, settings):
     protected = idempotent("tests.open")(plain_answer)
     drf = api_view(["POST"])(permission_classes([AllowAny])(idempotent("tests.open_drf")(drf_answer)))
     settings.ROOT_URLCONF = (path("", protected), path("drf/", drf))
@@ -49,12 +49,12 @@ def test_an_anonymous_caller_is_refused_by_a_view_that_lets_everybody_in(anonymo
 
 
 @pytest.mark.parametrize("account", ["", "a" * 256, "a\x00", "a\nb", "\ud800"], ids=ascii)
-def test_an_account_that_no_database_could_hold_is_refused(alice, serve, account):
+def test_an_account_that_no_database_can_store_is_refused(alice, serve, account):
     serve(idempotent("tests.account", account=lambda request: account)(plain_answer))
     assert_refused(alice, "idempotency_account_required", key="k")
 
 
-def test_an_account_resolver_that_returns_no_text_is_a_mistake(alice, serve, caplog):
+def test_an_account_resolver_that_returns_an_integer_is_a_mistake(alice, serve, caplog):
     serve(idempotent("tests.account", account=lambda request: request.user.pk)(plain_answer))
     assert alice.post(key="k").status_code == 500
     assert "must be a str or None, not int" in caplog.text
@@ -74,12 +74,12 @@ def test_nothing_runs_without_a_store(alice, framework, error, caplog):
 
 
 @pytest.mark.failure_29
-def test_an_outcome_that_cannot_be_written_undoes_the_run(alice, framework):
+def test_an_outcome_that_cannot_be_written_rolls_back_the_run(alice, framework):
     framework.serve()
     with store_refusing("UPDATE", db.OperationalError("disk full")):
         assert problem_code(alice.post(key="k")) == "idempotency_unavailable"
     assert effects() == 0
-    claim_anew(lease=-timedelta(seconds=1))  # it could not be released either, so its lease runs out
+    reopen_claim(lease=-timedelta(seconds=1))  # the release failed too, so the lease expires
     replayed(alice)
 
 
@@ -145,7 +145,7 @@ def standardized(status, code):
 @pytest.mark.parametrize(
     ("name", "setting", "value", "body"),
     [
-        # A profile has names of its own.
+        # A profile, whose own names ERROR_RESPONSE replaces.
         ("plain", "IDEMPOTENCY", {"ERROR_RESPONSE": other_envelope, "PROFILE": "acp"}, oops),
         ("drf", "IDEMPOTENCY", {"ERROR_RESPONSE": other_envelope, "PROFILE": "acp"}, oops),
         ("plain", "IDEMPOTENCY", {"ERROR_RESPONSE": f"{__name__}.other_envelope"}, oops),
@@ -174,7 +174,7 @@ def test_a_drf_view_of_a_json_flavour_still_returns_problem_json(alice, serve):
 
 
 def claiming(request):
-    """A view that claims by itself, as one of Ninja or GraphQL does."""
+    """A view that calls ``claim()`` itself, as a Ninja or GraphQL view may."""
     key = request.headers["Idempotency-Key"]
     with claim("tests.block", account_id="a", key=key, payload=request.body.decode()) as run:
         if not run.replayed:
@@ -190,14 +190,14 @@ async def claiming_async(request):
 @pytest.mark.parametrize(
     "view", [claiming, claiming_async, api_view(["POST"])(claiming)], ids=["plain", "async", "drf"]
 )
-def test_the_middleware_answers_what_a_view_raises(alice, serve, transport, view, settings):
+def test_the_middleware_answers_the_errors_that_a_view_raises(alice, serve, transport, view, settings):
     serve(view)
     first, again = (alice.post(data={"a": 1}, key="k") for _ in range(2))
     assert again.content == first.content
-    assert (first["Idempotency-Status"], again["Idempotency-Status"]) == ("executed", "replayed")  # as the view says
+    assert (first["Idempotency-Status"], again["Idempotency-Status"]) == ("executed", "replayed")  # set by the view
     assert_refused(alice, "idempotency_key_reused", data={"a": 2}, key="k")
     assert_refused(alice, "idempotency_key_invalid", key="")
-    claim_anew()
+    reopen_claim()
     busy = assert_refused(alice, "idempotency_in_progress", data={"a": 1}, key="k")
     assert (int(busy["Retry-After"]) >= 1, busy["Idempotency-Status"]) == (True, "in-progress")
     settings.IDEMPOTENCY = {"ERROR_RESPONSE": other_envelope}
@@ -223,8 +223,8 @@ def test_a_function_makes_the_response_of_an_error(settings, rf, caplog):
     assert problem_code(response_for(exceptions.UnavailableError(retry_after=1), request)) == "idempotency_unavailable"
     error = exceptions.OuterTransactionError("Call it outside of atomic().")
     assert error.reference in json.loads(response_for(error, request).content)["detail"]
-    said = f"(idempotency_outer_transaction), reference {error.reference}: Call it outside of atomic()."
-    assert caplog.records[-1].getMessage() == f"A claim() block answered 500 {said}"
+    logged = f"(idempotency_outer_transaction), reference {error.reference}: Call it outside of atomic()."
+    assert caplog.records[-1].getMessage() == f"A claim() block answered 500 {logged}"
     settings.IDEMPOTENCY = {"ERROR_RESPONSE": lambda request, error: HttpResponse(f"{request.method} {error.code}")}
     assert response_for(exceptions.InProgressError(retry_after=3), request).content == b"POST idempotency_in_progress"
 
@@ -240,10 +240,10 @@ INNER = [
 
 @pytest.mark.failure_65
 @pytest.mark.parametrize("error", INNER, ids=lambda error: error.code)
-@pytest.mark.parametrize("asked_for", [None, "middleware"])
-def test_the_error_of_an_inner_claim_does_not_answer_the_outer_key(alice, framework, error, asked_for, request):
-    if asked_for:
-        request.getfixturevalue(asked_for)
+@pytest.mark.parametrize("with_middleware", [False, True])
+def test_the_error_of_an_inner_claim_does_not_answer_the_outer_key(alice, framework, error, with_middleware, request):
+    if with_middleware:
+        request.getfixturevalue("middleware")
 
     def failing(request):
         work(request)
@@ -251,7 +251,7 @@ def test_the_error_of_an_inner_claim_does_not_answer_the_outer_key(alice, framew
 
     framework.serve(failing, in_progress=ACCEPTED, key_required=False)
     assert "problem" not in assert_nothing_kept(alice, 500)["Content-Type"]
-    if not asked_for:  # the middleware answers it, as it does in an unprotected view
+    if not with_middleware:  # the middleware answers it, as it does in an unprotected view
         without_a_key = alice.post()
         assert (without_a_key.status_code, "problem" in without_a_key["Content-Type"]) == (500, False)
 
@@ -268,7 +268,7 @@ def test_a_projects_answer_to_the_error_of_an_inner_claim_is_kept(alice, serve, 
     assert (first.status_code, first.json()) == (400, {"refused": "KeyReusedError"})
 
 
-def test_a_failure_of_the_store_inside_of_a_handler_is_the_stores(alice, serve):
+def test_a_store_failure_inside_a_handler_is_unavailable(alice, serve):
     def renewing():
         with store_refusing("UPDATE", db.OperationalError("read-only")):
             require_claim().renew()

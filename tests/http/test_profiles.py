@@ -1,4 +1,4 @@
-"""What an answer says of its key: ``Idempotency-Status``, and the names that each profile's own source gives."""
+"""The ``Idempotency-Status`` header, and the names that each profile takes from its source."""
 
 import functools
 import json
@@ -28,7 +28,7 @@ ERRORS = {
 }
 
 
-#: The status of each answer, and its body without the message for people.
+#: The status of each answer, and its body without the human-readable message.
 ANSWERS = {
     "stripe": {
         "idempotency_key_missing": (400, "invalid_request_error", "idempotency_key_missing"),
@@ -47,7 +47,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_handlers_own_mark_of_a_replay_reaches_no_client(alice, serve, settings, name):
-    """Such as that of another server, whose response the handler passes on."""
+    """For example, the handler may forward another server's response."""
     mark = PROFILES[name].replayed
     settings.IDEMPOTENCY = {"PROFILE": name, "RECORDED_HEADERS": [mark]}
     serve_answer(serve, lambda: HttpResponse(status=201, headers={mark: "true"}))
@@ -67,14 +67,14 @@ def test_a_profile_matches_its_source(alice, framework, settings, profile):
         body = answer.json()
         status, type_, code_of_profile = ANSWERS[profile][code]
         assert (answer.status_code, answer["Content-Type"]) == (status, "application/json")
-        told = {"type": type_, "code": code_of_profile}
+        expected = {"type": type_, "code": code_of_profile}
         assert body.get("error", body).pop("message")
-        assert body == ({"error": told} if profile == "stripe" else told)
+        assert body == ({"error": expected} if profile == "stripe" else expected)
     assert effects() == 1
 
 
 def test_the_scope_of_the_agentic_commerce_protocol_is_identity_and_path(alice, bob, framework, serve, settings):
-    """Section 6.1. What 6.2 to 6.6 ask for beside the codes holds under every profile."""
+    """Section 6.1. Except for the codes, the requirements of 6.2 to 6.6 hold under every profile."""
     settings.IDEMPOTENCY = {"PROFILE": "acp"}
     view = framework.view(lambda request, **route: work(request), idempotent("checkout"))
     serve(view, **{"sessions/<str:session>/": view})
@@ -116,7 +116,7 @@ def test_a_profile_answers_every_error(name, settings, rf):
         assert (response.status_code, response["Content-Type"]) == (answer.status, profile.content_type)
         assert response["Retry-After"] == "3"
         assert f'"{answer.code}"' in response.content.decode()
-        if code not in ANSWERS.get(name, {}):  # the documented statuses of the errors themselves
+        if code not in ANSWERS.get(name, {}):  # the error's own documented status
             assert (answer.status, answer.code) == (error.status_code, code)
         if name != "ietf":
             assert answer.type == category(name, answer.status, code)
@@ -160,12 +160,12 @@ HEADER = "Idempotency-Status"
 
 @pytest.mark.failure_88
 @pytest.mark.usefixtures("middleware")
-def test_a_refusal_before_the_look_up_knows_nothing_of_the_key(alice, anonymous, framework):
+def test_a_refusal_before_the_lookup_reports_an_unknown_key(alice, anonymous, framework):
     framework.serve(key_required=True)
     alice.post(key="k")
     answers = [alice.post(data=b'{"a": 1e999}', key="k"), alice.post(key="a,b"), anonymous.post(key="k")]
     if framework.name == "drf":
-        answers.append(alice.post(data=b"{oops", key="k"))  # DRF refuses it by itself
+        answers.append(alice.post(data=b"{oops", key="k"))  # refused by DRF itself
         assert (answers[-1].status_code, answers[-1]["Idempotency-Key"]) == (400, "k")
     assert [answer[HEADER] for answer in answers] == ["unknown"] * len(answers)
     assert [answer[HEADER] for answer in (alice.post("/?status=503", key="new"), alice.post())] == ["not-recorded"] * 2
@@ -184,7 +184,7 @@ def test_the_500_of_a_crash_has_the_headers_of_every_answer(alice, framework, tr
     assert (crashed[HEADER], crashed["Idempotency-Key"], crashed["Idempotency-Retention"]) == (status, "k", "259200")
 
 
-#: What a client knows of its key after an error. After every other one it is "unknown".
+#: The reported status of a key after each error. After any other error it is "unknown".
 KNOWN = {
     "idempotency_key_missing": "not-recorded",
     "idempotency_key_expired": "not-recorded",
@@ -206,7 +206,7 @@ def test_an_error_has_the_status_of_the_key(alice, serve, code):
 
 
 @pytest.mark.usefixtures("middleware")
-def test_a_crash_after_the_commit_was_an_execution(alice, serve):
+def test_a_crash_after_the_commit_is_reported_as_executed(alice, serve):
     def fail():
         raise CrashError
 

@@ -1,4 +1,4 @@
-"""Which methods a declaration protects, and which declarations are refused because they could not protect."""
+"""The methods that a declaration protects, and the declarations that are refused because they can't protect."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ from tests.http.callers import assert_refused, effects, replayed
 from tests.http.serving import METHODS, WAYS, Creating, Declaring, EveryMethod, protecting, refused, runs_once
 from tests.http.views import Methods, MethodView, ModelActions, PlainView, drf_answer, plain_answer
 
-# Whether a method is protected is decided before the database is asked.
+# Whether a method is protected is decided before the database is queried.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_62, pytest.mark.once]
 
 
 class Changing(viewsets.ViewSet):
-    """One action, which a route gives several methods."""
+    """One action, which its routes map to several methods."""
 
     def change(self, request):
         return drf_answer(request)
@@ -72,7 +72,7 @@ def test_an_action_is_protected_by_any_method(alice, settings, method, name, way
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_of_a_handler_of_several_methods_the_safe_ones_pass_through(alice, serve, way):
+def test_the_safe_methods_of_a_handler_pass_through(alice, serve, way):
     view = protecting(way, Changing, {"change": "tests.change"})
     serve(view.as_view({"get": "change", "put": "change"}), **{"patch/": view.as_view({"patch": "change"})})
     assert runs_once(alice, "PUT")
@@ -81,12 +81,12 @@ def test_of_a_handler_of_several_methods_the_safe_ones_pass_through(alice, serve
     assert runs_once(alice, "PATCH", "/patch/")
 
 
-def test_head_of_a_protected_get_is_protected_too(alice, serve, atomic):
+def test_head_of_a_protected_get_is_protected(alice, serve, atomic):
     serve(protecting("decorator", PlainView, {"get": "tests.get"}).as_view())
     assert alice.request("HEAD").status_code == 400
 
 
-def test_a_protected_handler_that_another_one_calls_is_protected(alice, serve):
+def test_a_protected_handler_called_by_another_handler_is_protected(alice, serve):
     class Delegating(MethodView):
         pay = idempotent("tests.helper")(PlainView.post)
 
@@ -99,7 +99,7 @@ def test_a_protected_handler_that_another_one_calls_is_protected(alice, serve):
         put, options, trace = get, delete, delete
 
     serve(Delegating.as_view())
-    # What serves no method in particular lets safe ones pass.
+    # A method that is not a handler lets safe requests pass through.
     called = [method for method in ("PUT", "GET", "DELETE", "OPTIONS", "TRACE") if runs_once(alice, method)]
     assert called == ["PUT", "GET", "DELETE"]
 
@@ -121,7 +121,7 @@ def test_a_function_is_protected_by_post_and_patch_only(alice, serve, kind, view
     for method in ("GET", "PUT", "DELETE", "HEAD", "OPTIONS") * 2:
         before = effects()
         answer = alice.request(method, key=key)
-        # OPTIONS of a class is answered by the framework, and by the handler otherwise.
+        # The framework answers OPTIONS for a class. For a function, the handler does.
         of_framework = method == "OPTIONS" and kind == "class"
         assert (answer.status_code, effects() - before) == ((200, 0) if of_framework else (201, 1))
         assert not {"Idempotency-Key", "Idempotency-Replayed"} & {*answer.headers}
@@ -143,8 +143,8 @@ def test_the_safe_methods_of_a_class_pass_through_beside_unsafe_ones(alice, serv
     assert [alice.request(method).status_code for method in ("GET", "HEAD", "PUT")] == [201, 201, 400]
 
 
-def test_an_operations_methods_come_before_a_functions(alice, serve):
-    class Service:  # is no view, so its method is a function
+def test_an_operations_methods_override_the_defaults(alice, serve):
+    class Service:  # not a view, so its method is treated as a function
         run = idempotent("tests.service")(PlainView.post)
 
         @classmethod
@@ -159,7 +159,7 @@ def test_an_operations_methods_come_before_a_functions(alice, serve):
         assert [runs_once(alice, method, url) for method in (protected, other)] == [True, False]
 
 
-def test_a_function_whose_methods_its_operation_leaves_out_is_refused():
+def test_a_function_without_any_of_its_operations_methods_is_refused():
     with refused("protects nothing: PlainView.as_view() serves GET, HEAD, POST"):
         idempotent("tests.class", methods=("PUT",))(PlainView.as_view())
     with refused("protects nothing: drf_answer() serves PUT"):
@@ -167,11 +167,11 @@ def test_a_function_whose_methods_its_operation_leaves_out_is_refused():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_handler_that_its_operation_leaves_out_is_refused(way):
+def test_a_handler_without_any_of_its_operations_methods_is_refused(way):
     post_only = Operation("tests.post", methods=("POST",))
     with refused("protects nothing: Put.put serves PUT, and its methods are POST"):
         protecting(way, type("Put", (Methods, APIView), {}), {"put": post_only})
-    # Of an action, only the route tells the methods.
+    # An action's methods are known only from its route.
     view = protecting(way, ModelActions, {"update": post_only})
     view.as_view({"get": "list", "post": "update"})
     with refused("protects nothing: ModelActions.update, as routed, serves PUT"):
@@ -192,18 +192,18 @@ def test_wrong_mappings_are_refused():
         mixed.as_view(idempotent_operations={"post": "tests.late"})
 
 
-class Asking(PermissionRequiredMixin, PlainView):
+class Permitted(PermissionRequiredMixin, PlainView):
     permission_required = "testproject.add_transfer"
 
 
-@pytest.mark.parametrize("base", [PlainView, Asking, type("Drf", (Methods, APIView), {})])
+@pytest.mark.parametrize("base", [PlainView, Permitted, type("Drf", (Methods, APIView), {})])
 def test_the_decorator_on_dispatch_is_refused(base):
     with refused(f"{base.__name__}.dispatch, where it would run before authentication and permissions"):
         protecting("decorator", base, {"dispatch": "tests.dispatch"})
 
 
 def test_the_decorator_in_method_decorator_or_without_a_name_is_refused():
-    """``method_decorator`` would hide from the class what is protected, and where."""
+    """``method_decorator`` would hide the protection from the class."""
 
     def post(self, request): ...
 
@@ -220,13 +220,13 @@ def test_the_decorator_in_method_decorator_or_without_a_name_is_refused():
 
 
 @pytest.mark.failure_91
-def test_the_decorator_above_what_asks_for_the_caller_is_refused():
+def test_the_decorator_above_an_authentication_check_is_refused():
     decorated = method_decorator(login_required, name="dispatch")(type("Login", (PlainView,), {}))
-    for view in (Asking.as_view(), decorated.as_view(), login_required(decorated.as_view()), api_view()(drf_answer)):
+    for view in (Permitted.as_view(), decorated.as_view(), login_required(decorated.as_view()), api_view()(drf_answer)):
         with refused("so a replay would skip dispatch(), which may check a login or a permission"):
-            idempotent("tests.asking")(view)
+            idempotent("tests.checked")(view)
     with refused("above django.contrib.auth.decorators.user_passes_test"):
-        idempotent("tests.asking")(login_required(plain_answer))
+        idempotent("tests.checked")(login_required(plain_answer))
     below = type("Below", (APIView,), {"post": method_decorator(login_required)(Methods.post)})
     with refused("above django.contrib.auth.decorators.user_passes_test"):
         protecting("mixin", below, {"post": "tests.below"})
@@ -259,7 +259,7 @@ def test_a_protected_hook_is_refused_and_a_hidden_one_stops_the_request(alice, s
         guarded.as_view()
 
 
-def test_a_handler_that_is_replaced_after_its_class_was_made_is_refused():
+def test_a_handler_replaced_after_its_class_was_made_is_refused():
     mixed = type("Mixed", (Declaring, Methods, APIView), {})
     mixed.as_view()
     mixed.post = Methods.post

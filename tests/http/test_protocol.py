@@ -1,4 +1,4 @@
-"""Whose key it is, for which payload and how long; well-formed and malformed keys."""
+"""The account, payload and retention of a key; well-formed and malformed keys."""
 
 from datetime import timedelta
 
@@ -37,7 +37,7 @@ def test_a_retry_past_the_retention_is_new(alice, framework, purged, payload):
 
 
 @pytest.mark.scenario_5
-def test_the_operations_own_ttl_decides(alice, serve, settings):
+def test_the_operations_retention_overrides_the_setting(alice, serve, settings):
     settings.IDEMPOTENCY = {"RETENTION": timedelta(hours=2)}
     own = idempotent("tests.own", retention=timedelta(hours=5))(plain_answer)
     serve(idempotent("tests.default")(plain_answer), **{"own/": own})
@@ -55,7 +55,7 @@ def test_two_accounts_with_one_key_are_two_requests(alice, bob, framework):
     of_alice, _ = replayed(alice, data=claimed)
     of_bob, _ = replayed(bob, data=claimed)
     assert of_alice.content != of_bob.content
-    # A key of the other account with another payload is not a reuse.
+    # The other account's key with another payload is not a reuse.
     replayed(bob, data={"amount": 2}, key="k2")
     replayed(alice, data={"amount": 3}, key="k2")
     for caller in (alice, bob):
@@ -85,7 +85,7 @@ def test_without_an_optional_key_nothing_is_kept(alice, framework):
         assert (answer.status_code, answer.json()["operation"]) == (201, None)
         assert not {"Idempotency-Key", "Idempotency-Status"} & answer.headers.keys()
     assert (effects(), records()) == (2, [])
-    # With a key it is protected, and a bad key is no missing one.
+    # With a key the request is protected, and an invalid key is not treated as missing.
     replayed(alice)
     assert_refused(alice, "idempotency_key_invalid", key="a,b")
 
@@ -103,16 +103,16 @@ BAD_KEYS = [
 @pytest.mark.scenario_9
 @pytest.mark.scenario_10
 @pytest.mark.failure_40
-def test_a_key_that_is_malformed_or_missing_is_refused(alice, framework):
+def test_a_malformed_or_missing_key_is_refused(alice, framework):
     framework.serve()
     assert "Idempotency-Key" not in assert_refused(alice, "idempotency_key_missing")
     for key in BAD_KEYS:
         refused = assert_refused(alice, "idempotency_key_invalid", HTTP_IDEMPOTENCY_KEY=key)
-        assert "Idempotency-Key" not in refused, ascii(key)  # what did not parse is not sent back
+        assert "Idempotency-Key" not in refused, ascii(key)  # an unparsed key is not echoed
 
 
 BARE = ["abc", "8e03978e-40d5-43dd-bc93-6894a57f9324", "x" * 255, r"c\d", "!#$%&'()*+-./:<=>?@[\\]^_`{|}~"]
-#: What is sent, and the key that it is.
+#: The header's value, and the key in it.
 GOOD_KEYS = {
     **{key: key for key in BARE},
     "ABC": "ABC",  # keys differ by their case
@@ -132,5 +132,5 @@ def test_each_well_formed_key_runs_and_is_echoed(alice, framework):
         for answer in replayed(alice, key=sent):
             assert (answer.status_code, answer["Idempotency-Key"]) == (201, sent)
         assert IdempotencyRecord.objects.latest("pk").idempotency_key == key
-    for spelling in ('"abc"', "  abc\t", ' \t"abc" '):  # of the first one
+    for spelling in ('"abc"', "  abc\t", ' \t"abc" '):  # other spellings of the first key
         assert alice.post(key=spelling)["Idempotency-Replayed"] == "true"

@@ -1,4 +1,4 @@
-"""What a retry gets if ``rebuild`` can't make the response of a reference again."""
+"""The response to a retry whose ``rebuild`` can't make the response from the reference."""
 
 import pytest
 from django.contrib.auth.models import Group
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_51]
 
 @pytest.fixture
 def retry(alice, framework):
-    """Make a request whose outcome is a reference, and return the retry with this rebuild."""
+    """Make a request whose outcome is a reference. Returns a function that retries it with another ``rebuild``."""
 
     def rebuild(reference, request):
         return made[-1](reference)
@@ -48,7 +48,7 @@ class GoneError(exceptions.APIException):
 
 
 def assert_refusal(answer, status):
-    """A response of the project's, which is not the outcome."""
+    """The response is the project's refusal, not the outcome."""
     assert (answer.status_code, "Idempotency-Replayed" in answer) == (status, False)
     assert (answer["Idempotency-Status"], answer["Idempotency-Key"]) == ("recorded", "k")
     assert (effects(), records()) == (1, [("completed", 1)])
@@ -93,7 +93,7 @@ def test_a_result_other_than_a_response_is_reported(retry, alice, make):
 
 
 @pytest.mark.parametrize("find", [Group.objects.get, Transfer.objects.get], ids=["another model", "the model"])
-def test_an_object_that_is_gone_is_a_body_that_is_gone(retry, alice, find):
+def test_a_deleted_object_is_reported_as_a_deleted_body(retry, alice, find):
     retry(lambda reference: find(pk=0))
     refused = assert_refused(alice, "idempotency_body_gone", key="k")
     assert (refused["Idempotency-Status"], effects()) == ("recorded", 1)
@@ -107,7 +107,7 @@ def test_an_object_that_is_gone_is_a_body_that_is_gone(retry, alice, find):
         (MultipleObjectsReturned(), "idempotency_outcome_unreadable", None),
     ],
 )
-def test_an_error_of_rebuild_is_reported_and_no_outcome(retry, alice, caplog, error, code, retry_after):
+def test_an_error_of_rebuild_is_reported_and_is_not_the_outcome(retry, alice, caplog, error, code, retry_after):
     retry(raising(error))
     refused = assert_refused(alice, code, key="k")
     assert (refused["Idempotency-Status"], refused.get("Retry-After")) == ("recorded", retry_after)

@@ -1,4 +1,4 @@
-"""The handler finds its request as it would without protection, whatever of it the fingerprint has read."""
+"""The handler can read its request as without protection, although the fingerprint has read it before."""
 
 import json
 from hashlib import sha256
@@ -42,7 +42,7 @@ SENT = {
     "large multipart": upload(LARGE),
 }
 
-#: What a handler may read of its request, in this order.
+#: The parts of a request that a handler may read, in this order.
 READS = {
     "body": lambda request: sha256(request.body).hexdigest(),
     "data": lambda request: {name: str(value) for name, value in request.data.items()},
@@ -65,7 +65,7 @@ def with_twin(alice, **sent):
     ],
 )
 def test_a_handler_reads_its_request(alice, serve, sent, name, reads, settings):
-    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = min(len(sent["data"]), LARGE)  # what is not large just fits
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = min(len(sent["data"]), LARGE)  # a small body is exactly within the limit
     Framework(name, serve).serve_twins(lambda request: {part: READS[part](request) for part in reads.split()})
     protected, twin = with_twin(alice, **sent)
     assert (protected.status_code, protected.content) == (twin.status_code, twin.content)
@@ -88,8 +88,8 @@ def test_a_body_above_the_limit_does_not_crash(alice, framework, settings, reads
 
 @pytest.mark.failure_87
 @pytest.mark.parametrize("content_type", ["application/json", FORM, "text/plain"])
-def test_half_a_body_neither_runs_nor_claims_the_key(alice, framework, content_type, client):
-    """A server of WSGI hands over what had arrived when the client's connection ended."""
+def test_a_truncated_body_neither_runs_nor_claims_the_key(alice, framework, content_type, client):
+    """A WSGI server passes on the bytes that had arrived when the client's connection ended."""
     framework.serve(lambda request: {"body": str(request.body)})
     headers = {"Idempotency-Key": "one", "Authorization": f"Token {alice.token}"}
     sent = {"CONTENT_TYPE": content_type, "CONTENT_LENGTH": "20", "wsgi.input": BytesIO(b"amount=10")}
@@ -99,9 +99,9 @@ def test_half_a_body_neither_runs_nor_claims_the_key(alice, framework, content_t
 
 
 def test_a_drf_handler_gets_the_error_for_a_too_large_parsed_body(alice, serve, settings):
-    """DRF parses a form of any size; Django refuses to hand its body out whole."""
+    """DRF parses a form of any size. Django refuses to return such a body as bytes."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
-    own = type("OwnParser", (MultiPartParser,), {})  # of the project's own, which uses the stream up
+    own = type("OwnParser", (MultiPartParser,), {})  # a project's parser, which consumes the stream
     Framework("drf", serve).serve_twins(lambda request: {"length": len(request.body)}, parsers=[own])
     protected, twin = with_twin(alice, **upload(2000))
     assert protected.status_code == twin.status_code == 400
@@ -113,11 +113,11 @@ def test_a_drf_handler_gets_the_error_for_a_too_large_parsed_body(alice, serve, 
 def test_a_wrong_content_length_is_not_a_server_error(alice, serve, length, content_type):
     Framework("plain", serve).serve_twins(lambda request: {"length": len(request.body)})
     protected, twin = with_twin(alice, data=b"a=1&b=2222", content_type=content_type, CONTENT_LENGTH=length)
-    assert protected.status_code in {200, 400, twin.status_code}  # Django 5.2 fails at a length that is no number
+    assert protected.status_code in {200, 400, twin.status_code}  # Django 5.2 fails on a non-numeric length
 
 
 class Counting(FileUploadHandler):
-    """An upload handler of a project: it counts what comes through, and leaves it to the next one."""
+    """A project's upload handler: it counts the bytes and passes them to the next handler."""
 
     seen = 0
 
@@ -154,7 +154,7 @@ def test_an_upload_is_fingerprinted_and_its_handler_chooses_its_storage(alice, f
 
 
 @sizes
-def test_an_upload_is_parsed_in_pieces_and_only_a_large_one_uses_the_disk(alice, serve, size, monkeypatch):
+def test_an_upload_is_parsed_in_chunks_and_only_a_large_one_uses_disk(alice, serve, size, monkeypatch):
     parser, disk, limits = Mock(wraps=DjangoParser), Mock(wraps=payload.TemporaryFile), []
     monkeypatch.setattr(payload, "MultiPartParser", parser)
     monkeypatch.setattr(payload, "TemporaryFile", disk)
@@ -166,8 +166,8 @@ def test_an_upload_is_parsed_in_pieces_and_only_a_large_one_uses_the_disk(alice,
 
 
 @sizes
-def test_a_form_that_was_parsed_before_is_the_same_form(alice, serve, size):
-    """As the check of a CSRF token does it, in a middleware or not, which must not decide what the payload is."""
+def test_a_form_parsed_before_the_view_has_the_same_fingerprint(alice, serve, size):
+    """The CSRF check may parse the form before the view. That must not change the payload."""
     protected = idempotent("tests.parsed")(lambda request: JsonResponse({"size": len(request.FILES["file"].read())}))
 
     serve(after(lambda request: "parsed" in request.headers and request.POST, protected))
@@ -178,7 +178,7 @@ def test_a_form_that_was_parsed_before_is_the_same_form(alice, serve, size):
 
 @sizes
 @pytest.mark.parametrize(("name", "method"), [("plain", "PUT"), ("plain", "PATCH"), ("drf", "PATCH")])
-def test_a_form_that_was_parsed_early(alice, serve, name, method, size):
+def test_a_put_or_patch_form_that_was_parsed_early_is_read_and_compared(alice, serve, name, method, size):
     def handler(request):
         work(request)
         files = request.FILES if name == "plain" else request.data
@@ -202,7 +202,7 @@ reads_body = pytest.mark.parametrize("reads_body", [False, True], ids=["a stream
 
 @reads_body
 @pytest.mark.parametrize("fields", [{}, {"a": "b"}], ids=["no fields", "fields"])
-def test_a_form_without_files_that_a_middleware_has_parsed(alice, serve, reads_body, fields):
+def test_a_form_without_files_that_a_middleware_parsed_is_compared(alice, serve, reads_body, fields):
     protected = idempotent("tests.parsed")(lambda request: JsonResponse({"fields": len(request.POST)}))
 
     def parse(request):
@@ -213,20 +213,20 @@ def test_a_form_without_files_that_a_middleware_has_parsed(alice, serve, reads_b
     serve(after(parse, protected))
     first = alice.request("PATCH", key="k", **multipart(fields))
     assert json.loads(first.content) == {"fields": len(fields)}
-    boundary = "one" if reads_body and not fields else "two"  # one without fields looks like one that is not parsed
+    boundary = "one" if reads_body and not fields else "two"  # a form without fields looks unparsed
     assert alice.request("PATCH", key="k", **multipart(fields, boundary)).content == first.content
 
 
 @reads_body
-def test_a_form_that_is_not_parsed_is_compared_by_its_bytes(alice, serve, reads_body):
-    """Django answers with an empty form for PATCH, and the handler may read the body."""
+def test_an_unparsed_form_is_compared_by_its_bytes(alice, serve, reads_body):
+    """Django returns an empty form for PATCH, and the handler may read the body."""
     protected = idempotent("tests.bytes")(lambda request: JsonResponse({"length": len(request.body)}))
 
-    def ask(request):
+    def access(request):
         assert not (reads_body and not request.body)
         assert not request.POST
 
-    serve(after(ask, protected))
+    serve(after(access, protected))
     first = alice.request("PATCH", key="k", **upload(SMALL))
     assert json.loads(first.content)["length"] > SMALL
     assert_refused(alice, "idempotency_key_reused", method="PATCH", key="k", **upload(SMALL, last=b"b"))
@@ -235,7 +235,7 @@ def test_a_form_that_is_not_parsed_is_compared_by_its_bytes(alice, serve, reads_
 @sizes
 @pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.parametrize("parameters", ["; boundary=", "", "; boundary=\xfc"], ids=["empty", "missing", "not ASCII"])
-def test_a_form_that_cannot_be_parsed_is_refused_as_django_refuses_it(alice, serve, settings, size, debug, parameters):
+def test_an_unparsable_form_is_refused_as_by_django(alice, serve, settings, size, debug, parameters):
     settings.DEBUG = debug
     Framework("plain", serve).serve_twins(lambda request: {"fields": len(request.POST)})
     sent = {**upload(size), "content_type": f"multipart/form-data{parameters}"}
@@ -243,7 +243,7 @@ def test_a_form_that_cannot_be_parsed_is_refused_as_django_refuses_it(alice, ser
     assert not IdempotencyRecord.objects.exists()
 
 
-def test_a_parser_of_the_projects_own_reads_its_forms_in_its_own_way(alice, serve):
+def test_a_form_is_compared_by_the_result_of_the_projects_parser(alice, serve):
     class IgnoringFiles(MultiPartParser):
         def parse(self, stream, *args, **kwargs):
             return super().parse(stream, *args, **kwargs).data
@@ -254,7 +254,7 @@ def test_a_parser_of_the_projects_own_reads_its_forms_in_its_own_way(alice, serv
     assert alice.post(key="k", **upload(SMALL, last=b"b")).content == first.content
 
 
-def test_what_a_command_stands_for_is_not_read_at_all(alice, serve):
+def test_with_payload_declared_the_body_is_left_to_the_handler(alice, serve):
     def handler(request):
         request.upload_handlers = [TemporaryFileUploadHandler(request)]
         return {"size": len(request.FILES["file"].read())}

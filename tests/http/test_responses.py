@@ -1,4 +1,4 @@
-"""Replays byte for byte; and what can't be recorded, or can't be read back, which is never run a second time."""
+"""Replays are byte for byte. An outcome that can't be recorded is refused, and an unreadable one never runs again."""
 
 import gzip
 import io
@@ -50,7 +50,7 @@ BODIES = {
     "chunks": lambda: HttpResponse([b'{"a"', b": 1}"], content_type="application/json"),
     "an odd reason": lambda: HttpResponse(b"", status=299, reason="Fine"),
 }
-# Each parser gives up at a depth of its own: Python's, and the database's where it checks what it is given.
+# Python and each database that validates JSON have different limits of depth.
 for depth in (10, 200, 990, 2_000, 4_000, 8_000, 16_000, 50_000, 100_000):
     deep = b"[" * depth + b"]" * depth
     BODIES[f"json of depth {depth}"] = partial(HttpResponse, deep, content_type="application/json")
@@ -74,7 +74,7 @@ def test_a_body_of_any_kind_replays_byte_for_byte(alice, serve, make):
 
 
 @pytest.mark.failure_32
-def test_a_rendering_that_fails_undoes_the_run(alice, serve):
+def test_a_failed_rendering_rolls_back_the_run(alice, serve):
     template = engines["django"].from_string("{{ fail }}")
     serve_answer(serve, lambda: SimpleTemplateResponse(template, {"fail": lambda: 1 / 0}, status=201))
     assert_nothing_kept(alice, 500)
@@ -104,7 +104,7 @@ def test_a_create_with_a_unique_field_replays_its_201(alice, bob):
     assert first.status_code == 201
     assert replay["Location"] == first["Location"]
     assert Charge.objects.count() == 1
-    # To a new operation the validator speaks as ever, and its no is recorded.
+    # For a new operation the validator runs as usual, and its refusal is recorded.
     refused, _ = replayed(bob, "/charges/", payload, wrote=0)
     assert (refused.status_code, "reference" in refused.json()) == (400, True)
     Charge.objects.all().delete()
@@ -126,7 +126,7 @@ UNRECORDABLE = {
     "file": lambda: FileResponse(io.BytesIO(b"a" * 100)),
     "too large": lambda: HttpResponse(b"a" * 101),
     "too large a failure": lambda: HttpResponse(b"a" * 101, status=400),
-    "a reference that nothing reads": lambda: referring("7"),
+    "a reference without rebuild=": lambda: referring("7"),
 }
 
 
@@ -139,7 +139,7 @@ def referring(reference, response=None):
 @pytest.mark.failure_31
 @pytest.mark.failure_37
 @pytest.mark.parametrize("kind", UNRECORDABLE)
-def test_what_cannot_be_recorded_is_refused(alice, serve, kind, caplog):
+def test_an_unrecordable_response_is_refused(alice, serve, kind, caplog):
     serve_answer(serve, UNRECORDABLE[kind], max_response_body=100)
     refused = assert_nothing_kept(alice, 500)
     assert problem_code(refused) == "idempotency_response_unrecordable"
@@ -150,7 +150,7 @@ def test_what_cannot_be_recorded_is_refused(alice, serve, kind, caplog):
 
 
 @pytest.mark.failure_37
-def test_the_cap_is_a_setting_and_a_body_just_below_it_is_kept(alice, serve, settings):
+def test_the_body_limit_is_a_setting_and_a_body_at_the_limit_is_kept(alice, serve, settings):
     settings.IDEMPOTENCY = {"MAX_RESPONSE_BODY": 10}
     serve_answer(serve, lambda: HttpResponse(b"0123456789"))
     replayed(alice)
@@ -160,7 +160,7 @@ def test_the_cap_is_a_setting_and_a_body_just_below_it_is_kept(alice, serve, set
 
 
 @pytest.mark.failure_31
-def test_a_passing_failure_may_be_a_stream(alice, serve):
+def test_a_transient_failure_may_be_a_stream(alice, serve):
     serve_answer(serve, lambda: StreamingHttpResponse(stream(), status=503))
     assert_nothing_kept(alice, 503)
 
@@ -185,7 +185,7 @@ def test_a_stream_is_rebuilt_from_a_reference(alice, serve):
 
 
 @pytest.mark.failure_51
-def test_a_rebuild_that_fails_is_never_a_second_run(alice, serve):
+def test_a_failed_rebuild_never_runs_the_operation_again(alice, serve):
     def rebuild(reference, request):
         raise LookupError(reference)
 
@@ -225,7 +225,7 @@ def test_an_unreadable_outcome_is_not_run_again(alice, framework, damage, caplog
 @pytest.mark.parametrize(
     "newer", [{"status": "sealed"}, {"request_hash": "v999:" + 64 * "0"}], ids=["status", "fingerprint"]
 )
-def test_newer_records_ask_for_a_retry(alice, framework, newer, caplog):
+def test_a_record_of_a_newer_release_is_answered_with_retry_after(alice, framework, newer, caplog):
     framework.serve()
     alice.post(key="k")
     found = IdempotencyRecord.objects.values("status", "request_hash").get()
@@ -237,7 +237,7 @@ def test_newer_records_ask_for_a_retry(alice, framework, newer, caplog):
 
 
 @pytest.mark.failure_98
-def test_a_record_made_with_an_unknown_secret_asks_for_a_retry(alice, framework, settings, caplog):
+def test_a_record_with_an_unknown_secret_is_answered_with_retry_after(alice, framework, settings, caplog):
     """A 422 would advise a new key, under which the operation would run twice."""
     framework.serve()
     settings.IDEMPOTENCY = {"FINGERPRINT_KEYS": ["blue"]}

@@ -1,4 +1,4 @@
-"""What a DRF view and the packages around it find of the framework's own: calls, types, attributes, representations."""
+"""DRF views and packages get DRF's own calls, types, attributes and representations."""
 
 import inspect
 import json
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 PAGE = {"Accept": "text/html"}
 
 
-def test_our_errors_are_made_of_drfs_own_types():
+def test_our_errors_have_drfs_types():
     exception = IdempotencyAPIException(KeyReusedError())
     assert (type(exception.detail), type(exception.__cause__)) == (ErrorDetail, KeyReusedError)
     assert exception.detail.code == exception.get_codes() == "idempotency_key_reused"
@@ -36,7 +36,7 @@ def test_our_errors_are_made_of_drfs_own_types():
 
 
 def adding_handler(error, context):
-    """The example of DRF's own documentation."""
+    """The example in DRF's documentation."""
     response = exception_handler(error, context)
     if response is not None:
         response.data["status_code"] = response.status_code
@@ -44,7 +44,7 @@ def adding_handler(error, context):
 
 
 @pytest.mark.failure_73
-def test_a_handler_that_adds_to_drfs_answer_adds_to_the_problem(alice, serve, settings):
+def test_an_exception_handler_that_adds_a_member_adds_it_to_the_problem(alice, serve, settings):
     settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": f"{__name__}.adding_handler"}
     Framework("drf", serve).serve()
     refused = alice.post()
@@ -56,10 +56,10 @@ def test_a_handler_that_adds_to_drfs_answer_adds_to_the_problem(alice, serve, se
 
 
 class Noting(IdempotentMixin, APIView):
-    """Notes each call of ``finalize_response``, as a view does that writes an audit row there."""
+    """Records each call of ``finalize_response``, where a project may write an audit row."""
 
     idempotent_operations = {"post": "tests.noting"}
-    finalized = []  # of one test
+    finalized = []  # replaced in each test
 
     def post(self, request):
         if "error" in request.GET:
@@ -136,7 +136,7 @@ def test_a_late_change_of_data_is_refused_and_the_retry_replays(alice, serve, ca
     assert effects() == 1
 
 
-def test_late_data_of_an_empty_response_is_refused_and_headers_are_not(alice, serve):
+def test_late_data_of_an_empty_response_is_refused_but_not_headers(alice, serve):
     class Empty(APIView):
         @idempotent("tests.empty")
         def delete(self, request):
@@ -202,7 +202,7 @@ BROKEN_JSON = type("BrokenJSONRenderer", (TextRenderer,), {"media_type": "applic
     ],
     ids=["json", "empty", "text", "broken json", "a plain response", "an empty plain response"],
 )
-def test_a_replay_has_its_data_if_known(alice, serve, answer, renderer, is_drf):
+def test_a_replay_has_its_data_if_the_body_is_json(alice, serve, answer, renderer, is_drf):
     serve_answer(serve, answer, framework="drf", renderers=[renderer])
     first, replay = replayed(alice)
     assert replay.get("Content-Type") == first.get("Content-Type")
@@ -231,14 +231,14 @@ def test_a_page_of_the_browsable_api_is_recorded_as_its_data(alice, serve, page_
     assert effects() == 1
 
 
-def test_a_view_that_has_nothing_but_the_browsable_api_replays_its_page(alice, serve):
+def test_a_view_with_the_browsable_api_only_replays_its_page(alice, serve):
     serve_with(serve, BrowsableAPIRenderer)
     _, replay = replayed(alice, headers=PAGE)
     assert replay["Content-Type"].startswith("text/html")
 
 
 def test_an_error_on_the_browsable_api_is_shown_on_its_page(alice, serve):
-    """A form of the page can't send the header, so it is told that it needs one."""
+    """The page's form can't send the header, so the page shows the error."""
     serve_with(serve, JSONRenderer, BrowsableAPIRenderer)
     refused = alice.post(headers=PAGE)
     assert (refused.status_code, b"idempotency_key_missing" in refused.content) == (400, True)
@@ -246,7 +246,7 @@ def test_an_error_on_the_browsable_api_is_shown_on_its_page(alice, serve):
     assert problem_code(alice.post()) == "idempotency_key_missing"
 
 
-def test_what_is_raised_after_a_page_was_made_is_recorded_and_not_the_page(alice, serve):
+def test_an_error_raised_while_rendering_a_page_is_recorded_instead(alice, serve):
     class FailingPage(BrowsableAPIRenderer):
         def render(self, data, *args, **kwargs):
             if "id" in data:
@@ -261,7 +261,7 @@ def test_what_is_raised_after_a_page_was_made_is_recorded_and_not_the_page(alice
 
 
 class Documented(IdempotentMixin, viewsets.GenericViewSet):
-    """What clients read."""
+    """The description for clients."""
 
     schema = AutoSchema()
     serializer_class = LabelSerializer
@@ -284,4 +284,4 @@ def test_a_schema_never_describes_operations_by_the_mixins_docstring():
     schema = SchemaGenerator(patterns=patterns).get_schema(request=None, public=True)
     assert "description" not in schema["paths"]["/silent/"]["post"]
     assert schema["paths"]["/documented/"]["post"]["description"] == "Creates one."
-    assert schema["paths"]["/documented/"]["get"]["description"] == "What clients read."
+    assert schema["paths"]["/documented/"]["get"]["description"] == "The description for clients."

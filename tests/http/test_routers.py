@@ -1,4 +1,4 @@
-"""Routers that protect the unsafe actions of their viewsets, and change neither the viewsets nor their URLs."""
+"""Routers protect the unsafe actions of their viewsets without changing the viewsets or their URLs."""
 
 import json
 
@@ -142,9 +142,9 @@ def test_an_action_that_has_an_operation_keeps_it(alice, route, monkeypatch):
     assert alice.post("/stock/", key="k").status_code == 403
 
 
-def test_the_class_and_its_urls_stay_as_they_are(route):
-    Stock.as_view({"post": "create"})  # the first call sets attributes of the class
-    Stock.__annotations__  # noqa: B018 - the first access makes them
+def test_the_class_and_its_urls_are_unchanged(route):
+    Stock.as_view({"post": "create"})  # the first call sets class attributes
+    Stock.__annotations__  # noqa: B018 - created on first access
     before = dict(vars(Stock))
     route(Stock)
     assert dict(vars(Stock)) == before
@@ -164,7 +164,7 @@ def schema(router):
     return document["paths"]
 
 
-def test_schemas_stay_as_they_are_and_its_own_generator_describes_the_key(monkeypatch):
+def test_a_projects_schema_is_unchanged_and_the_default_describes_the_key(monkeypatch):
     both = SimpleRouter(), routers.SimpleRouter()
     for made in both:
         made.register("stock", Stock, basename="stock")
@@ -196,7 +196,7 @@ def test_a_viewset_in_a_transaction_is_refused(route):
         route(InTransaction)
 
 
-def test_a_viewset_that_a_function_has_made_is_refused(route):
+def test_a_viewset_defined_in_a_function_is_refused(route):
     with refused("which does not lead to it"):
         route(type("Local", (Stock,), {}))
     safe = type("Reading", (viewsets.ViewSet,), {"list": Actions.list})
@@ -211,7 +211,7 @@ def test_a_call_without_drfs_request_is_an_error(alice, route, caplog):
     assert records()[0][0] == "completed"
 
 
-def test_the_audit_and_the_middleware_know_it(alice, route, middleware, monkeypatch):
+def test_the_audit_and_the_middleware_detect_a_routers_protection(alice, route, middleware, monkeypatch):
     route(Mixed)
     found = {(each.method, each.route): (str(each.verdict), each.operation.name) for each in audit().routes}
     assert found["POST", "/stock/pay/"] == ("protected", f"{__name__}.Mixed.pay")

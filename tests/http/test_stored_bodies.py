@@ -1,4 +1,4 @@
-"""What is stored of a body: encrypted, without what ``redact`` removes, and for a shorter time than its record."""
+"""Stored bodies: encrypted, redacted, and kept for a shorter time than their record."""
 
 import io
 import json
@@ -30,14 +30,14 @@ from tests.records import HOUR, database_now, expire, from_now, purge_body_of
 pytestmark = pytest.mark.django_db
 
 OLD, NEW = Fernet.generate_key(), Fernet.generate_key().decode()
-SECRET = {"card": "4111-1111", ENVELOPE: "no envelope"}
+SECRET = {"card": "4111-1111", ENVELOPE: "not an envelope"}
 
 
 def use_keys(settings, *keys):
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": keys} if keys else {}
 
 
-def test_the_message_of_an_error_may_quote_a_body_and_is_not_kept(settings, transactional_db):
+def test_under_encryption_an_errors_message_is_not_kept(settings, transactional_db):
     use_keys(settings, NEW)
     with pytest.raises(ValueError, match="4111"), claim("encrypted.fails", account_id="1", key="k"):
         raise ValueError(SECRET)
@@ -45,7 +45,7 @@ def test_the_message_of_an_error_may_quote_a_body_and_is_not_kept(settings, tran
 
 
 def stored():
-    """What the database holds of the latest record."""
+    """The stored body of the latest record."""
     return IdempotencyRecord.objects.latest("pk").response_body
 
 
@@ -69,11 +69,11 @@ def test_keys_are_rotated(settings, framework, alice):
         answers[key] = alice.post(key=key).content
     for key, content in answers.items():
         assert alice.post(key=key).content == content
-    use_keys(settings, NEW)  # too early: a record is left that was made with the old key
+    use_keys(settings, NEW)  # too early: a record encrypted with the old key is still there
     assert alice.post(key="new").content == answers["new"]
     assert_refused(alice, "idempotency_outcome_unreadable", key="old")
     purge_body_of("old")
-    assert_refused(alice, "idempotency_body_gone", key="old")  # which needs no key
+    assert_refused(alice, "idempotency_body_gone", key="old")  # this needs no encryption key
     use_keys(settings)
     assert_refused(alice, "idempotency_outcome_unreadable", key="new")
 
@@ -108,7 +108,7 @@ def test_results_of_blocks_and_steps_are_encrypted(settings):
 
 
 @pytest.mark.urls("testproject.urls")
-def test_people_with_the_permission_read_the_text(settings, alice):
+def test_the_admin_shows_the_decrypted_body_with_the_permission(settings, alice):
     use_keys(settings, NEW)
     alice.post("/transfers/", {"recipient": "4111-1111", "amount": 1}, key="k")
     client = Client()
@@ -120,14 +120,14 @@ def test_people_with_the_permission_read_the_text(settings, alice):
 
 
 @pytest.mark.parametrize("keys", ["hunter2", [], ["hunter2"], [NEW, "hunter2-é"], [NEW[:-4]]])
-def test_a_key_of_another_form_is_refused_and_not_shown(keys, settings):
+def test_a_malformed_encryption_key_is_refused_and_not_shown(keys, settings):
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": keys}
     with pytest.raises(ImproperlyConfigured, match=r"ENCRYPTION_KEYS.*E003") as refused:
         in_force()
     assert "hunter2" not in str(refused.value)
 
 
-def test_without_the_library_the_error_names_what_to_install(settings):
+def test_without_the_library_the_error_names_the_extra(settings):
     use_keys(settings, NEW)
     with (
         mock.patch("idempotency.options.validators.find_spec", return_value=None),
@@ -188,7 +188,7 @@ def run(redact):
 @pytest.mark.django_db(transaction=True)
 def test_the_result_of_a_block_is_redacted_and_stays_json():
     with pytest.raises(TypeError, match="must turn a result into JSON"):
-        run(lambda *outcome: b"no JSON: hunter2")
+        run(lambda *outcome: b"not JSON: hunter2")
     with pytest.raises(UnrecordableResponseError, match=r"raised ValueError in line \d+ of .*test_stored_bodies\.py"):
         run(fail)
     assert IdempotencyRecord.objects.get().status == "recoverable"
@@ -202,7 +202,7 @@ def purge_bodies():
 def test_a_retry_after_the_bodys_retention_gets_body_gone_and_does_not_run(framework, alice):
     framework.serve(body_retention=HOUR)
     first, _ = replayed(alice)
-    assert purge_bodies() == 0  # it is not due
+    assert purge_bodies() == 0  # not due yet
     assert alice.post(key="k").content == first.content
     purge_body_of("k")
     gone = assert_refused(alice, "idempotency_body_gone", key="k")
@@ -212,15 +212,15 @@ def test_a_retry_after_the_bodys_retention_gets_body_gone_and_does_not_run(frame
     record = IdempotencyRecord.objects.get()
     assert (record.response_status, record.response_headers, record.body_expires_at) == (201, [], None)
     assert record.completed_at is not None
-    # Past its retention the key makes a new request, whose body is kept for its own time.
+    # Past its retention, the key starts a new request, whose body gets a new retention.
     expire(IdempotencyRecord.objects.get().pk)
     replayed(alice)
     left = IdempotencyRecord.objects.get().body_expires_at
     assert timedelta(minutes=59) < left - database_now() <= HOUR
 
 
-def test_a_record_that_starts_over_forgets_when_its_body_was_due():
-    """Otherwise the next body would be deleted too early, where body_retention is declared no more."""
+def test_a_record_that_starts_over_clears_the_old_body_expiry():
+    """Otherwise the next body would be deleted too early if body_retention is no longer declared."""
     with forgetting_operations("bodies."):
         operation = Operation("bodies.over", body_retention=HOUR)
         ownership.record(acquire(operation), outcome_of(HttpResponse(), operation.policy))
@@ -247,12 +247,12 @@ def test_a_body_is_replayed_and_when_deleted_rebuilt(serve, alice, monkeypatch):
     answer = alice.post(key="k")
     assert (json.loads(answer.content), answer["Idempotency-Replayed"]) == ({"rebuilt": "7"}, "true")
     assert effects() == 1
-    assert IdempotencyRecord.objects.get().response_body is None  # as of a record that never had one
+    assert IdempotencyRecord.objects.get().response_body is None  # as in a record that never had a body
     redeclare(monkeypatch, "tests.answer", rebuild=None)
     assert_refused(alice, "idempotency_outcome_unreadable", key="k")
 
 
-def test_what_has_no_body_to_keep_is_recorded_as_its_reference_alone():
+def test_a_response_without_a_storable_body_is_recorded_as_its_reference():
     plain = Operation("bodies.plain", rebuild=rebuilt, body_retention=HOUR, max_response_body=10)
     job = Operation("bodies.job", rebuild=rebuilt, body_retention=HOUR, in_progress=Attach(lambda scope: "/job/"))
     without = Operation("bodies.without", rebuild=rebuilt)
@@ -280,7 +280,7 @@ def test_a_deleted_result_of_a_block_is_an_error_and_the_block_is_not_run():
         run()
 
 
-def test_an_outcome_recorded_by_a_person_is_kept_as_long_as_a_requests(settings):
+def test_an_outcome_recorded_by_an_operator_has_the_same_body_retention(settings):
     operation = Operation("bodies.parked", transaction=False, recovery=PARK)
     ownership.park(acquire(operation))
     settings.IDEMPOTENCY = {"BODY_RETENTION": HOUR}
@@ -291,9 +291,9 @@ def test_an_outcome_recorded_by_a_person_is_kept_as_long_as_a_requests(settings)
         pass
 
 
-def test_only_a_completed_record_has_a_response_that_can_be_gone():
+def test_the_body_purge_changes_completed_records_only():
     acquire(Operation("bodies.claimed", body_retention=HOUR))
-    # A release that doesn't know the column may have left an old time in a record that it started over.
+    # A release without this column may have left an old time in a record that it started over.
     IdempotencyRecord.objects.update(body_expires_at=from_now(-HOUR))
     assert purge_bodies() == 0
     assert IdempotencyRecord.objects.get().status == Status.IN_PROGRESS

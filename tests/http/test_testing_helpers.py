@@ -1,4 +1,4 @@
-"""Records in the state that a test needs, clients that send keys, requests of ``assert_idempotent``, and TestCase."""
+"""Helpers for a project's tests: record states, clients that send keys, ``assert_idempotent``'s requests, TestCase."""
 
 import itertools
 import json
@@ -34,7 +34,7 @@ from tests.records import make_records
 
 @pytest.fixture
 def case(request):
-    """How Django isolates the test: must be asked for before what writes."""
+    """Django's isolation of the test. Request it before any fixture that writes."""
     request.getfixturevalue(request.param)
 
 
@@ -42,7 +42,7 @@ def other_answer():
     return JsonResponse({"by": "another attempt"}, status=202)
 
 
-#: What a retry gets in each state: a status, the code of the problem, and how many effects there are then.
+#: The response to a retry in each state: the status, the problem's code, and the number of effects afterwards.
 STATES = {
     "in progress": (in_progress, 409, "idempotency_in_progress", 1),
     "abandoned": (abandoned, 201, "", 2),
@@ -59,7 +59,7 @@ def test_a_retry_finds_the_state(case, state, serve, alice):
     alice.post(key="k")
     record = bring("k")
     assert record == IdempotencyRecord.objects.get()
-    assert bring(record).status == record.status  # from the state itself, and by the record
+    assert bring(record).status == record.status  # idempotent, and accepts the record
     retry = alice.post(key="k")
     assert retry.status_code == status
     assert effects() == wrote
@@ -70,7 +70,7 @@ def test_a_retry_finds_the_state(case, state, serve, alice):
 
 
 @pytest.mark.django_db
-def test_a_claim_is_brought_from_one_state_to_another(serve, alice):
+def test_a_claim_moves_from_one_state_to_another(serve, alice):
     serve(idempotent("kit.parking", transaction=False, recovery=PARK)(plain_answer))
     alice.post(key="k")
     for bring, code in ((abandoned, "idempotency_outcome_unknown"), (in_progress, "idempotency_in_progress")):
@@ -81,9 +81,9 @@ def test_a_claim_is_brought_from_one_state_to_another(serve, alice):
 
 
 @pytest.mark.django_db
-def test_a_record_that_is_not_clear_is_refused():
+def test_an_ambiguous_or_missing_record_is_refused():
     with pytest.raises(LookupError, match=r"No record has the key .*Send the request to a protected view first"):
-        in_progress("nobody")
+        in_progress("unused")
     for account in "12":
         make_records(account_id=account, idempotency_key="shared", operation="kit.undeclared")
     with pytest.raises(LookupError, match=r"Several records have the key .*Pass one of the records"):
@@ -152,7 +152,7 @@ def test_the_key_may_be_elsewhere(serve, source, request_of):
 
 
 def unique(view):
-    """Refuse a label that there is already, as the validator of a unique field does."""
+    """Refuse an existing label, as the validator of a unique field does."""
 
     def refuse_twice(request):
         label = json.loads(request.body)["label"]
@@ -166,7 +166,7 @@ def unique(view):
 
 
 @transactional
-def test_a_payload_that_must_be_unique_is_made_again_for_each_check(serve):
+def test_a_unique_payload_is_made_again_for_each_check(serve):
     serve(idempotent("kit.unique")(unique(plain_answer)))
     client = client_of(UserFactory())
 
@@ -219,7 +219,7 @@ class ProtectedViewsInTestCase(TestCase):
             assert self.post(url, kind, {"amount": 2}).status_code == 422
             assert effects() == count
 
-    def test_a_run_that_is_not_kept_is_undone_and_the_test_goes_on(self):
+    def test_an_unrecorded_run_is_rolled_back_and_the_test_continues(self):
         self.client.raise_request_exception = False
         for kind in KINDS:
             url = f"/kinds/{kind}/"
@@ -228,7 +228,7 @@ class ProtectedViewsInTestCase(TestCase):
             assert effects() == 0
             assert current_claim() is None
 
-    def test_a_test_that_looks_at_callbacks_of_on_commit_finds_its_own_only(self):
+    def test_captured_on_commit_callbacks_are_the_projects_only(self):
         with self.captureOnCommitCallbacks() as callbacks:
             assert self.post("/kinds/function/", "k").status_code == 201
         assert callbacks == []
@@ -242,7 +242,7 @@ class ProtectedViewsInTestCase(TestCase):
         assert (answers[0].status_code, answers[1].content) == (201, answers[0].content)
 
     @override_settings(ROOT_URLCONF="testproject.urls")
-    def test_a_failure_that_drf_raises_is_recorded_and_the_test_goes_on(self):
+    def test_a_failure_that_drf_raises_is_recorded_and_the_test_continues(self):
         refused, replay = (self.post("/charges/", "k", {"amount": 0}) for _ in range(2))
         assert refused.status_code == 400
         assert (replay.content, replay["Idempotency-Replayed"]) == (refused.content, "true")

@@ -1,4 +1,4 @@
-"""How a run's transaction ends, and what becomes of one that is already there: ATOMIC_REQUESTS, and ``atomic()``."""
+"""How a run's transaction ends, and how one that is already open is handled: ATOMIC_REQUESTS and ``atomic()``."""
 
 import functools
 import json
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.h
 
 
 def serve_ending(serve, end):
-    """Serve an operation that has its effect, does ``end`` to its transaction, and swallows the error of that."""
+    """Serve an operation that takes effect, then calls ``end`` and swallows its error."""
 
     @serve
     @idempotent("tests.ending")
@@ -37,7 +37,7 @@ def serve_ending(serve, end):
         return answer
 
 
-@transaction.atomic(savepoint=False)  # as many of Django's own methods have it
+@transaction.atomic(savepoint=False)  # as many of Django's own methods do
 def fail_without_a_savepoint():
     raise IntegrityError
 
@@ -58,14 +58,14 @@ def test_a_handler_that_broke_its_transaction_fails(alice, serve, first, caplog)
     assert problem_code(assert_nothing_kept(alice, 500)) == "idempotency_transaction_broken"
     assert "atomic()" in caplog.text
     assert "tests.ending" in caplog.text
-    # A failure that has undone its writes says the truth, and is recorded. A passing one isn't kept in any case.
+    # A failure whose writes were rolled back is accurate, so it is recorded. A transient failure never is.
     replayed(alice, "/?status=409", key="k2", wrote=0)
     assert alice.post("/?status=503", key="k3").status_code == 503
     assert effects() == 0
 
 
 @pytest.mark.django_db  # the transaction around a test, in which both handlers run
-def test_a_rollback_after_a_nested_operation_is_noticed(alice, serve):
+def test_a_rollback_after_a_nested_operation_is_detected(alice, serve):
     inner = idempotent("tests.inner", **OUTSIDE)(plain_answer)
 
     @serve
@@ -86,7 +86,7 @@ def test_a_rollback_after_a_nested_operation_is_noticed(alice, serve):
 @pytest.mark.failure_24
 @pytest.mark.postgres
 @pytest.mark.parametrize("status", [200, 400])
-def test_a_swallowed_error_that_postgresql_has_not_forgotten(alice, serve, status):
+def test_a_swallowed_error_that_aborted_the_postgresql_transaction_fails(alice, serve, status):
     serve_ending(serve, lambda: connection.cursor().execute("SELECT 1 / 0"))
     assert problem_code(assert_nothing_kept(alice, 500, f"/?status={status}")) == "idempotency_transaction_broken"
 
@@ -99,7 +99,7 @@ def test_a_savepoint_keeps_an_error_from_breaking_the_transaction(alice, serve):
 
 
 @pytest.mark.failure_25
-def test_raised_and_returned_failures_of_drf_are_both_defined(alice, serve, atomic):
+def test_drf_failures_are_recorded_whether_raised_or_returned(alice, serve, atomic):
     @serve
     @api_view(["POST"])
     @idempotent("tests.raise_or_return")
@@ -113,7 +113,7 @@ def test_raised_and_returned_failures_of_drf_are_both_defined(alice, serve, atom
             set_rollback()
         return Response(answer, status=400)
 
-    # DRF's own set_rollback() is about ATOMIC_REQUESTS, so it does nothing without.
+    # DRF's set_rollback() acts only under ATOMIC_REQUESTS.
     for how, wrote in {"raise": 0, "undo": 0, "undo-as-drf": 0 if atomic else 1, "return": 1}.items():
         first, _ = replayed(alice, data={"how": how}, key=how, wrote=wrote)
         assert first.status_code == 400
@@ -124,7 +124,7 @@ ASYNC = ("async_function", "async_method")
 
 @pytest.mark.scenario_20
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_passes_through_has_its_transaction_unless_async(alice, kind, request):
+def test_a_request_passed_through_keeps_its_transaction_unless_async(alice, kind, request):
     url = f"/kinds/{kind}/"
     for atomic in (False, True)[: 1 if kind in ASYNC else 2]:
         if atomic:
@@ -173,7 +173,7 @@ def test_code_above_a_handler_has_a_transaction_unless_it_is_protected(
 
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("kind", [*ASYNC, "without a key"])
-def test_what_passes_through_an_async_view_is_refused_as_django_refuses_it(alice, serve, kind, transport, caplog):
+def test_a_request_passed_through_an_async_view_is_refused_as_by_django(alice, serve, kind, transport, caplog):
     optional = idempotent("tests.optional", key_required=False)(async_answer)
     serve(optional if kind == "without a key" else KINDS[kind][0])
     refused = alice.request("POST" if kind == "without a key" else "GET")
@@ -184,7 +184,7 @@ def test_what_passes_through_an_async_view_is_refused_as_django_refuses_it(alice
 
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("kind", ASYNC)
-def test_an_async_view_that_the_project_has_exempted_passes_through(alice, serve, kind):
+def test_an_exempted_async_view_passes_requests_through(alice, serve, kind):
     view = AsyncMethodView.as_view() if kind == "async_method" else idempotent("tests.async")(async_answer)
     serve(transaction.non_atomic_requests(view))
     for answer, in_transaction in ((alice.get(), False), (alice.post(key="k"), True)):
@@ -214,11 +214,11 @@ def test_a_view_that_a_test_calls_without_a_key_has_no_transaction(rf):
 @pytest.mark.failure_23
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("way", ["hidden", "inside"])
-def test_an_open_transaction_is_an_error_with_the_remedy(alice, serve, way, caplog):
+def test_the_error_of_an_open_transaction_names_the_remedy(alice, serve, way, caplog):
     serve(HiddenView.as_view() if way == "hidden" else transaction.atomic(idempotent("kinds.inside")(plain_answer)))
     assert_refused(alice, "idempotency_outer_transaction", key="k")
-    for said in ("put @idempotent directly on the function or method", "non_atomic_requests", f"kinds.{way}"):
-        assert said in caplog.text
+    for part in ("put @idempotent directly on the function or method", "non_atomic_requests", f"kinds.{way}"):
+        assert part in caplog.text
     serve(transaction.non_atomic_requests(HiddenView.as_view()))  # the remedy
     replayed(alice)
 
@@ -231,7 +231,7 @@ def enter(**options):
 
 
 def blocks():
-    """A generator that is suspended within ``atomic()``, as one that a fixture or a pipeline drives."""
+    """A generator suspended within ``atomic()``, as a fixture or a pipeline may leave one."""
     with transaction.atomic():
         yield
 
@@ -246,7 +246,7 @@ def suspend():
 
 @pytest.fixture
 def _ended():
-    """What a test has left suspended ends, long after its request."""
+    """Close the generators that a test left suspended, long after its request."""
     yield
     while suspended:
         suspended.pop().close()
@@ -261,7 +261,7 @@ LEFT_OPEN = {
 
 
 def assert_as_before(caller):
-    """The thread's next request is served, and so is the next one that has the same key."""
+    """The thread's next request is served and recorded."""
     assert not connection.in_atomic_block
     assert connection.get_autocommit()
     assert caller.post(key="next").status_code == 201
@@ -307,7 +307,7 @@ def test_an_async_handler_that_leaves_a_transaction_open_fails(alice, serve, pol
 
 @policies
 @pytest.mark.parametrize(("error", "status"), [(ValueError, 500), (Http404, 404)])
-def test_an_error_within_a_transaction_left_open_is_that_error(alice, serve, policy, error, status):
+def test_an_error_within_a_transaction_left_open_keeps_its_status(alice, serve, policy, error, status):
     leaving = [error]
 
     @serve
@@ -343,8 +343,8 @@ def test_an_unrecorded_outcome_does_not_hide_a_transaction_left_open(alice, serv
 
 
 @pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["in a transaction", "outside"])
-def test_a_savepoint_that_is_left_set_ends_with_its_transaction(alice, serve, policy):
-    """As without protection. Outside of a transaction Django sets none."""
+def test_a_savepoint_left_open_ends_with_its_transaction(alice, serve, policy):
+    """As without protection. Outside a transaction Django sets no savepoint."""
 
     @serve
     @idempotent("tests.leaving", **policy)
@@ -357,10 +357,10 @@ def test_a_savepoint_that_is_left_set_ends_with_its_transaction(alice, serve, po
 
 
 @pytest.mark.failure_64
-@pytest.mark.parametrize("driver", ["tells", "can't tell"])
+@pytest.mark.parametrize("driver", ["reports the state", "can't report it"])
 def test_a_handler_that_exits_the_transaction_around_it_is_parked(alice, serve, driver, monkeypatch):
-    """As one does that closes a block which an earlier request has left to it."""
-    if driver == "can't tell":
+    """For example, it closes a block that an earlier request left open."""
+    if driver == "can't report it":
         monkeypatch.setattr(store_for("default"), "watch_transaction", Store(connection).watch_transaction)
 
     @serve

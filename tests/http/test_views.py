@@ -1,4 +1,4 @@
-"""The same promises on every kind of view, and what becomes of a decorator in the wrong place."""
+"""Every kind of view keeps the same promises, and a misplaced decorator is refused."""
 
 import json
 
@@ -37,13 +37,13 @@ def test_every_kind_of_view_runs_once_replays_and_refuses_another_payload(alice,
     assert (record.completed_at is None, record.lease_expires_at) == (False, None)
     refused = assert_refused(alice, "idempotency_key_reused", url, {"amount": 2}, key="k")
     assert not {"Retry-After", "Location"} & refused.headers.keys()
-    # What was refused has changed nothing: the first payload still replays.
+    # The refusal has changed nothing: the first payload still replays.
     assert alice.post(url, {"amount": 1}, key="k").content == first.content
 
 
 @pytest.mark.scenario_20
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_kind_of_view_keeps_anything_of_a_failure(alice, kind, atomic):
+def test_no_kind_of_view_keeps_an_outcome_of_a_failure(alice, kind, atomic):
     url = f"/kinds/{kind}/"
     assert_refused(alice, "idempotency_key_missing", url)
     assert_refused(alice, "idempotency_key_invalid", url, key="a,b")
@@ -94,7 +94,7 @@ def outer(operation, inner, **policy):
     [({}, "tests.outer", {"tests.outer"}), (OUTSIDE, "tests.inner", {"tests.inner", "tests.outer"})],
     ids=["inside its transaction", "outside of one"],
 )
-def test_a_view_inside_another_joins_its_transaction_or_claims_for_itself(
+def test_a_view_inside_another_joins_its_transaction_or_claims_separately(
     alice, serve, policy, inner_operation, recorded
 ):
     serve(outer("tests.outer", idempotent("tests.inner")(plain_answer), **policy))
@@ -106,15 +106,15 @@ def test_a_view_inside_another_joins_its_transaction_or_claims_for_itself(
 
 @pytest.mark.failure_36
 def test_an_outside_effect_inside_a_transaction_is_an_error(alice, serve, caplog):
-    """To join would break its promise: what it does outside would be done again after a rollback."""
+    """Joining would break its promise: its outside effect would be repeated after a rollback."""
     serve(outer("tests.outer", idempotent("tests.inner", **OUTSIDE)(plain_answer)))
-    refused = assert_nothing_kept(alice, 500)  # the outer handler passed a 500 on, which is not recorded
+    refused = assert_nothing_kept(alice, 500)  # the outer handler passed on the 500, which is not recorded
     assert problem_code(refused) == "idempotency_outer_transaction"
     assert "inside an open transaction" in caplog.text
 
 
 class Updating(viewsets.ModelViewSet):
-    """DRF's own ``partial_update()`` calls ``update()``."""
+    """DRF's ``partial_update()`` calls ``update()``."""
 
     queryset = Transfer.objects.all()
     serializer_class = LabelSerializer
@@ -141,7 +141,7 @@ def test_update_and_partial_update_are_two_operations(alice, serve, policy, way)
     assert recorded == (joined | {("tests.update", "PATCH")} if policy else joined)
 
 
-def test_a_handler_asks_for_its_claim(alice, serve):
+def test_a_handler_gets_its_claim_from_require_claim(alice, serve):
     serve(idempotent("tests.claim")(lambda request: JsonResponse({"attempt": require_claim().attempt})))
     assert alice.post(key="k").json() == {"attempt": 1}
     with pytest.raises(RuntimeError, match=r"require_claim\(\) was called outside of a protected operation"):

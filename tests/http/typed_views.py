@@ -1,6 +1,6 @@
-"""What a decorated view looks like to a type checker. Nothing runs this file: mypy checks it.
+"""The types of decorated views. mypy checks this file; nothing runs it.
 
-A call that is wrong has an ``ignore`` beside it. mypy complains of one that it doesn't need.
+Each wrong call has an ``ignore``. mypy reports an ``ignore`` that it doesn't need.
 """
 
 from __future__ import annotations

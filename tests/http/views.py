@@ -1,7 +1,7 @@
-"""Every kind of view that can be protected, doing the same work, and the same work without protection.
+"""Every kind of view that can be protected, and the same work without protection.
 
-``POST /kinds/<kind>/`` is one protected operation. Every handler writes one ``Transfer`` and then does what the query
-asks for (``work``), so that a test can tell from the rows what became of its transaction.
+``POST /kinds/<kind>/`` is one protected operation. Every handler writes one ``Transfer`` and then follows the query
+(``work``), so the rows show whether its transaction was committed.
 """
 
 from asgiref.sync import sync_to_async
@@ -23,11 +23,11 @@ from testproject.models import Transfer
 
 
 class CrashError(Exception):
-    """What no handler of exceptions knows."""
+    """An error that no exception handler handles."""
 
 
 def work(request):
-    """Write one row; with ``?crash=1`` crash after it, with ``?status=…`` answer so."""
+    """Write one row. Then ``?crash=1`` raises, and ``?status=…`` sets the status."""
     user = request.user
     transfer = Transfer.objects.create(account=user, recipient="carol", amount=1, label=request.method or "")
     if "crash" in request.GET:
@@ -64,7 +64,7 @@ class MethodView(PlainView):
 
 
 class HiddenView(PlainView):
-    """Another decorator hides what is protected."""
+    """Another decorator hides the protection."""
 
     post = method_decorator(never_cache)(idempotent("kinds.hidden")(PlainView.post))
 
@@ -141,7 +141,7 @@ class DecoratedViewSet(Actions, viewsets.ViewSet):
 
 
 class ModelActions(Actions, viewsets.ModelViewSet):
-    """A GenericViewSet with every mixin that DRF has, none of it protected."""
+    """A GenericViewSet with all of DRF's mixins, unprotected."""
 
 
 class DecoratedModelViewSet(ModelActions):

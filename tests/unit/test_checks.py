@@ -1,4 +1,4 @@
-"""Scenario 30: a broken setting is caught by ``manage.py check``, with an id and a hint."""
+"""Scenario 30: ``manage.py check`` reports a wrong setting with an id and a hint."""
 
 import os
 from datetime import timedelta
@@ -21,7 +21,7 @@ from idempotency.store import Replication, store_for
 from tests.aliases import another_alias
 from tests.operations import forgetting_operations
 
-pytestmark = pytest.mark.django_db  # Django's own checks of a SQLite database ask it what it can do
+pytestmark = pytest.mark.django_db  # Django's checks query a SQLite database's features
 
 NOT_A_FUNCTION = 7
 
@@ -40,7 +40,7 @@ def test_the_defaults_and_the_sample_project_are_sound():
 @pytest.mark.scenario_30
 @pytest.mark.failure_10
 @pytest.mark.parametrize(
-    ("entries", "message_id", "said"),
+    ("entries", "message_id", "text"),
     [
         ([], "idempotency.E001", "must be a dictionary"),
         ({"TLT": timedelta(days=1)}, "idempotency.E002", "no entry 'TLT'"),
@@ -80,17 +80,17 @@ def test_the_defaults_and_the_sample_project_are_sound():
         ({"RETENTION": timedelta(seconds=60)}, "idempotency.E014", "LEASE (0:01:00) must be shorter than"),
     ],
 )
-def test_a_wrong_setting_fails_the_check_and_its_first_use(entries, message_id, said):
+def test_a_wrong_setting_fails_the_check_and_its_first_use(entries, message_id, text):
     operation = Operation("tests.wrong")
     with override_settings(IDEMPOTENCY=entries):
-        (message,) = check_settings(None)  # one, however many operations there are
+        (message,) = check_settings(None)  # one message for all operations
         assert messages() == {message_id: message}
-        assert said in message.msg
+        assert text in message.msg
         assert message.hint
         for use in (lambda: operation.policy, settings, lambda: operation.policy):
             with pytest.raises(ImproperlyConfigured, match=message_id) as raised:
                 use()
-            assert said in str(raised.value)
+            assert text in str(raised.value)
 
 
 @pytest.mark.scenario_30
@@ -101,13 +101,13 @@ def test_the_check_command_fails_on_a_wrong_setting():
 
 @pytest.mark.scenario_30
 @pytest.mark.parametrize("name", ["MAXBODY", "max_response_body", "QQQQ"])
-def test_an_unknown_name_is_answered_with_the_one_that_was_meant(name):
+def test_an_unknown_name_gets_a_hint_with_the_likely_one(name):
     with override_settings(IDEMPOTENCY={name: 1}):
         hint = messages()["idempotency.E002"].hint
     assert all(name in hint for name in SETTINGS) if name == "QQQQ" else hint == "Did you mean 'MAX_RESPONSE_BODY'?"
 
 
-def test_a_switch_that_does_not_exist_is_answered_with_its_page():
+def test_a_nonexistent_switch_gets_a_hint_with_its_page():
     for name in ("ENABLED", "DISABLE"):
         with override_settings(IDEMPOTENCY={name: False}):
             assert "how-to/introduce" in messages()["idempotency.E002"].hint
@@ -115,7 +115,7 @@ def test_a_switch_that_does_not_exist_is_answered_with_its_page():
 
 @pytest.mark.failure_70
 @pytest.mark.parametrize("value", ["hunter2", [], ["hunter2", ""], [7, "hunter2"], ["hunter2\ud800"], {"hunter2"}])
-def test_a_secret_is_not_shown_when_it_is_wrong(value):
+def test_an_invalid_secret_is_not_shown(value):
     with (
         override_settings(IDEMPOTENCY={"FINGERPRINT_KEYS": value}),
         pytest.raises(ImproperlyConfigured, match=r"FINGERPRINT_KEYS.*E003") as refused,
@@ -136,7 +136,7 @@ def test_a_secret_is_not_shown_when_it_is_wrong(value):
         ({"recordable": "tests.unit.test_checks.NOT_A_FUNCTION"}, {}, "idempotency.E018"),
     ],
 )
-def test_an_operation_that_settings_make_wrong_fails_the_check_and_its_use(policy, entries, message_id):
+def test_an_operation_made_wrong_by_settings_fails_the_check_and_its_use(policy, entries, message_id):
     operation = Operation("tests.wrong", **policy)
     if entries:
         assert messages() == {}
@@ -165,7 +165,7 @@ class ElsewhereRouter:
 
 
 @pytest.mark.failure_27
-def test_records_in_another_database_than_the_default_one_are_pointed_out(monkeypatch):
+def test_records_outside_the_default_database_are_reported(monkeypatch):
     monkeypatch.setitem(connections.settings, "records", connection.settings_dict)
     Operation("tests.elsewhere")
     with override_settings(DATABASE_ROUTERS=[ElsewhereRouter()]):
@@ -176,7 +176,7 @@ def test_records_in_another_database_than_the_default_one_are_pointed_out(monkey
 
 @pytest.fixture
 def renewals(transactional_db, monkeypatch):
-    """Leases of the default database are renewed over an alias with these settings."""
+    """Renew the default database's leases over an alias. Yields the alias's settings."""
     with (
         another_alias(monkeypatch, "renewals", os.environ["DATABASE_URL"]),
         override_settings(IDEMPOTENCY={"RENEWAL_DATABASES": {"default": "renewals"}}),
@@ -184,13 +184,13 @@ def renewals(transactional_db, monkeypatch):
         yield connections.settings["renewals"]
 
 
-def test_leases_are_renewed_in_the_same_database(renewals, tmp_path):
+def test_an_alias_for_renewals_must_be_the_same_database(renewals, tmp_path):
     assert messages() == {}
     connections["renewals"].close()
     del connections["renewals"]
     renewals["NAME"] = str(tmp_path / "another.sqlite3") if connection.vendor == "sqlite" else "another"
     assert "can't be reached or is another database" in messages()["idempotency.E030"].msg
-    assert {message.id for message in check_databases(None)} == set()  # it may not connect
+    assert {message.id for message in check_databases(None)} == set()  # without databases=, it must not connect
 
 
 def test_an_alias_for_renewals_is_checked_like_the_records_alias(renewals):
@@ -201,17 +201,17 @@ def test_an_alias_for_renewals_is_checked_like_the_records_alias(renewals):
 @pytest.mark.parametrize(
     ("pooled", "known", "warned"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-def test_heartbeats_behind_a_pooler_are_pointed_out(monkeypatch, pooled, known, warned):
+def test_heartbeats_behind_a_pooler_are_reported(monkeypatch, pooled, known, warned):
     monkeypatch.setattr(type(store_for("default")), "is_pooled", lambda store: pooled)
     renewals = {"default": "default"} if known else {}
     with forgetting_operations(), override_settings(IDEMPOTENCY={"RENEWAL_DATABASES": renewals}):
-        Operation("a.beating", heartbeat=timedelta(minutes=5))  # the first of those in the process, which are cut short
+        Operation("a.beating", heartbeat=timedelta(minutes=5))  # listed first in the shortened message
         assert ["a.beating" in message.msg for message in messages().values()] == ([True] if warned else [])
 
 
 @pytest.mark.failure_21
 @pytest.mark.sqlite
-def test_sqlite_with_deferred_transactions_is_pointed_out(monkeypatch):
+def test_sqlite_with_deferred_transactions_is_reported(monkeypatch):
     monkeypatch.delitem(connection.settings_dict["OPTIONS"], "transaction_mode")
     assert "IMMEDIATE" in messages()["idempotency.W002"].hint
 
@@ -225,7 +225,7 @@ def test_sqlite_with_deferred_transactions_is_pointed_out(monkeypatch):
         ("mysql", True, (10, 11, 0), True),
     ],
 )
-def test_a_database_that_this_release_is_not_tested_on_is_pointed_out(vendor, mariadb, version, tested, monkeypatch):
+def test_an_untested_database_is_reported(vendor, mariadb, version, tested, monkeypatch):
     monkeypatch.setattr(connections["default"], "vendor", vendor)
     for name, value in {"mysql_is_mariadb": mariadb, "mysql_version": version}.items():
         monkeypatch.setitem(vars(connections["default"]), name, value)
@@ -235,10 +235,10 @@ def test_a_database_that_this_release_is_not_tested_on_is_pointed_out(vendor, ma
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (None, set()),  # the database doesn't say
+        (None, set()),  # the database has no such information
         (Replication("on", is_synchronous=False, asynchronous_standbys=0), set()),
         (Replication("on", is_synchronous=False, asynchronous_standbys=1), {"W015"}),
-        (Replication("on", is_synchronous=True, asynchronous_standbys=1), set()),  # one more, for reports
+        (Replication("on", is_synchronous=True, asynchronous_standbys=1), set()),  # an additional standby, for reports
         (Replication("local", is_synchronous=False, asynchronous_standbys=0), set()),
         (Replication("local", is_synchronous=True, asynchronous_standbys=0), {"W013"}),
         (Replication("local", is_synchronous=False, asynchronous_standbys=2), {"W015", "W013"}),
@@ -260,7 +260,7 @@ def test_a_server_that_may_lose_claims_is_reported_for_outside_effects(monkeypat
     assert messages() == {}
 
 
-def test_a_cluster_that_does_not_know_a_table_is_pointed_out(monkeypatch):
+def test_a_table_unknown_to_the_cluster_is_reported(monkeypatch):
     monkeypatch.setattr(store_for("default"), "tables_outside_of_citus", lambda: ["shop_order"])
     assert "shop_order" in messages()["idempotency.W014"].msg
     assert check_databases(None) == []  # which may not connect

@@ -1,4 +1,4 @@
-"""No header, JSON text or form confuses the parsers. Other parsers of the same bytes are the reference.
+"""No header, JSON text or form is misread by the parsers. Independent parsers of the same bytes are the reference.
 
 ``python -m tests.unit.test_guided`` generates bytes guided by coverage. It needs ``pip install atheris`` and takes
 libFuzzer's arguments: ``-runs=1000000 -seed=1``.
@@ -22,7 +22,7 @@ TEXTS = [b'"k\\""', b'{"a":1.0,"b":[1e2,{}],"a":null}', b"9007199254740993", b"-
 
 
 def exact(text):
-    return "number", Decimal(text)  # which is equal to no boolean
+    return "number", Decimal(text)  # never equal to a boolean
 
 
 def without_loss(pairs):
@@ -41,12 +41,12 @@ def number_of_javascript(text):
 
 
 def sent_again(text):
-    """What a client of JavaScript makes of a text, which has floats alone and writes whole ones without a fraction."""
+    """The text as a JavaScript client sends it again: all numbers are floats, whole ones written without a fraction."""
     return json.dumps(json.loads(text, parse_float=number_of_javascript, parse_int=number_of_javascript), indent=1)
 
 
 def fields_of(text):
-    """The fields of a form. The order counts for those of one name."""
+    """The fields of a form. Fields with the same name keep their order."""
     return sorted(parse_qsl(text, keep_blank_values=True, encoding="latin-1"), key=itemgetter(0))
 
 
@@ -98,12 +98,12 @@ def test_the_parsers_agree_with_independent_parsers():
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
-        (parsing, "_DECODER", json.JSONDecoder()),  # which tells 1 from 1.0
-        (parsing, "_unquoted", str.encode),  # which doesn't know that %61 is a
-        (keys, "_ESCAPED", re.compile("(_)")),  # which leaves the backslash before a quote
+        (parsing, "_DECODER", json.JSONDecoder()),  # distinguishes 1 from 1.0
+        (parsing, "_unquoted", str.encode),  # doesn't decode %61 to a
+        (keys, "_ESCAPED", re.compile("(_)")),  # leaves the backslash before a quote
     ],
 )
-def test_a_broken_parser_is_found(monkeypatch, module, name, broken):
+def test_a_broken_parser_is_detected(monkeypatch, module, name, broken):
     monkeypatch.setattr(module, name, broken)
     with pytest.raises((AssertionError, KeyInvalidError)):
         check_texts()

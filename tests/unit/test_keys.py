@@ -39,21 +39,21 @@ def test_a_new_key_has_its_time_and_74_random_bits():
     assert len({key.int & (1 << 62) - 1 for key in made}) == 2
 
 
-def test_the_meta_name_is_what_django_makes_of_the_header():
+def test_the_meta_name_is_djangos_name_of_the_header():
     assert "HTTP_" + HEADER.upper().replace("-", "_") == META_NAME
 
 
 @pytest.mark.parametrize(
     "value", [None, 1, b"abc", ["abc"], "", "x" * 256, "a b", "a\n", "\x00", "\ud800", "é", "\u0660", '"é"'], ids=ascii
 )
-def test_a_key_with_anything_but_visible_ascii_is_refused_at_both_entries(value):
+def test_a_key_with_anything_but_visible_ascii_is_refused(value):
     for entry in (parse_header, validate_key):
         with pytest.raises(KeyInvalidError):
             entry(value)
 
 
 @given(visible_keys)
-def test_every_visible_key_is_taken_quoted_or_by_the_function_entry(key):
+def test_every_visible_key_is_accepted_quoted_or_unquoted(key):
     assert parse_header(quoted(key)) == validate_key(key) == key
 
 
@@ -84,7 +84,7 @@ def test_a_shortened_key_shows_at_most_half_of_it(key):
     assert length == f"({len(key)} characters)"
 
 
-# Derived keys: the same for one operation for ever, and for no two
+# Derived keys: stable for each operation, and unique
 
 SCOPE = Scope("7", "charges.create", "client-key")
 TEXT = st.text(max_size=8)
@@ -99,8 +99,8 @@ def test_a_derived_key_is_a_stable_version_8_uuid_without_the_clients_key():
     assert SCOPE.idempotency_key.encode().hex() not in SCOPE.derive_text("provider.charge", 64)
 
 
-def test_every_derived_key_fits_every_databases_type_for_uuids():
-    """MariaDB refuses one of version 8 whose ninth byte is 0x80, which would be one in 64."""
+def test_every_derived_key_fits_the_uuid_type_of_every_database():
+    """MariaDB refuses a version 8 UUID whose ninth byte is 0x80, which would be one in 64."""
     derived = [SCOPE.derive_key(f"call {number}") for number in range(2000)]
     assert {key.bytes[8] for key in derived} == set(range(0x81, 0xC0))
     assert len(set(derived)) == len(derived)
@@ -140,13 +140,13 @@ def test_a_chain_of_hops_has_one_trace_and_a_separate_key_for_each_hop():
 
 
 @pytest.mark.parametrize("key", ["k", "a.b", f"{'A' * 32}.{'0' * 36}", f"{'a' * 32}.{'0' * 35}"])
-def test_any_other_key_begins_a_new_trace(key):
+def test_any_other_key_starts_a_new_trace(key):
     scope = Scope("1", "orders.create", key)
     assert scope.trace == scope.derive_text("trace")
     assert scope.trace != Scope("2", "orders.create", key).trace
 
 
-# Which keys carry their time, and how it is read
+# Keys with a timestamp
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_any_other_key_begins_a_new_trace(key):
     [
         ("017F22E2-79B0-7CC3-98C4-DC0C0C07398F", 1645557742.0),  # the example of RFC 9562
         ("017f22e2-79b0-7cc3-98c4-dc0c0c07398f", 1645557742.0),
-        ("01ARZ3NDEKTSV4RRFFQ69G5FAV", 1469922850.259),  # the example of the specification of ULIDs
+        ("01ARZ3NDEKTSV4RRFFQ69G5FAV", 1469922850.259),  # the example in the ULID specification
         ("01arz3ndektsv4rrffq69g5fav", 1469922850.259),
         ("7ZZZZZZZZZZZZZZZZZZZZZZZZZ", (2**48 - 1) / 1000),
         ("8ZZZZZZZZZZZZZZZZZZZZZZZZZ", None),  # more than 48 bits of time
@@ -162,14 +162,14 @@ def test_any_other_key_begins_a_new_trace(key):
         ("017f22e279b07cc398c4dc0c0c07398f", None),
         ("017f22e2-79b0-7cc3-c8c4-dc0c0c07398f", None),  # another variant
         ("017f22e2-79b0-7cc3-98c4-dc0c0c07398f-1", None),
-        ("01A\N{KELVIN SIGN}Z3NDEKTSV4RRFFQ69G5FAV", None),  # no K, though it is one in lower case
+        ("01A\N{KELVIN SIGN}Z3NDEKTSV4RRFFQ69G5FAV", None),  # not K, although its lower case is k
         ("d5b6cf02-e68b-11f1-9872-02fc00000001", None),  # version 1
         ("18817113-3f18-4cae-8b73-d79cc9739af9", None),  # version 4
         ("order-71", None),
         ("", None),
     ],
 )
-def test_the_time_of_a_key_is_read_from_two_forms_only(key, moment):
+def test_the_time_of_a_key_is_read_from_uuid7_and_ulid_only(key, moment):
     assert time_of(key) == moment
 
 
@@ -178,10 +178,10 @@ def test_the_time_of_a_key_is_read_from_two_forms_only(key, moment):
 @example("a", "a", "x" * 300, "x" * 299 + "y")
 @example("a", "b", "x", "x")
 @example("a", "a b", "b c", "c")
-def test_a_key_on_a_path_is_another_one_on_any_other_path(key, other, path, elsewhere):
+def test_a_key_on_a_path_differs_from_the_same_key_on_another_path(key, other, path, elsewhere):
     recorded = key_on_path(key, path)
     assert (recorded == key_on_path(other, elsewhere)) == ((key, path) == (other, elsewhere))
     assert len(recorded) <= MAX_LENGTH
-    assert " " in recorded  # which no key of a client has
+    assert " " in recorded  # never in a client's key
     assert recorded.isascii()
     assert recorded.isprintable()

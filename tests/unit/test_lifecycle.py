@@ -1,4 +1,4 @@
-"""The decision table of the design, cell by cell. It is pure, so every cell is checked."""
+"""The decision table, cell by cell. ``decide`` is a pure function, so every cell is checked."""
 
 import itertools
 
@@ -32,9 +32,9 @@ def test_every_cell_keeps_the_promises(status, lease_over, retention_over, same_
         status, lease_over=lease_over, retention_over=retention_over, same_payload=same_payload, recovery=recovery
     )
     live = status is Status.IN_PROGRESS and not lease_over
-    # A live claim is waited for, and nothing else is.
+    # A duplicate waits for a live claim, and only for that.
     assert (decision is Decision.WAIT) == live
-    # Retention over: a new request, and only then may another payload run.
+    # After the retention a request is new. Only then may another payload run.
     assert (decision is Decision.START_OVER) == (retention_over and not live)
     if live or retention_over:
         return
@@ -45,6 +45,6 @@ def test_every_cell_keeps_the_promises(status, lease_over, retention_over, same_
     # An operation that never declared REEXECUTE is not run again after a crash.
     if status is Status.IN_PROGRESS and recovery is not Recovery.REEXECUTE:
         assert decision is not Decision.TAKE_OVER
-    # A parked record stays parked until a person decides about it, or its retention ends.
+    # A parked record stays parked until an operator resolves it or its retention ends.
     if status is Status.PARKED:
         assert decision in {Decision.REPORT_PARKED, Decision.REFUSE_REUSED}

@@ -1,4 +1,4 @@
-"""Declaring an operation: what is refused, and how settings and policy combine."""
+"""Declaring an operation: refusals, and how settings and policy combine."""
 
 import inspect
 from datetime import timedelta
@@ -54,7 +54,7 @@ def only_created(status):
 
 
 @pytest.mark.failure_10
-def test_what_is_declared_wins_over_the_settings_even_when_it_is_false():
+def test_a_declared_option_overrides_the_settings_even_if_false():
     declared = {
         "key_required": False,
         "retention": timedelta(hours=1),
@@ -68,9 +68,9 @@ def test_what_is_declared_wins_over_the_settings_even_when_it_is_false():
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"),
+    ("policy", "error"),
     [
-        # What an option refuses as a setting, it refuses here: ``test_checks``.
+        # An option and its setting share a validator, so ``test_checks`` has more wrong values.
         ({"retention": timedelta(0)}, "retention must be a positive timedelta"),
         ({"lease": 60}, "lease must be a positive timedelta"),
         ({"retention": timedelta.max}, "retention must be a positive timedelta of up to 36500 days"),
@@ -93,15 +93,15 @@ def test_what_is_declared_wins_over_the_settings_even_when_it_is_false():
         ({"payload": 7}, "payload must be a callable"),
         ({"rebuild": "a.path"}, "rebuild must be a callable"),
         ({"redact": b""}, "redact must be a callable"),
-        ({"transaction": False}, "recovery="),  # what a crash means must be declared
+        ({"transaction": False}, "recovery="),  # the recovery from a crash must be declared
         *(({"name": name}, "An operation's name") for name in ("", "x" * 256, "a\x00b", "a\nb", None, 7)),
     ],
 )
-def test_a_wrong_policy_or_name_is_refused_where_it_is_declared(policy, said):
-    with pytest.raises(ImproperlyConfigured, match=said):
+def test_a_wrong_policy_or_name_is_refused_at_its_declaration(policy, error):
+    with pytest.raises(ImproperlyConfigured, match=error):
         Operation(**{"name": "tests.wrong", **policy})
     assert registry.get("tests.wrong") is None
-    assert Operation("tests.inside").recovery is REEXECUTE  # what a crash means within a transaction
+    assert Operation("tests.inside").recovery is REEXECUTE  # the default within a transaction
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 31, "5", True, float("nan")])
@@ -111,9 +111,9 @@ def test_a_wait_is_bounded(seconds):
     assert Wait(0.5).seconds == 0.5
 
 
-def test_one_name_can_not_have_two_policies():
+def test_one_name_cannot_have_two_policies():
     first = Operation("tests.twice", lease=timedelta(seconds=5))
-    Operation("tests.twice", lease=timedelta(seconds=5))  # the same again, as when a module is reloaded
+    Operation("tests.twice", lease=timedelta(seconds=5))  # the same declaration, as in a reloaded module
     with pytest.raises(ImproperlyConfigured, match="already declared"):
         Operation("tests.twice", lease=timedelta(seconds=6))
     assert first.policy.retention == timedelta(days=3)
@@ -129,17 +129,17 @@ def test_a_bare_name_means_the_operation_declared_under_it():
     assert operation_for("tests.new", {}).policy.lease == timedelta(seconds=60)
     with pytest.raises(ImproperlyConfigured, match="has its own policy"):
         operation_for(declared, {"key_required": False})
-    # What is declared at each call is one operation.
+    # Declarations repeated at each call are one operation.
     assert operation_for("tests.elsewhere", {"lease": timedelta(seconds=5)}) is declared
     with pytest.raises(ImproperlyConfigured, match="already declared"):
         operation_for("tests.elsewhere", {"lease": timedelta(seconds=6)})
 
 
-# The options of an operation are declared once: what else names them is held against that declaration
+# Other lists of the options are compared with their one declaration
 
 
 def members(hint):
-    """The parts of a union, without None and without the dotted path that stands for a function."""
+    """The parts of a union, without None and without str, the dotted path of a function."""
     parts = get_args(hint) if get_origin(hint) in {Union, type(int | str)} else (hint,)
     return set(parts) - {type(None), str}
 

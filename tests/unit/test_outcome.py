@@ -28,9 +28,9 @@ TYPES = st.sampled_from(
 @example(content=b"nul\x00", content_type="text/html")
 @example(content=b"[" * 5000 + b"]" * 5000, content_type="application/json")
 @example(content=b"9" * 5000, content_type="application/json")
-def test_every_body_comes_back_byte_for_byte_through_json_text(content, content_type):
+def test_every_body_is_restored_byte_for_byte_from_its_json_text(content, content_type):
     text = encode_body(content, content_type)
-    json.loads(text)  # what a json column would check
+    json.loads(text)  # a json column would validate it
     assert "\x00" not in text
     assert decode_body(text) == content
 
@@ -45,13 +45,13 @@ def test_every_body_comes_back_byte_for_byte_through_json_text(content, content_
         ("[[], [], [], []]", False),
     ],
 )
-def test_json_that_a_database_might_find_too_deep_is_kept_in_an_envelope(monkeypatch, text, in_envelope):
+def test_json_too_deep_for_a_database_is_stored_in_an_envelope(monkeypatch, text, in_envelope):
     monkeypatch.setattr(outcome, "MAX_DEPTH", 3)
     encoded = encode_body(text.encode(), "application/json")
     assert (encoded.startswith(ENVELOPE), decode_body(encoded)) == (in_envelope, text.encode())
 
 
-def test_a_response_without_content_type_or_body_is_replayed_so():
+def test_a_response_without_content_type_or_body_is_replayed_unchanged():
     response = HttpResponse(status=204)
     del response["Content-Type"]
     operation = Operation("tests.outcome")

@@ -1,4 +1,4 @@
-"""The names that ``idempotency`` offers."""
+"""The public names of ``idempotency``."""
 
 import re
 import subprocess
@@ -34,13 +34,13 @@ def test_the_public_names_are_complete():
         _ = idempotency.nonsense
 
 
-def test_every_module_logs_under_a_name_that_a_project_configures():
+def test_every_module_logs_under_a_documented_logger():
     modules = [module for name, module in sys.modules.items() if name.startswith("idempotency.")]
     names = {module.logger.name for module in modules if hasattr(module, "logger")}
     assert {"idempotency"} <= names <= {"idempotency", "idempotency.audit", "idempotency.events"}
 
 
-def test_every_fault_point_is_one_that_the_code_passes_and_does_nothing():
+def test_every_fault_point_is_used_in_the_code_and_does_nothing():
     code = "".join(path.read_text() for path in Path(idempotency.__file__).parent.rglob("*.py"))
     assert set(re.findall(r'fault_point\["([\w.]+)"\]', code)) == set(faults.PLACES)
     faults.disarm()

@@ -1,4 +1,4 @@
-"""The thread that renews leases: what callers get when it is slow, fails or can't be started."""
+"""The thread that renews leases: its results and errors when it is slow, fails or can't be started."""
 
 import threading
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ def owned():
 
 @pytest.fixture
 def renewing(monkeypatch):
-    """Let a function stand for the statement that renews."""
+    """Replace the renewing statement with a function."""
     return lambda statement: monkeypatch.setattr(renewal, "_set_lease_over_own_connection", statement)
 
 
@@ -36,24 +36,24 @@ def end(renewer):
         assert not thread.is_alive()
 
 
-def test_a_renewal_that_no_caller_waits_for_is_not_made(owned, renewing, monkeypatch):
-    goes_on, made = threading.Event(), []
+def test_a_renewal_without_a_waiting_caller_is_not_made(owned, renewing, monkeypatch):
+    released, made = threading.Event(), []
 
     def slow(renewed):
         made.append(renewed)
-        return goes_on.wait(timeout=30)
+        return released.wait(timeout=30)
 
     renewing(slow)
     monkeypatch.setattr(renewal, "LONGEST_WAIT", renewal.LONGEST_WAIT / 1000)
     renewer = Renewer("default")
-    while not made:  # until the thread is at it, each is given up before it began
+    while not made:  # before the thread runs, each renewal is abandoned
         with pytest.raises(UnavailableError):
             renewer.renew(owned)
     with pytest.raises(UnavailableError) as refused:
         renewer.renew(owned)
     assert refused.value.retry_after == 1
-    assert renewer._thread.daemon  # so that it does not keep a process from ending
-    goes_on.set()
+    assert renewer._thread.daemon  # it must not keep a process alive
+    released.set()
     end(renewer)
     assert len(made) == 1
 
@@ -70,10 +70,10 @@ def test_a_renewal_that_fails_raises_its_error_for_the_caller(owned, renewing, m
     renewing(lambda renewed: True)
     assert renewer.renew(owned)
     end(renewer)
-    assert opened == [("default", "renewals")] * 2  # by each thread
+    assert opened == [("default", "renewals")] * 2  # one connection for each thread
 
 
-def test_without_a_thread_nothing_is_renewed_until_one_can_be_had(owned, renewing, monkeypatch, caplog):
+def test_without_a_thread_nothing_is_renewed_until_one_can_be_started(owned, renewing, monkeypatch, caplog):
     renewing(lambda renewed: True)
     renewer = Renewer("default")
     with monkeypatch.context() as patch:
@@ -99,7 +99,7 @@ def test_a_renewal_after_the_end_of_its_attempt_has_no_effect_on_it(owned, renew
 
 
 @pytest.mark.django_db
-def test_each_beat_comes_after_a_third_of_the_lease(owned, renewing, monkeypatch):
+def test_a_heartbeat_is_due_after_each_third_of_the_lease(owned, renewing, monkeypatch):
     renewing(lambda renewed: True)
     renewer = Renewer("default")
     monkeypatch.setattr(renewer, "_schedule", lambda task: None)
@@ -113,13 +113,13 @@ def test_each_beat_comes_after_a_third_of_the_lease(owned, renewing, monkeypatch
     renewing(Mock(side_effect=OperationalError("the database has gone")))
     held_until, now = owned.held_until, now + 1
     assert (task.work(), owned.held_until) == (now + lease / 3, held_until)
-    now += lease - 31  # the cap
+    now += lease - 31  # at the cap
     assert task.work() is None
     waits = []
     now = task.due - 0.5
     monkeypatch.setattr(renewer._changed, "wait", lambda seconds: waits.append(seconds) or renewer._tasks.clear())
     renewer._tasks.append(task)
-    assert renewer._next() is None  # not before the task is due
+    assert renewer._next() is None  # waits until the task is due
     assert (waits, renewer._thread) == ([0.5], None)
 
 
@@ -129,7 +129,7 @@ def test_an_ended_heartbeat_renews_and_loses_nothing(owned):
     assert (renewal.renewer_of("default")._tasks, owned.held_until) == ([], None)
 
 
-def test_a_beat_that_was_stopped_is_not_scheduled_again(owned):
+def test_a_stopped_heartbeat_is_not_scheduled_again(owned):
     renewer = Renewer("default")
     task = Task(lambda: None)
     renewer.stop(task)

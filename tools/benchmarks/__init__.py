@@ -1,4 +1,4 @@
-"""What protection costs, measured: ``python -m tools.benchmarks``.
+"""Measures the cost of protection: ``python -m tools.benchmarks``.
 
-``docs/explanation/costs.md`` has the figures and says how to read them. ``tests/test_benchmarks.py`` keeps it running.
+``docs/explanation/costs.md`` shows and explains the figures. ``tests/test_benchmarks.py`` checks that it runs.
 """

@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: ``python -m tools.benchmarks --help``."""
+"""``python -m tools.benchmarks``: measure the cost of protection, and print tables in Markdown."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from importlib import import_module
 
 from .database import PREPARED, scratch_database
 
-#: The modules of the experiments. Their ``compare`` returns tables.
+#: The experiments' modules, whose ``compare`` returns tables.
 EXPERIMENTS = ("requests", "latency", "http", "storm", "purge")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.benchmarks", description=__doc__)
     parser.add_argument("experiments", nargs="*", metavar="experiment", help=f"{', '.join(EXPERIMENTS)} (default: all)")
-    parser.add_argument("--operations", type=int, default=600, help="of each variant (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=2_000_000, help="of the purged table (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the order of the variants (default: %(default)s)")
+    parser.add_argument("--operations", type=int, default=600, help="operations of each variant (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="rows of the purged table (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the order of the variants (default: %(default)s)")
     parser.add_argument(
         "--prepared",
         action="store_true",
-        help="let Django bind in the server and prepare statements, as OPTIONS can tell it to",
+        help="use server-side binding and prepared statements",
     )
     arguments = parser.parse_args()
     if unknown := set(arguments.experiments) - set(EXPERIMENTS):
@@ -32,7 +32,7 @@ def main() -> None:
 
     with scratch_database(PREPARED if arguments.prepared else {}):
         for name in arguments.experiments or EXPERIMENTS:
-            # Only now, because they import models, and so need Django to be set up.
+            # Imported here, because models can only be imported after django.setup().
             compare = import_module(f"tools.benchmarks.{name}").compare
             number = arguments.rows if name == "purge" else arguments.operations
             for table in compare(number, arguments.seed, partial(print, file=sys.stderr)):

@@ -1,4 +1,4 @@
-"""Where the benchmarks run: a database of their own, in an embedded PostgreSQL or in the server of ``DATABASE_URL``."""
+"""The temporary database of the benchmarks, in an embedded PostgreSQL or on the server of ``DATABASE_URL``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-# A checkpoint makes the next change of every page write the whole page to the log, and an autovacuum takes a core.
-# Neither belongs to any one of the variants that are compared, so both are kept out of the minutes of a run.
+# After a checkpoint, the first change of each page writes the whole page to the log. An autovacuum occupies a core.
+# Both would hit variants at random, so a run has neither.
 PARAMETERS = {
     "autovacuum": "off",
     "checkpoint_timeout": "1h",
@@ -18,16 +18,16 @@ PARAMETERS = {
     "track_io_timing": "off",
 }
 
-#: ``OPTIONS`` of a connection that plans a statement once and not at every request.
+#: ``OPTIONS`` of a connection that plans each statement once, not for every request.
 PREPARED = {"server_side_binding": True, "prepare_threshold": 1}
 
 
 @contextmanager
 def scratch_database(options: Mapping[str, Any], parameters: Mapping[str, str] = PARAMETERS) -> Iterator[None]:
-    """Set Django up on a new, empty, migrated database, and drop it at the end.
+    """Set up Django on a new, migrated database, and drop it at the end.
 
-    ``options`` are added to the connection's ``OPTIONS``. The server is that of ``DATABASE_URL``, where the account
-    must be allowed to create a database; without it, an embedded one with these ``parameters``.
+    ``options`` are added to the connection's ``OPTIONS``. The server is the one of ``DATABASE_URL``, whose account must
+    be allowed to create databases. Without the variable, an embedded server is started with ``parameters``.
     """
     from testproject.embedded import embedded_postgres
 

@@ -1,4 +1,4 @@
-"""Requests per second behind a real server, with a few clients that ask without a pause."""
+"""Requests per second through a real server, with a few clients that send requests without pauses."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from .service.serving import Client, cpu_seconds, serving
 from .views import tables
 
 CLIENTS = 4
-#: Requests in a round of one variant.
+#: Requests of one variant in a round.
 BLOCK = 20
 SERVERS = {"gunicorn, 2 sync workers": "gunicorn", "uvicorn, 1 process": "uvicorn"}
-#: Their addresses. The package's is protected.
 BARE, PROMISING = "/bare/", "/promises/"
 VARIANTS = {
     BARE_ATOMIC.name: BARE,
@@ -36,14 +35,14 @@ VARIANTS = {
 
 @dataclass
 class Load:
-    """One entry a round: requests per second, and seconds of the server's CPU for each request."""
+    """For each round, the requests per second and the server's CPU seconds per request."""
 
     rates: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
 
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
-    """Let each variant execute ``operations`` requests at each server, and repeat as many."""
+    """Measure ``operations`` first requests and as many repeated ones, for each variant on each server."""
     with tables():
         user = account()
         authorization = f"Token {Token.objects.get_or_create(user=user)[0]}"
@@ -78,10 +77,10 @@ def _compare_at(
 
 
 def _rate(clients: list[Client], path: str, keys: list[str]) -> float:
-    """Requests per second, when the clients ask for all keys as fast as they are answered."""
+    """Requests per second while the clients send each key once, without pauses."""
     body, left, lock = json.dumps(BODY), iter(keys), threading.Lock()
 
-    def ask(client: Client) -> None:
+    def send(client: Client) -> None:
         while True:
             with lock:
                 key = next(left, None)
@@ -91,7 +90,7 @@ def _rate(clients: list[Client], path: str, keys: list[str]) -> float:
 
     with ThreadPoolExecutor(len(clients)) as pool:
         start = time.perf_counter()
-        list(pool.map(ask, clients))
+        list(pool.map(send, clients))
         return len(keys) / (time.perf_counter() - start)
 
 
@@ -99,8 +98,8 @@ def _table(title: str, loads: dict[str, tuple[Load, Load]]) -> Table:
     table = Table(
         f"Requests per second: {title}",
         ("", "", "requests per second", "× bare", "× promises", "CPU", "× promises"),
-        note=f"Again: the same requests with the same keys, which the bare view executes again. CPU is that of the web "
-        f"server for one request, in the mean. × promises is relative to the row `{PROMISES.name}`.",
+        note=f"Again: the same requests with the same keys, which the bare view executes again. CPU is the web "
+        f"server's mean CPU time per request. × promises is relative to the row `{PROMISES.name}`.",
     )
     for phase, heading in enumerate(("first", "again")):
         bare, written = loads[BARE][phase], loads[PROMISING][phase]

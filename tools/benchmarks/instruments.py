@@ -1,4 +1,4 @@
-"""What one operation costs: time, CPU of client and server, log bytes, flushes to disk, and round trips."""
+"""Measures the cost of an operation: time, CPU of client and server, WAL bytes, fsyncs and round trips."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ T = TypeVar("T")
 class Cost:
     """The measurements of one variant. Times are in seconds."""
 
-    # one entry an operation
+    # one entry for each operation
     seconds: list[float] = field(default_factory=list)
     client_cpu: list[float] = field(default_factory=list)
-    # one entry a block, each of one operation in it
+    # one entry for each block: the cost of one operation in it
     block_seconds: list[float] = field(default_factory=list)
     block_client_cpu: list[float] = field(default_factory=list)
     block_server_cpu: list[float] = field(default_factory=list)
@@ -35,16 +35,16 @@ class Cost:
 
     @property
     def block_cpu(self) -> list[float]:
-        """Both sides together."""
+        """The sum of client and server."""
         return [client + server for client, server in zip(self.block_client_cpu, self.block_server_cpu, strict=False)]
 
 
 def turns(
     what: str, variants: Collection[T], rounds: int, lots: random.Random, progress: Callable[[str], None]
 ) -> Iterator[tuple[T, bool]]:
-    """Each variant in each round, in random order, so that noise hits all alike; and whether the round counts.
+    """Yield each variant in each round, in random order, so that noise affects all alike, and whether the round counts.
 
-    The first round doesn't: it fills caches.
+    The first round doesn't count, because it warms up caches.
     """
     for number in range(rounds + 1):
         progress(f"{what}, round {number} of {rounds}")
@@ -57,18 +57,19 @@ def p95(values: list[float]) -> float:
 
 
 def relative(blocks: list[float], base: list[float]) -> float | None:
-    """How many times ``base``: the median over the rounds, in each of which the two ran within a moment of each other.
+    """The median over the rounds of the ratio to ``base``.
 
-    So it hardly notices what else the machine was doing, unlike the quotient of two medians.
+    The two ran shortly after each other in each round, so other load on the machine affects this less than a ratio of
+    medians.
     """
     quotients = [block / other for block, other in zip(blocks, base, strict=True) if other]
     return statistics.median(quotients) if quotients else None
 
 
 def measure_block(cost: Cost, operations: Iterable[Callable[[], object]]) -> None:
-    """Time each of ``operations`` by itself, and read the server's counters around all of them.
+    """Time each of ``operations``, and read the server's counters before and after all of them.
 
-    The first one is not timed: reading the counters has left caches cold.
+    The first operation is not timed, because reading the counters evicts caches.
     """
     warm_up, *timed = operations
     gc.collect()
@@ -91,7 +92,7 @@ def measure_block(cost: Cost, operations: Iterable[Callable[[], object]]) -> Non
 
 
 def round_trips(operation: Callable[[], object]) -> int | None:
-    """How often the server had to be waited for, read off the wire. None where libpq can't show it."""
+    """The number of round trips, from libpq's trace. None if libpq can't trace."""
     server = connection.connection.pgconn
     with tempfile.TemporaryFile() as log:
         try:
@@ -113,7 +114,7 @@ class _Counters(NamedTuple):
 
 
 def _counters(*, cpu_first: bool = False) -> _Counters:
-    # At the end of a block the CPU is read before the counters' own statements, at its start after them.
+    # The CPU is read after these statements at a block's start, and before them at its end, so that it excludes them.
     cpu = server_cpu() if cpu_first else None
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')")
@@ -128,11 +129,11 @@ def _counters(*, cpu_first: bool = False) -> _Counters:
 
 
 def server_cpu() -> int | None:
-    """Nanoseconds on a CPU of the process that serves this connection. None where it can't be seen from here."""
+    """CPU time of this connection's server process, in nanoseconds. None if the process is not visible."""
     process = Path("/proc", str(connection.connection.info.backend_pid))
     try:
         if (process / "comm").read_text().strip() != "postgres":
-            return None  # a server elsewhere: the number names another process
+            return None  # a remote server, whose process id names another process here
         return int((process / "schedstat").read_text().split()[0])
     except OSError:
         return None

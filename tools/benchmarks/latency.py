@@ -1,4 +1,4 @@
-"""First executions and replays over a network: through a proxy that delays each message of the client."""
+"""First executions and replays over a network, simulated by a proxy that delays each of the client's messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .report import Table, count, milliseconds, times
 from .requests import BARE_ATOMIC, BASELINE, BLOCK, PACKAGE, PACKAGE_ATOMIC, PROMISES, Costs, Variant
 from .views import tables
 
-#: In seconds: nothing added, one rack, one region, two.
+#: In seconds: no delay, and typical for one rack, one region and two regions.
 DELAYS = (0.0, 0.0002, 0.0005, 0.001)
 FIRST_EXECUTIONS = (BARE_ATOMIC, BASELINE, PROMISES, PACKAGE, PACKAGE_ATOMIC)
 REPLAYS = (BASELINE, PROMISES, PACKAGE)
@@ -27,7 +27,7 @@ REPLAYS = (BASELINE, PROMISES, PACKAGE)
 
 @contextmanager
 def delaying_proxy() -> Iterator[Proxy]:
-    """Django's connection goes through the proxy during the block."""
+    """Route Django's connection through the proxy during the block."""
     settings = connection.settings_dict
     direct = {name: settings[name] for name in ("HOST", "PORT")}
     with Proxy(os.environ["DATABASE_URL"]) as proxy:

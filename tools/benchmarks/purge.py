@@ -1,4 +1,4 @@
-"""How many rows a second a purge deletes, beside one DELETE without a bound."""
+"""Rows per second that a purge deletes, compared with one unbounded DELETE."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .report import Table, times
 ROUNDS = 3
 SIZES = (1000, 5000, 10_000)
 PLAIN = "one DELETE"
-#: This part of the records is past its retention.
+#: The fraction of records past their retention.
 DUE = 0.3
 TABLE = "idempotency_record"
 
-# Accounts and keys are UUID4s, an account has 100 records, and a body has 300 to 550 bytes. The records come in the
-# order of time, as from clients. The digest of an account has the form of a UUID4 if its version's digit is set.
+# Accounts and keys are UUID4s, an account has 100 records, and a body has 300 to 550 bytes. Records are inserted in
+# chronological order, as by clients. Setting the version digit turns the account's digest into a UUID4.
 FILL = f"""
 INSERT INTO {TABLE} (
     account_id, operation, idempotency_key, request_hash, status, attempt,
@@ -53,7 +53,7 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
     with connection.cursor() as cursor:
         cursor.execute(f"TRUNCATE {TABLE}")
         cursor.execute(FILL, {"rows": rows, "due": int(rows * DUE)})
-        cursor.execute(f"VACUUM (ANALYZE) {TABLE}")  # as a quiet hour leaves it
+        cursor.execute(f"VACUUM (ANALYZE) {TABLE}")  # as after an idle hour
     variants: dict[str, Callable[[int], int]] = {PLAIN: delete}
     variants |= {f"batches of {size:,}": partial(purge, size) for size in SIZES}
     share = int(rows * DUE) // ROUNDS // len(variants)
@@ -61,8 +61,8 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
     for number in range(ROUNDS):
         for name in lots.sample(list(variants), len(variants)):
             progress(f"purge: round {number + 1}, {name}")
-            # The database marks the index entries of deleted records when it passes over them. Each variant would
-            # otherwise do that for the one before it.
+            # A scan marks the index entries of deleted records as dead. Otherwise each variant would do that for the
+            # previous one.
             nth_due(share)
             with connection.cursor() as cursor:
                 cursor.execute("CHECKPOINT")
@@ -76,7 +76,7 @@ def compare(rows: int, seed: int, progress: Callable[[str], None]) -> list[Table
 
 
 def nth_due(number: int) -> datetime:
-    """When the last of the ``number`` records became due that have been due for longest."""
+    """The time at which the first ``number`` records were due."""
     with connection.cursor() as cursor:
         cursor.execute(NTH_DUE, [number - 1])
         ((found,),) = cursor.fetchall()

@@ -1,4 +1,4 @@
-"""Figures as tables in Markdown, as the documentation shows them."""
+"""Figures as Markdown tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tools.reports import markdown
 
 
 class Table:
-    """A title, a row of headings and rows of cells. ``note`` says how to read it."""
+    """A title, a row of headings, and rows of cells. ``note`` explains the table."""
 
     def __init__(self, title: str, headings: tuple[str, ...], note: str = "") -> None:
         self.title = title

@@ -20,7 +20,7 @@ from .instruments import Cost, measure_block, p95, relative, round_trips
 from .report import Table, bytes_of, count, microseconds, milliseconds, times
 
 BODY = {"recipient": "acct_1", "amount": 1250, "label": "benchmark"}
-#: Few enough that a round is over in a moment.
+#: Operations of a variant in a round. Few, so that the variants of a round run shortly after each other.
 BLOCK = 5
 
 
@@ -49,7 +49,7 @@ REPLAYS = (BASELINE, PROMISES, PACKAGE)
 
 
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
-    """Measure every variant ``operations`` times, in blocks in random order, so that noise hits all alike."""
+    """Measure every variant ``operations`` times, in blocks in random order, so that noise affects all alike."""
     lots, rounds = random.Random(seed), max(1, operations // BLOCK)
     with views.tables():
         costs = Costs(FIRST_EXECUTIONS, REPLAYS)
@@ -61,18 +61,18 @@ def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list
 
 
 class Costs:
-    """What first executions and replays of some variants cost."""
+    """The costs of first executions and replays of some variants."""
 
     def __init__(self, first: Sequence[Variant], replayed: Sequence[Variant]) -> None:
         self.first = {variant: Cost() for variant in first}
         self.replayed = {variant: Cost() for variant in replayed}
         self._caller = Caller(account())
         self._keys = {variant: [Caller.new_key() for _ in range(BLOCK + 1)] for variant in replayed}
-        for variant in first:  # imports, caches of the framework, and of the server for its statements
+        for variant in first:  # warms up imports, and the caches of framework and server
             for _ in range(BLOCK):
                 self._caller.calling(variant)()
         for variant, keys in self._keys.items():
-            for key in keys * 2:  # the first execution, and one replay to warm up
+            for key in keys * 2:  # the first execution, and a replay to warm up
                 self._caller.calling(variant, key)()
 
     def count_round_trips(self) -> None:
@@ -82,7 +82,7 @@ class Costs:
             cost.round_trips = round_trips(self._caller.calling(variant, self._keys[variant][0]))
 
     def measure(self, lots: random.Random) -> None:
-        """A block of each variant."""
+        """Measure a block of each variant."""
         for variant in lots.sample(list(self.first), len(self.first)):
             with effects(BLOCK + 1):
                 measure_block(self.first[variant], [self._caller.calling(variant) for _ in range(BLOCK + 1)])
@@ -93,12 +93,12 @@ class Costs:
 
 
 def account() -> User:
-    """Whose requests they are. An experiment may run after another one, on the same database."""
+    """The caller. Experiments share a database, so an earlier one may have created it."""
     return User.objects.get_or_create(username="benchmark")[0]
 
 
 class Caller:
-    """Calls a view in this process as a router would, without a server, a middleware or a token to look up."""
+    """Calls views in this process, without a server, middleware or a token look-up."""
 
     def __init__(self, user: User) -> None:
         self.user = user
@@ -109,7 +109,7 @@ class Caller:
         return str(uuid.uuid4())
 
     def calling(self, variant: Variant, key: str | None = None, status: int = 201) -> Callable[[], None]:
-        """A call of the variant that must have this status. Its request is made already, and so isn't timed."""
+        """A function that calls the variant and checks the status. Creating the request is not timed."""
         view = variant.view.as_view()
         request = self.factory.post("/transfers/", BODY, format="json", HTTP_IDEMPOTENCY_KEY=key or self.new_key())
         force_authenticate(request, self.user)
@@ -125,7 +125,7 @@ class Caller:
 
 @contextmanager
 def effects(expected: int) -> Iterator[None]:
-    """Whatever is fast must be right as well."""
+    """Check the number of effects, because a fast variant must also be correct."""
     before = Transfer.objects.count()
     yield
     effects = Transfer.objects.count() - before
@@ -138,7 +138,7 @@ def _table(title: str, costs: dict[Variant, Cost]) -> Table:
     table = Table(
         title,
         ("", "median", "p95", "wall", "CPU client", "CPU server", "CPU", "WAL", "WAL", "fsyncs", "round trips"),
-        note="The columns with × are relative to the row `hand-written`; CPU × is of client and server together.",
+        note="Columns with × are relative to the row `hand-written`. CPU × is for client and server together.",
     )
     for variant, cost in costs.items():
         wal = statistics.median(cost.block_wal)

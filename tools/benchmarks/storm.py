@@ -1,4 +1,4 @@
-"""Fifty duplicates at once, in threads of one process: how long they wait for their 409, and for their replay."""
+"""Fifty simultaneous duplicates in threads of one process: the time until their 409, and until their replay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT_LIMIT = 60.0  # seconds
 
 
 class Held:
-    """Lets the operation take as long as the duplicates need."""
+    """Keeps the operation running until the duplicates have been answered."""
 
     entered, may_end = threading.Event(), threading.Event()
 
@@ -55,7 +55,7 @@ VARIANTS = (
 
 
 def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list[Table]:
-    """Let duplicates of ``operations / 50`` requests of each variant come while it runs, and again afterwards."""
+    """Send duplicates of ``operations / 50`` requests of each variant while the request runs, and again afterwards."""
     rounds, lots = max(1, operations // DUPLICATES), random.Random(seed)
     refused = {variant: list[float]() for variant in VARIANTS}
     replayed = {variant: list[float]() for variant in VARIANTS}
@@ -93,22 +93,22 @@ def compare(operations: int, seed: int, progress: Callable[[str], None]) -> list
 
 
 def _median_of_storm(pool: ThreadPoolExecutor, caller: Caller, variant: Variant, key: str, status: int) -> float:
-    """How long a duplicate waits for its answer, in seconds, in the median."""
+    """The median time until a duplicate is answered, in seconds."""
     barrier = threading.Barrier(DUPLICATES)
 
-    def ask(call: Callable[[], None]) -> float:
+    def measure(call: Callable[[], None]) -> float:
         barrier.wait(WAIT_LIMIT)
         start = time.perf_counter()
         call()
         return time.perf_counter() - start
 
     calls = [caller.calling(variant, key, status) for _ in range(DUPLICATES)]
-    return statistics.median(pool.map(ask, calls))
+    return statistics.median(pool.map(measure, calls))
 
 
 @contextmanager
 def _threads(number: int) -> Iterator[ThreadPoolExecutor]:
-    """So many threads, each with its own open connection to the database."""
+    """A pool of ``number`` threads, each with an open database connection."""
     together = threading.Barrier(number)
 
     def connect(_: int) -> None:

@@ -1,9 +1,9 @@
-"""``python -m tools.benchmarks.ways``: one protected view over each way to a database.
+"""``python -m tools.benchmarks.ways``: compare the ways to connect to a database, with one protected view.
 
-The ways are a connection for each thread, Django's pool, PgBouncer in transaction mode, and MariaDB. Clients that are
-processes call the view at the same time, each in several threads, without HTTP between, so the database is what they
-share. A round is a block of first executions over each way, and then a block of replays. It ends with 1 if a request
-had another answer than 201, or if a session was left with a setting of somebody else's transaction.
+The ways are a connection for each thread, Django's pool, PgBouncer in transaction mode, and MariaDB. Several client
+processes call the view in several threads each, without HTTP, so that they only share the database. A round is a block
+of first executions over each way, and then a block of replays. The exit code is 1 if a request got another answer than
+201, or if a session kept a setting of an earlier transaction.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tools.benchmarks.report import Table, times
 
 PROCESSES = 3
 THREADS = 4
-#: Server sessions of the pooler and connections of the pools: fewer than there are threads, so that they are shared.
+#: The pooler's server sessions and the pools' connections. There are more threads, so that they are shared.
 SESSIONS = 8
 ROUNDS = 5
 WAIT = 300  # seconds
 
-#: How many settings a session has that are not its server's.
+#: Counts the settings of a session that differ from the server's.
 CHANGED = {
     "postgresql": """
         SELECT count(*) FROM pg_settings WHERE setting <> reset_val AND name IN
@@ -52,15 +52,15 @@ CHECKOUTS = 100
 
 @dataclass
 class Way:
-    """One way to a database, and what its clients have measured."""
+    """A way to connect to a database, and its clients' measurements."""
 
     name: str
     url: str
-    pool: int = 0  # connections of the pool of each process; 0 for no pool
+    pool: int = 0  # connections in each process's pool; 0 for no pool
     clients: list[subprocess.Popen[str]] = field(default_factory=list)
     rates: dict[str, list[float]] = field(default_factory=lambda: {"first": [], "replay": []})  # requests a second
-    answers: Counter[str] = field(default_factory=Counter)  # of the statuses
-    left: int = 0  # checkouts with a setting of somebody else's transaction
+    answers: Counter[str] = field(default_factory=Counter)  # by status
+    left: int = 0  # checkouts with a setting of an earlier transaction
 
     def start(self) -> None:
         environment = os.environ | {"DATABASE_URL": self.url, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
@@ -69,8 +69,8 @@ class Way:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             self.clients.append(subprocess.Popen(command, env=environment, text=True, **pipes))  # type: ignore[call-overload]
 
-    def ask(self, what: str, requests: int = 0) -> list[Any]:
-        """Let all clients do it at the same time, and wait for their answers."""
+    def run(self, what: str, requests: int = 0) -> list[Any]:
+        """Run a command in all clients at the same time, and return their results."""
         for client in self.clients:
             client.stdin.write(json.dumps([what, requests]) + "\n")  # type: ignore[union-attr]
             client.stdin.flush()  # type: ignore[union-attr]
@@ -78,7 +78,7 @@ class Way:
 
     def measure(self, what: str, requests: int) -> None:
         start = time.monotonic()
-        for statuses in self.ask(what, requests):
+        for statuses in self.run(what, requests):
             self.answers.update(statuses)
         self.rates[what].append(PROCESSES * requests / (time.monotonic() - start))
 
@@ -88,10 +88,10 @@ class Way:
 
 
 def compare(requests: int, seed: int, progress: Callable[[str], None], ways: Sequence[Way]) -> list[Table]:
-    """:param requests: of each client in a block."""
+    """:param requests: the number for each client in a block."""
     for way in ways:
         way.start()
-        way.ask("ready")
+        way.run("ready")
     for way, counts in turns("ways", ways, ROUNDS, random.Random(seed), progress):
         for what in way.rates:
             way.measure(what, requests)
@@ -99,15 +99,15 @@ def compare(requests: int, seed: int, progress: Callable[[str], None], ways: Seq
                 way.rates[what].clear()
     direct = ways[0]
     headings = ("first executions a second", f"× {direct.name}", "replays a second", f"× {direct.name}")
-    table = Table("Ways to a database", ("", *headings, "requests", "answers but 201", "settings left"))
+    table = Table("Ways to a database", ("", *headings, "requests", "other answers than 201", "settings left"))
     for way in ways:
         cells: list[str] = []
         for what, rates in way.rates.items():
             cells += [f"{statistics.median(rates):,.0f}", times(relative(rates, direct.rates[what]))]
         other = {status: count for status, count in way.answers.items() if status != "201"}
-        said = ", ".join(f"{count} × {status}" for status, count in sorted(other.items())) or "none"
-        way.left = sum(way.ask("settings"))
-        table.add(way.name, *cells, f"{way.answers.total():,}", said, f"{way.left} of {PROCESSES * CHECKOUTS:,}")
+        errors = ", ".join(f"{count} × {status}" for status, count in sorted(other.items())) or "none"
+        way.left = sum(way.run("settings"))
+        table.add(way.name, *cells, f"{way.answers.total():,}", errors, f"{way.left} of {PROCESSES * CHECKOUTS:,}")
         way.stop()
     return [table]
 
@@ -129,9 +129,11 @@ def servers(*, with_mariadb: bool) -> Iterator[list[Way]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.benchmarks.ways", description=__doc__)
-    parser.add_argument("--requests", type=int, default=300, help="of a client in a block (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the order of the ways (default: %(default)s)")
-    parser.add_argument("--mariadb", action="store_true", help="include a MariaDB, which has to be installed")
+    parser.add_argument(
+        "--requests", type=int, default=300, help="requests per client and block (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the order of the ways (default: %(default)s)")
+    parser.add_argument("--mariadb", action="store_true", help="include MariaDB, which must be installed")
     parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.client is not None:
@@ -173,7 +175,7 @@ def run_client(pool: int) -> None:
     user = User.objects.create(username=str(uuid.uuid4()))
     keys: list[str] = []
     factory = RequestFactory()
-    body = {"recipient": "somebody", "amount": 100}
+    body = {"recipient": "acct_1", "amount": 100}
 
     def request(key: str) -> str:
         headers = {"Idempotency-Key": key}
@@ -184,7 +186,7 @@ def run_client(pool: int) -> None:
         return str(response.status_code)
 
     def settings_left(number: int) -> bool:
-        """Whether a fresh checkout has a setting that isn't the server's own."""
+        """Whether a new checkout has a setting that differs from the server's."""
         with connection.cursor() as cursor:
             cursor.execute(CHANGED[connection.vendor])
             found = bool(cursor.fetchone()[0])

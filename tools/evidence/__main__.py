@@ -1,11 +1,11 @@
-"""``python -m tools.evidence``: write the tables of docs/explanation/evidence.md that are made of results.
+"""``python -m tools.evidence``: generate the tables of docs/explanation/evidence.md from recorded results.
 
-The results are lines of ``tools/evidence/results.jsonl``. Each run of a test or tool of the method adds its own with
-``RESULTS=tools/evidence``, also if it fails. The latest line of a run counts, and each one of a run that draws other
-cases every time. A line whose ``judged`` is not the digest of the files as they are is older than them.
+The results are the lines of ``tools/evidence/results.jsonl``. With ``RESULTS=tools/evidence``, each run of a test or
+tool appends a line, even if it fails. Only the latest line of a run counts, or every line if the run draws random
+cases. A line is older than the code if its ``judged`` differs from the digest of the current files.
 
-A run of no cases is refused. So is one that has ``failed`` and doesn't say what ``became`` of that, which people add.
-``--check`` writes nothing, and exits with 1 if the page is not as the results have it.
+A run without cases is an error. So is a failed run without ``became``, the explanation that a maintainer adds.
+``--check`` writes nothing, and exits with 1 if the page is out of date.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ RESULTS = Path(__file__).with_name("results.jsonl")
 
 Line = dict[str, Any]
 
-#: For each kind of run: the promise, the fault, and the figure of its cases.
+#: For each kind of run: the promise, the fault, and the figure that counts its cases.
 RUNS: dict[str, tuple[str, str, str]] = {
     "matrix": (
         "one effect and one answer per key; a late attempt changes nothing",
-        "[each fault at each place](#the-crash-matrix)",
+        "[each fault at each point](#the-crash-matrix)",
         "cells",
     ),
     "orders": (
@@ -49,7 +49,7 @@ RUNS: dict[str, tuple[str, str, str]] = {
     ),
     "sequences": (
         "each function behaves as documented",
-        "random calls, compared with a model in memory",
+        "random calls, compared with an in-memory model",
         "calls",
     ),
     "calls": (
@@ -88,26 +88,26 @@ RUNS: dict[str, tuple[str, str, str]] = {
         "requests",
     ),
     "fuzz": (
-        "no error that unprotected code doesn't have",
+        "no error that unprotected code wouldn't raise",
         "random requests, messages, forms, settings",
         "inputs",
     ),
     "guided": (
-        "keys, JSON and forms are parsed as other parsers do",
+        "keys, JSON and forms are parsed as by other parsers",
         "coverage-guided bytes",
         "inputs",
     ),
 }
-#: The kinds of runs that try other cases each time, so that all of them count.
+#: The kinds of runs that draw random cases, so that every run counts.
 DRAWN = {"walks", "fuzz", "soak"}
-#: Those that are to go wrong, or are shown elsewhere, and count for no promise.
+#: Runs that must fail, or that another table shows. They support no promise.
 CONTROLS = {"stops: control", "failover: asynchronous", "failover: local"}
-#: What tells two runs of another kind apart.
+#: The fields that identify a run of another kind.
 APART = (
     *("what", "database", "level", "job", "declaration", "before", "options", "handler", "point", "fault", "broker"),
     *("kind", "pgbouncer", "seeds", "package", "store", "bug", "method"),
 )
-#: The figures of failures of a promise, of which a run has those that it measures.
+#: The figures that count violations. A run has those that it measures.
 MEASURED = ("violations", "lost", "torn", "reconcile_doubled", "park_doubled")
 
 
@@ -121,13 +121,13 @@ def digest(kind: str, folder: str | None) -> str:
 
 
 def is_older(line: Line) -> bool:
-    """Whether what the run has judged has changed since, as far as is known."""
+    """Whether the files that the run judged have changed, or are unknown."""
     kind = kind_of(line)
     return bool(line.get("judged") != digest(kind, line["kind"] if kind == "mutation" else None))
 
 
 def lines_of(text: str) -> list[Line]:
-    """:raises ValueError: a run is void, or it failed and nothing says what became of that."""
+    """:raises ValueError: a run is void, or it failed without an explanation."""
     lines: list[Line] = [json.loads(line) for line in text.splitlines()]
     for line in lines:
         if line.get("failed"):
@@ -162,7 +162,7 @@ def runs(lines: list[Line]) -> str:
 
 
 def _cases(lines: list[Line], figure: str) -> str:
-    """How many cases there were, and in how many the fault struck, if all of the runs have measured that."""
+    """The number of cases, and of those in which the fault struck, if all runs measured it."""
     cases = f"{sum(line[figure] for line in lines):,} {figure}"
     if not all("fired" in line for line in lines):
         return cases
@@ -183,7 +183,7 @@ def _databases(lines: list[Line]) -> str:
 
 
 def _origin(lines: list[Line]) -> str:
-    """The commits, marked where the code has changed since, and the last date."""
+    """The commits, marked if the code has changed, and the last date."""
     commits = sorted({f"`{line['commit'][:7]}`" for line in lines})
     named = ", ".join(commits) if len(commits) < 4 else f"{len(commits)} commits"
     return f"{named}{', **older**' if is_older(lines[0]) else ''}, {max(line['date'] for line in lines)}"
@@ -192,11 +192,11 @@ def _origin(lines: list[Line]) -> str:
 def failures(lines: list[Line]) -> str:
     failed = [line for line in lines if line.get("failed")]
     rows = [[line["what"], _origin([line]), line["failed"], line["became"]] for line in failed]
-    return markdown(["kind", "run", "what failed", "what became of it"], rows) if rows else "None so far."
+    return markdown(["kind", "run", "failure", "explanation"], rows) if rows else "None so far."
 
 
 def methods(lines: list[Line]) -> str:
-    """How many of the planted bugs each method has seen, and how many it alone."""
+    """How many planted bugs each method detects, and how many no other method does."""
     from tools.methods import METHODS, SEEN
 
     found: dict[str, dict[str, str]] = {}
@@ -209,7 +209,7 @@ def methods(lines: list[Line]) -> str:
         whole = [verdicts for verdicts in seen if len(verdicts) == len(METHODS)]
         alone = [[*verdicts.values()].count(SEEN) == 1 for verdicts in whole]
         rows.append([method, f"{len(seen)} of {len(tried)}", sum(alone)])
-    return markdown(["method", "bugs seen", "by no other method"], rows)
+    return markdown(["method", "bugs detected", "only by this method"], rows)
 
 
 def failovers(lines: list[Line]) -> str:
@@ -222,7 +222,7 @@ def failovers(lines: list[Line]) -> str:
 
 
 def _grouped(lines: list[Line], *names: str) -> Iterable[list[Line]]:
-    """The lines that agree in these values and in being older or not."""
+    """Groups of lines with the same values, either all older or all current."""
     groups: dict[tuple[object, ...], list[Line]] = {}
     for line in lines:
         groups.setdefault((is_older(line), *(line[name] for name in names)), []).append(line)
@@ -230,12 +230,12 @@ def _grouped(lines: list[Line], *names: str) -> Iterable[list[Line]]:
 
 
 def _sums(lines: list[Line], names: Iterable[str]) -> list[str]:
-    """A dash where not all of the runs have measured it."""
+    """The sums of the figures, or a dash if some runs did not measure one."""
     return [f"{sum(line[name] for line in lines):,}" if all(name in line for line in lines) else "–" for name in names]
 
 
 def deliveries(lines: list[Line]) -> str:
-    """The figures of all faults together, for each broker."""
+    """The totals of all faults for each broker."""
     rows = []
     for group in _grouped(latest(lines, "deliveries"), "broker"):
         sums = _sums(group, ("fired", "messages", "deliveries", "violations", "sent_again"))
@@ -271,7 +271,7 @@ def controls(lines: list[Line]) -> str:
 
 
 def conformance(lines: list[Line]) -> str:
-    """Ours comes first, then the packages that are durable, then those in memory. Equals share a row."""
+    """This package first, then durable packages, then those in memory. Packages with equal verdicts share a row."""
     found = latest(lines, "conformance")
     found.sort(
         key=lambda line: (line["version"] != "this checkout", line["store"].startswith("memory"), line["package"])
@@ -290,7 +290,7 @@ def conformance(lines: list[Line]) -> str:
 
 
 def mutants(lines: list[Line]) -> str:
-    """What was tried, and how many of them no test has seen.
+    """The numbers of mutants that were tried and that survived.
 
     :raises ValueError: a run is void.
     """
@@ -315,7 +315,7 @@ def redundant(lines: list[Line]) -> str:
     return ", ".join(f"`{guard}`" for guard in REDUNDANT)
 
 
-#: By the name of its place in the page.
+#: The function that generates each block of the page.
 BLOCKS = {
     "runs": runs,
     "failed": failures,

@@ -1,4 +1,4 @@
-"""``manage.py create_demo_users``: the callers alice and bob, and their tokens."""
+"""``manage.py create_demo_users``: creates the users alice and bob, and their tokens."""
 
 from typing import Any
 
@@ -18,10 +18,10 @@ class Command(BaseCommand):
 
 
 def create_demo_users() -> dict[str, str]:
-    """Create the demo users and tokens that are missing, and return the tokens by username."""
+    """Create missing demo users and tokens, and return the tokens by username."""
     tokens = {}
     for username in DEMO_USERS:
-        # They have no password, because they only call the API.
+        # No password, because they only call the API.
         user, _ = get_user_model()._default_manager.get_or_create(username=username)
         token, _ = Token.objects.get_or_create(user=user)
         tokens[username] = token.key

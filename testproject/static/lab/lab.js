@@ -1,4 +1,4 @@
-// The lab: a bad network around both endpoints, and the display of attempts and effects.
+// The retry lab: simulates a bad network for both endpoints, and displays attempts and effects.
 
 import { kept, payOnce } from "./pay-once.js";
 
@@ -57,15 +57,15 @@ async function payProtected(press) {
   }
 }
 
-// payOnce() joins a further press to the first one. Here it is sent, too, so that its answer can be seen.
+// payOnce() would join another press to the first one. The lab also sends it, to show its response.
 async function sendAgain(press) {
-  // The first press makes the key under this lock.
+  // The first press creates the key under this lock.
   const { key, url, body } = await navigator.locks.request(`pay-once:${cart}`, () => kept(cart));
   const options = { method: "POST", body, headers: { ...headers(), "Content-Type": "application/json", "Idempotency-Key": key } };
   await retrying(() => network("protected", press)(url, options));
 }
 
-// What many front ends do: no key, and another try if there was no answer.
+// As in many front ends: no key, and a retry if there was no response.
 async function payUnprotected(press) {
   const options = { method: "POST", body: JSON.stringify(payload), headers: { ...headers(), "Content-Type": "application/json" } };
   await retrying(() => network("unprotected", press)("/lab/unprotected/pay/", options));
@@ -92,7 +92,7 @@ function pay() {
   payUnprotected(press);
 }
 
-// The attempts of all tabs, kept so that a reload shows them.
+// The attempts of all tabs. They survive a reload.
 const noted = () => JSON.parse(localStorage.getItem(LOG) ?? "[]");
 
 function note(side, press, text) {
@@ -121,7 +121,7 @@ function showOutcome(outcome) {
   if (outcome) {
     status.textContent = outcome.status === 201 ? "Paid." : `Refused with ${outcome.status}.`;
   } else if (kept(cart)) {
-    status.textContent = "Not known yet. Press Pay to ask again: it has the same key.";
+    status.textContent = "Unknown. Press Pay to retry with the same key.";
   }
 }
 
@@ -136,7 +136,7 @@ async function showState() {
     }
     byId("record").textContent = state.record ? `${state.record.status}, attempt ${state.record.attempt}` : "none yet";
   } catch {
-    // The server may be restarting. The state is asked for again below.
+    // The server may be restarting. The next poll is scheduled below.
   }
   setTimeout(showState, 400);
 }
@@ -155,7 +155,7 @@ for (const slider of document.querySelectorAll("input[type=range]")) {
 byId("pay").addEventListener("click", pay);
 byId("tabs").addEventListener("click", () => {
   for (let tab = 0; tab < 5; tab += 1) {
-    window.open("?pay"); // a browser may ask whether this page may open windows
+    window.open("?pay"); // the browser may ask for permission to open windows
   }
 });
 addEventListener("storage", () => {
@@ -166,10 +166,10 @@ addEventListener("storage", () => {
 showAttempts();
 showState();
 if (new URLSearchParams(location.search).has("pay")) {
-  history.replaceState(null, "", location.pathname); // a reload of this tab is no further press
+  history.replaceState(null, "", location.pathname); // so that a reload of this tab does not pay again
   pay();
 } else if (kept(cart)?.outcome) {
   showOutcome(kept(cart).outcome);
 } else if (kept(cart)) {
-  payProtected("reload"); // continue what was under way when the page was left
+  payProtected("reload"); // continue a payment that was in progress when the visitor left the page
 }

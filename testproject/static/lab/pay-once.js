@@ -1,7 +1,7 @@
-// Sends what a user wants done once, under one key, until its outcome is known.
+// Sends a request that must take effect once, and retries with the same key until its outcome is known.
 //
-// The key and the body are kept in localStorage under the purpose, for example a cart, before anything is sent. So a
-// double click, a reload, the back button and another tab find them, and continue instead of beginning anew.
+// The key and the body are stored in localStorage under a purpose, for example a cart, before anything is sent. After a
+// double click, a reload or the back button, and in another tab, the stored request is continued.
 
 const ATTEMPTS = 12;
 const LONGEST_WAIT = 30000; // milliseconds
@@ -12,20 +12,20 @@ const running = new Map();
 
 const nameOf = (purpose) => `pay-once:${purpose}`;
 
-/** What is kept for a purpose: {key, url, body, outcome}, or null. The outcome is missing until it is known. */
+/** The stored request for a purpose: {key, url, body, outcome}, or null. It has no outcome until that is known. */
 export function kept(purpose) {
   return JSON.parse(localStorage.getItem(nameOf(purpose)));
 }
 
 /**
- * Send a payload once for a purpose, or continue what was begun for it, with the key and the body of then.
- * Resolves to the outcome, {status, body}, or to a refusal with a status of 400 and more that is to be corrected, for
- * example because the session has ended. Resolves to null if nothing is known yet: call this again later, and say so.
+ * Send a payload once for a purpose, or continue the stored request with its key and body.
+ * Resolves to the outcome, {status, body}, or to an error with a status of 400 or more that the user can correct, for
+ * example an expired session. Resolves to null if the outcome is still unknown: inform the user, and call this later.
  *
- * options.headers() returns further headers of an attempt, options.send replaces fetch.
+ * options.headers() returns additional headers for each attempt. options.send replaces fetch.
  */
 export function payOnce(purpose, url, payload, options = {}) {
-  if (!running.has(purpose)) { // a double click joins the first one
+  if (!running.has(purpose)) { // a double click joins the first call
     const attempt = begin(purpose, url, payload)
       .then(() => send(purpose, options))
       .finally(() => running.delete(purpose));
@@ -34,7 +34,7 @@ export function payOnce(purpose, url, payload, options = {}) {
   return running.get(purpose);
 }
 
-// Two tabs that begin at the same moment must not make two keys. A lock has its effect in all tabs.
+// Two tabs that start at the same moment must not create two keys. A lock applies to all tabs.
 function begin(purpose, url, payload) {
   return navigator.locks.request(nameOf(purpose), () => {
     if (kept(purpose) === null) {
@@ -51,10 +51,10 @@ async function send(purpose, { headers = () => ({}), send: request = fetch }) {
   for (let attempt = 1; attempt <= ATTEMPTS; attempt += 1) {
     const entry = kept(purpose);
     if (entry === null) {
-      return null; // removed by another tab, where the visitor has logged out
+      return null; // removed by another tab, for example at logout
     }
     if (entry.outcome) {
-      return entry.outcome; // of another tab
+      return entry.outcome; // stored by another tab
     }
     let wait = 0;
     try {
@@ -72,10 +72,10 @@ async function send(purpose, { headers = () => ({}), send: request = fetch }) {
       if (!isOpen(response, body)) {
         return response.status < 400 ? null : answer;
       }
-      // A proxy may send a date, which is no number, or a time for which nobody waits in front of a page.
+      // Retry-After may be a date, which counts as 0, or too long for a user to wait.
       wait = Math.min(LONGEST_WAIT, 1000 * (Number(response.headers.get("Retry-After")) || 0));
     } catch {
-      // There was no answer, so it may have happened. Only a retry with the same key finds out.
+      // Without a response, the request may have taken effect. Only a retry with the same key finds out.
     }
     const backoff = Math.random() * Math.min(LONGEST_WAIT, 250 * 2 ** attempt);
     await pause(wait + backoff);
@@ -83,8 +83,8 @@ async function send(purpose, { headers = () => ({}), send: request = fetch }) {
   return null;
 }
 
-// Whether an answer is what became of the operation: the server says so. If it says nothing, only JSON with a 2xx is: a
-// login page, an error of a proxy or an answer from another URL says nothing about a payment.
+// Whether a response is the operation's outcome, according to the server's header. Without the header, only a 2xx with
+// JSON is one: a login page, a proxy error or a response from another URL contains no information about a payment.
 function isOutcome(response, body) {
   const known = response.headers.get("Idempotency-Status");
   if (known === null || known === "ignored") {
@@ -93,7 +93,7 @@ function isOutcome(response, body) {
   return known === "executed" || known === "replayed";
 }
 
-// Whether another attempt may learn the outcome.
+// Whether another attempt may get the outcome.
 function isOpen(response, body) {
   const { status } = response;
   const known = response.headers.get("Idempotency-Status");
@@ -101,7 +101,7 @@ function isOpen(response, body) {
     return true;
   }
   if (["recorded", "reused", "ignored"].includes(known)) {
-    return false; // it is settled, or another attempt would be another payment
+    return false; // settled, or another attempt would be another payment
   }
   if (status === 409) {
     return IN_PROGRESS.includes(body?.code ?? body?.error?.code);
@@ -109,7 +109,7 @@ function isOpen(response, body) {
   return status >= 500 || status === 202 || UNKNOWN.includes(status);
 }
 
-// Waits, but no longer than until the browser is online again.
+// Waits for a time, or until the browser is back online.
 function pause(milliseconds) {
   return new Promise((resolve) => {
     setTimeout(resolve, milliseconds);

@@ -1,4 +1,4 @@
-"""Staff who log in to the admin, what they see of a page, and records to show on it."""
+"""Log staff in to the admin, read its pages, send its forms, and make records to show."""
 
 import re
 from html import unescape
@@ -11,7 +11,7 @@ from idempotency.operation import Operation
 from tests.records import HOUR, make_records
 
 SECRET = "4242-4242-<b>"
-#: What the form of an outcome is filled in with.
+#: Values for the form that records an outcome.
 OUTCOME = {"status": "201", "content_type": "application/json", "body": '{"id": 7}', "reason": "asked the bank"}
 
 
@@ -24,22 +24,22 @@ def log_in(client, *permissions, superuser=False):
 
 def text(response):
     assert response.status_code == 200
-    return told(response.content.decode())
+    return plain_text(response.content.decode())
 
 
-def told(shown):
+def plain_text(shown):
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", str(shown))).split())
 
 
 def hidden_fields(page):
-    """What the form of a page sends besides what a person enters."""
+    """The hidden fields of a page's form: lists of values by name."""
     fields = {}
     for name, value in re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', page.content.decode()):
         fields.setdefault(name, []).append(unescape(value))
     return fields
 
 
-def said(response):
+def messages_on(response):
     return [str(message) for message in response.context["messages"]]
 
 
@@ -48,15 +48,15 @@ MESSAGES = reverse("admin:idempotency_outbox_outboxmessage_changelist")
 DASHBOARD = reverse("admin:idempotency_dashboard")
 
 
-def ask(client, action, *pks, url=LIST):
+def choose(client, action, *pks, url=LIST):
     return client.post(url, {"action": action, "_selected_action": pks})
 
 
 def decide(client, page, url=LIST, **values):
-    """Send the form of a page as a browser does: what is said then."""
+    """Send a page's form as a browser does. Returns the messages that are shown then."""
     response = client.post(url, {**hidden_fields(page), **values}, follow=True)
     assert response.status_code == 200
-    return said(response)
+    return messages_on(response)
 
 
 def listed(client, url=LIST, **query):

@@ -1,4 +1,4 @@
-"""Who may see, change and decide what. The same holds for records and for messages."""
+"""Permissions to view, change and decide. Records and messages follow the same rules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from tests.http.admin.pages import OUTCOME, SECRET, log_in, secret_record, text
 from tests.outbox import make_messages
 from tests.records import HOUR
 
-# Permissions are decided before the database is asked for a record.
+# Permissions are checked before a record is queried.
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 
 @dataclass(frozen=True)
 class Page:
-    """The pages of a model, and what they hide."""
+    """The pages of a model, and the secrets that they hide."""
 
     model: type[Model]
     make: Callable[[], int]
@@ -92,7 +92,7 @@ def test_no_user_adds_changes_or_deletes(client, page):
 
 
 @each_page
-def test_who_has_no_permission_sees_nothing(client, page):
+def test_without_the_view_permission_nothing_is_shown(client, page):
     pk = page.make()
     log_in(client, page.may_read)
     for url in (page.url(), page.url("change", pk)):
@@ -104,7 +104,7 @@ def test_who_has_no_permission_sees_nothing(client, page):
 @pytest.mark.scenario_28
 @pytest.mark.failure_52
 @each_page
-def test_what_is_secret_is_neither_shown_nor_read_without_the_permission(client, page):
+def test_secrets_are_neither_shown_nor_queried_without_the_permission(client, page):
     pk = page.make()
     log_in(client, page.may_view)
     with CaptureQueriesContext(connection) as statements:
@@ -116,11 +116,11 @@ def test_what_is_secret_is_neither_shown_nor_read_without_the_permission(client,
 
 @pytest.mark.scenario_28
 @each_page
-def test_the_permitted_read_what_is_secret(client, page):
+def test_secrets_are_shown_with_the_permission(client, page):
     pk = page.make()
     log_in(client, page.may_view, page.may_read)
     shown = client.get(page.url("change", pk)).content.decode()
-    assert SECRET not in shown, "the page must escape what it holds"
+    assert SECRET not in shown, "the page must escape its values"
     assert [secret for secret in page.secrets if secret not in unescape(shown)] == []
     assert SECRET not in unescape(client.get(page.url()).content.decode())
 
@@ -134,8 +134,8 @@ def test_the_permitted_read_what_is_secret(client, page):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_may_not_be_shown_may_not_be_filtered_on(client, page, lookup):
-    """Otherwise a staff member without the permission would guess it letter by letter."""
+def test_a_hidden_column_cannot_be_filtered_on(client, page, lookup):
+    """Otherwise a staff member without the permission could guess its value letter by letter."""
     page.make()
     log_in(client, page.may_view)
     assert client.get(page.url(), {lookup: "x"}).status_code == 400
@@ -151,7 +151,7 @@ def test_each_decision_needs_its_own_permission(client, page, action):
     before = page.model._default_manager.values().get()
     seen = f"{pk}:{before.get('attempt', 0)}:{before['status']}"
     values = {"action": action, "_selected_action": [pk], "decided": "yes", "seen": [seen], **OUTCOME}
-    is_told = "No action selected" in text(client.post(page.url(), values, follow=True))
-    assert is_told is (len(page.decisions) > 1)  # where there is no other decision, there is no choice of actions
+    is_refused = "No action selected" in text(client.post(page.url(), values, follow=True))
+    assert is_refused is (len(page.decisions) > 1)  # without another decision, the page has no list of actions
     assert page.model._default_manager.values().get() == before
     assert not LogEntry.objects.exists()

@@ -1,4 +1,4 @@
-"""The dashboard: right numbers, what is stuck with what may be done about it, and nothing for who may not see it."""
+"""The dashboard: its numbers, stuck rows with their possible decisions, and permissions."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from idempotency.outbox.admin import OutboxMessageAdmin
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from tests.database.counters.conftest import _nothing_counted  # noqa: F401 - a fixture
 from tests.database.counters.counting import count
-from tests.http.admin.pages import DASHBOARD, LIST, decide, log_in, told
+from tests.http.admin.pages import DASHBOARD, LIST, decide, log_in, plain_text
 from tests.outbox import make_messages
 from tests.records import HOUR, MINUTE, make_records
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 def rows(page):
     found = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', page.content.decode(), re.DOTALL)
     return {
-        told(head): [told(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", cells, re.DOTALL)]
+        plain_text(head): [plain_text(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", cells, re.DOTALL)]
         for head, cells in found
     }
 
@@ -43,7 +43,7 @@ def test_the_dashboard_counts_the_last_day_by_event_and_operation(client):
     write("claimed", 1, 10)
     write("claimed", 2, 1000)
     write("claimed", 24, 10_000, "payouts.create")
-    write("claimed", 25, 1_000_000)  # longer ago than a day
+    write("claimed", 25, 1_000_000)  # more than a day ago
     write("replayed", 0, 5)
     count(3, signals.replayed)
     counters.flush()
@@ -70,21 +70,21 @@ def test_the_dashboard_names_the_hour_of_the_last_complete_purge(client):
 
 
 @pytest.mark.parametrize(("hours_ago", "is_marked"), [(24, False), (25, True)])
-def test_a_purge_that_ended_longer_than_a_day_ago_is_marked(client, hours_ago, is_marked):
+def test_a_purge_that_ended_more_than_a_day_ago_is_marked(client, hours_ago, is_marked):
     log_in(client, superuser=True)
     IdempotencyCounter.objects.create(hour=this_hour() - hours_ago, event="purge_ended", total=1)
     page = client.get(DASHBOARD).content.decode()
     assert bool(re.search(r'<span class="[^"]*idempotency-waiting">in the hour from', page)) is is_marked
 
 
-def test_the_purge_deletes_the_counts_of_hours_that_are_long_ago(monkeypatch):
+def test_the_purge_deletes_counts_past_their_retention(monkeypatch):
     write("claimed", HOURS_KEPT + 1, 1)
     write("claimed", HOURS_KEPT, 2)
     IdempotencyCounter.objects.create(operation="charges.create", event="claimed", total=3)
     purge_once()
     kept = IdempotencyCounter.objects.filter(event="claimed").order_by("total").values_list("total", flat=True)
     assert list(kept) == [2, 3]
-    assert counters.read("default") == {"charges.create": {"claimed": 3}}  # and not what a purge counts for itself
+    assert counters.read("default") == {"charges.create": {"claimed": 3}}  # without the purge's own counts
 
 
 def test_stuck_rows_are_one_click_away_from_their_decision(client):
@@ -94,7 +94,7 @@ def test_stuck_rows_are_one_click_away_from_their_decision(client):
     make_messages(1, MessageStatus.DEAD)
     make_messages(1, due=-10 * MINUTE)
     page = log_in(client, superuser=True).get(DASHBOARD)
-    text = told(page.content.decode())
+    text = plain_text(page.content.decode())
     alarms = [text.index(alarm) for alarm in ("no sweep is running", "no relay is running")]
     assert max(alarms) < text.index("Stuck") < text.index("Events")
     assert re.search(
@@ -106,15 +106,15 @@ def test_stuck_rows_are_one_click_away_from_their_decision(client):
     assert text.count("Release…") == 3
     assert text.count("Requeue…") == 1
     assert rows(page)["messages that are not sent"] == ["1"]
-    asked = client.post(LIST, {"action": "mark_not_executed", "_selected_action": [parked], "came_from": "page"})
-    assert decide(client, asked, reason="asked the bank")
+    question = client.post(LIST, {"action": "mark_not_executed", "_selected_action": [parked], "came_from": "page"})
+    assert decide(client, question, reason="asked the bank")
     assert IdempotencyRecord.objects.get(pk=parked).status == Status.RECOVERABLE
 
 
 def test_a_dashboard_without_stuck_rows_has_no_alarm(client):
     make_records(1, Status.IN_PROGRESS, lease=MINUTE)
     make_messages(1)
-    text = told(log_in(client, superuser=True).get(DASHBOARD).content.decode())
+    text = plain_text(log_in(client, superuser=True).get(DASHBOARD).content.decode())
     assert "Stuck Nothing is stuck. Events" in text
     assert [alarm for alarm in ("no sweep", "no relay", "Parked", "Dead", "Decide") if alarm in text] == []
 
@@ -123,7 +123,7 @@ def test_a_viewer_of_records_sees_no_messages_and_no_decisions(client):
     make_records(1, Status.PARKED)
     make_messages(1, MessageStatus.DEAD)
     page = log_in(client, "view_idempotencyrecord").get(DASHBOARD)
-    text = told(page.content.decode())
+    text = plain_text(page.content.decode())
     assert "charges.create" in text
     assert not [one for one in ("Dead messages", "The outbox", "Decide") if one in text]
     assert f'href="{DASHBOARD}"' in client.get(LIST).content.decode()

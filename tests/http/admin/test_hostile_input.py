@@ -1,4 +1,4 @@
-"""Whatever a URL or a form of the admin contains, the admin answers it and never fails."""
+"""The admin answers every URL and every form without a server error."""
 
 import re
 from collections import Counter
@@ -21,7 +21,7 @@ from tests.http.admin.pages import (
     LIST,
     MESSAGES,
     OUTCOME,
-    ask,
+    choose,
     decide,
     detail,
     hidden_fields,
@@ -74,7 +74,7 @@ def test_a_list_answers_any_query(operator, url, name, value):
 
 
 @pytest.mark.parametrize("query", [{"account_id": TOO_LONG}, {"q": TOO_LONG}, {"q": f"{TOO_LONG} k"}], ids=str)
-def test_the_database_gets_no_account_that_is_longer_than_its_column(operator, query):
+def test_no_account_longer_than_its_column_reaches_the_database(operator, query):
     """Citus refuses such a statement."""
     with CaptureQueriesContext(connection) as statements:
         assert operator.get(LIST, query, follow=True).status_code == 200
@@ -84,7 +84,7 @@ def test_the_database_gets_no_account_that_is_longer_than_its_column(operator, q
 @pytest.mark.parametrize("pk", ["x", "0", "-1", TOO_LARGE, DIGITS, "_00", "_ZZ"], ids=lambda value: ascii(value[:9]))
 @pytest.mark.parametrize("model", ["idempotencyrecord", "outboxmessage"])
 @pytest.mark.parametrize("view", ["change", "history"])
-def test_a_page_of_no_row_leads_elsewhere(operator, view, model, pk):
+def test_the_page_of_a_missing_row_redirects(operator, view, model, pk):
     assert operator.get(detail(pk, view, model), follow=True).status_code == 200
 
 
@@ -100,7 +100,7 @@ def test_a_forged_selection_decides_nothing(operator, url, pk):
     assert nothing_is_decided()
 
 
-#: What a form claims to have seen. Only that of another row or attempt may be answered on the list.
+#: Forged states of a row. The list page may answer only a token of another row or attempt.
 TOKENS = ["", "1", "x:1:STATUS", "PK:1:no such state", "PK:1:STATUS:more"]
 TOKENS += [f"{pk}:1:STATUS" for pk in (TOO_LARGE, DIGITS, NOT_ASCII, "")]
 ATTEMPTS = ["0", str(2**63 - 1), TOO_LARGE, DIGITS, NOT_ASCII]
@@ -122,7 +122,7 @@ def test_a_forged_decision_is_refused(operator, url, token, answered):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "error"),
     [
         ({"status": "99"}, "greater than or equal to 200"),
         *(({"status": status}, "") for status in (TOO_LARGE, DIGITS)),
@@ -137,19 +137,19 @@ def test_a_forged_decision_is_refused(operator, url, token, answered):
     ],
     ids=lambda value: ascii(value)[:40],
 )
-def test_an_outcome_that_is_wrong_is_shown_again_and_may_be_corrected(operator, wrong, said):
-    page = ask(operator, "record_outcome", pk := record())
+def test_an_invalid_outcome_is_shown_again_and_can_be_corrected(operator, wrong, error):
+    page = choose(operator, "record_outcome", pk := record())
     again = operator.post(LIST, {**hidden_fields(page), **OUTCOME, **wrong})
     assert 'class="errorlist"' in again.content.decode()
-    assert said in text(again)
+    assert error in text(again)
     assert "parked" in text(again)
     assert IdempotencyRecord.objects.get(pk=pk).status == Status.PARKED
     assert decide(operator, again, **OUTCOME) == ["Record an outcome: 1 idempotency record."]
 
 
 @pytest.mark.parametrize("body", [r'"\ud800"', r'{"\u0000": "\u0000"}', "NaN", "1e999"])
-def test_json_that_a_database_may_refuse_is_recorded_as_it_was_entered(operator, body):
-    page = ask(operator, "record_outcome", pk := record())
+def test_json_that_a_database_may_refuse_is_recorded_as_entered(operator, body):
+    page = choose(operator, "record_outcome", pk := record())
     assert decide(operator, page, **{**OUTCOME, "body": body}) == ["Record an outcome: 1 idempotency record."]
     row = IdempotencyRecord.objects.get(pk=pk)
     assert (row.status, decode_body(row.response_body)) == (Status.COMPLETED, body.encode())
@@ -166,13 +166,13 @@ def test_a_list_is_sorted_by_columns_with_an_index_only(operator, url):
 
 @LISTS
 def test_a_strict_content_security_policy_is_kept(operator, url):
-    """It forbids styles and scripts in the page itself, and those of another host."""
+    """It forbids inline styles and scripts, and files from another host."""
     pk = make[url]()
     action = {LIST: "record_outcome", MESSAGES: "requeue"}[url]
     model = {LIST: "idempotencyrecord", MESSAGES: "outboxmessage"}[url]
     IdempotencyRecord.objects.update(error="ValueError: x", response_body="{}")
     OutboxMessage.objects.update(error="ValueError: x", headers={"a": "b"})
-    pages = [operator.get(detail(pk, model=model)), ask(operator, action, pk, url=url), operator.get(DASHBOARD)]
+    pages = [operator.get(detail(pk, model=model)), choose(operator, action, pk, url=url), operator.get(DASHBOARD)]
     for page in pages:
         assert page.status_code == 200
         inline = r"<style|\sstyle=|\son\w+=|<script(?![^>]*\bsrc=)(?![^>]*application/json)"
@@ -202,7 +202,7 @@ decisions_sent = st.fixed_dictionaries({}, optional=dict.fromkeys(["_selected_ac
 
 
 def send_anything(operator, count):
-    """What each page answers to random forms and queries."""
+    """Send random forms and queries to each page. Returns the count of each status."""
     answered = Counter()
 
     @hypothesis_settings(max_examples=count or 100, deadline=None, suppress_health_check=list(HealthCheck))

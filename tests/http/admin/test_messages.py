@@ -1,4 +1,4 @@
-"""The admin finds a message, shows its state and why it is dead, and requeues it; payloads are for the permitted."""
+"""The admin finds a message, shows its state and error, and requeues it. Payloads need a permission."""
 
 import re
 from datetime import timedelta
@@ -10,7 +10,7 @@ from idempotency.admin import display
 from idempotency.outbox import admin as messages
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from tests.http.admin.pages import MESSAGES as LIST
-from tests.http.admin.pages import ask, decide, detail, hidden_fields, listed, log_in, text, told
+from tests.http.admin.pages import choose, decide, detail, hidden_fields, listed, log_in, plain_text, text
 from tests.outbox import make_messages, statuses
 from tests.records import HOUR, from_now
 
@@ -43,7 +43,7 @@ def test_a_message_is_found_by_its_id_and_by_its_consumers_key(viewer):
     assert len(found(viewer, q=" ")) == 2
 
 
-def test_what_waits_and_what_is_dead_is_filtered(viewer):
+def test_messages_are_filtered_by_state(viewer):
     made = {"due": make_messages(1), "waiting": make_messages(1, due=HOUR), "dead": make_messages(1, DEAD)}
     made["sent"] = make_messages(1, SENT, sent=-HOUR)
     assert {name: found(viewer, state=name) for name in made} == made
@@ -59,7 +59,7 @@ def test_each_state_is_described_in_words(viewer):
     rows = list(reversed(viewer.get(LIST).context["cl"].result_list))
     shown = messages.OutboxMessageAdmin(OutboxMessage, messages.admin.site)
     words = ["pending, due", "pending, not due yet", "being sent", "pending, its relay disappeared", "dead", "sent"]
-    assert [told(shown.state(row)) for row in rows] == words
+    assert [plain_text(shown.state(row)) for row in rows] == words
     tries = [shown.next_try(row) for row in rows]
     assert re.fullmatch(r"due for 1 min \d+ s", tries[0])
     assert re.fullmatch(r"in 1 min \d+ s", tries[1])
@@ -73,15 +73,15 @@ def test_each_state_is_described_in_words(viewer):
 def test_the_question_shows_the_error_to_those_who_may_see_payloads(client, may_read):
     log_in(client, "view_outboxmessage", "requeue_outboxmessage", *(["view_payload"] if may_read else []))
     (pk,) = make_messages(1, DEAD, attempts=16, error="no such card: 4242 <b>")
-    page = ask(client, "requeue", pk, url=DEAD_LIST)
+    page = choose(client, "requeue", pk, url=DEAD_LIST)
     assert ("no such card: 4242 <b>" in text(page)) is may_read
     again = client.post(LIST, {**hidden_fields(page), "reason": ""})
     assert ("no such card: 4242 <b>" in text(again)) is may_read
 
 
-def test_a_dead_message_is_requeued_after_a_page_that_asks(operator):
+def test_a_dead_message_is_requeued_after_a_confirmation(operator):
     first, second, pending = make_messages(3, DEAD, attempts=16)
-    page = ask(operator, "requeue", first, second, pending, url=DEAD_LIST)
+    page = choose(operator, "requeue", first, second, pending, url=DEAD_LIST)
     assert "First correct the cause of the error" in text(page)
     assert page.content.decode().count('name="seen"') == 3
     assert statuses() == [("dead", 16)] * 3
@@ -94,7 +94,7 @@ def test_a_dead_message_is_requeued_after_a_page_that_asks(operator):
     assert "requeued: queue made" in text(operator.get(detail(first, "history", "outboxmessage")))
 
 
-def test_the_page_of_a_dead_message_offers_to_requeue_it_and_comes_back(operator):
+def test_the_page_of_a_dead_message_offers_to_requeue_it_and_returns(operator):
     (pk,) = make_messages(1, DEAD, attempts=16)
     page = operator.get(detail(pk, model="outboxmessage"))
     assert "It was tried too often" in text(page)
@@ -105,8 +105,8 @@ def test_the_page_of_a_dead_message_offers_to_requeue_it_and_comes_back(operator
     assert statuses() == [("pending", 0)]
     OutboxMessage.objects.update(status=SENT, sent_at=from_now(-HOUR))
     sent = operator.get(detail(pk, model="outboxmessage"))
-    for shown, said in ((answer, "It waits for a relay"), (sent, "Its broker has confirmed the message")):
-        assert said in text(shown)
+    for shown, explanation in ((answer, "It waits for a relay"), (sent, "Its broker has confirmed the message")):
+        assert explanation in text(shown)
         assert 'name="action"' not in shown.content.decode()
 
 

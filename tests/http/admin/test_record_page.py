@@ -1,4 +1,4 @@
-"""The page of a record says what is known and what to do next. A decision is made after a question, and is kept."""
+"""A record's page explains its state and offers decisions. A decision is confirmed first, then logged."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -16,25 +16,25 @@ from idempotency.outcome import BODY_GONE, Outcome
 from tests.http.admin.pages import (
     LIST,
     OUTCOME,
-    ask,
     charges,
+    choose,
     decide,
     detail,
     hidden_fields,
     listed,
     log_in,
+    messages_on,
     record,
-    said,
     secret_record,
     text,
 )
 from tests.records import HOUR
 
-# These pages show a row. The lists, which ask the database more, are tested on each one in ``test_records``.
+# These pages show one row. The lists use more SQL, so ``test_records`` runs on every database.
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 parks = Operation("tests.admin.parks", transaction=False, recovery=PARK)
-asks = Operation("tests.admin.asks", transaction=False, recovery=Reconcile(lambda record: Unknown()))
+reconciles = Operation("tests.admin.reconciles", transaction=False, recovery=Reconcile(lambda record: Unknown()))
 
 EVERY_ACTION = ["record_outcome", "mark_not_executed", "release"]
 
@@ -57,7 +57,7 @@ ABANDONED = {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2}
 
 
 @pytest.mark.parametrize(
-    ("fields", "badge", "state", "told", "actions"),
+    ("fields", "badge", "state", "guidance", "actions"),
     [
         (COMPLETED, "done", "completed, 201", ", every retry gets the recorded outcome.", ["forget"]),
         ({**COMPLETED, "expires": -HOUR}, "done", "completed, 201", "Its retention ended at ", []),
@@ -79,25 +79,25 @@ ABANDONED = {"status": Status.IN_PROGRESS, "lease": -HOUR, "attempt": 2}
         ({"status": "sealed"}, "plain", "sealed", "A newer release wrote this state.", []),
     ],
 )
-def test_the_page_shows_the_state_and_offers_the_possible_decisions(operator, fields, badge, state, told, actions):
+def test_the_page_shows_the_state_and_offers_the_possible_decisions(operator, fields, badge, state, guidance, actions):
     page = operator.get(detail(record(**fields)))
-    assert told in text(page)
+    assert guidance in text(page)
     assert offered(page) == actions
     for shown in (page.content.decode(), operator.get(LIST).content.decode()):
         assert f'<span class="idempotency-state idempotency-{badge}">{state}</span>' in shown
         assert "idempotency/admin.css" in shown
 
 
-def test_a_long_key_is_shortened_in_the_list_and_whole_where_it_is_copied(operator):
+def test_a_long_key_is_shortened_in_the_list_only(operator):
     key = "2026-10-05-order-of-a-customer-8e03978e"
     pk = record(idempotency_key=key)
     assert "2026-10-05-o…8e03978e parked" in text(operator.get(LIST))
     assert f"Key: {key} " in text(operator.get(detail(pk)))
-    assert key in text(ask(operator, "release", pk))
+    assert key in text(choose(operator, "release", pk))
     assert [shown.idempotency_key for shown in listed(operator, q="2026-10-05-o…8e03978e")] == [key]
 
 
-def test_times_have_one_form(operator):
+def test_times_have_one_format(operator):
     due = datetime(2026, 11, 1, 15, tzinfo=UTC)
     pk = record(Status.IN_PROGRESS, lease_expires_at=due, created_at=due)
     assert "2026-11-01 15:00:00 +0.000 s" in text(operator.get(detail(pk)))
@@ -107,7 +107,7 @@ def test_times_have_one_form(operator):
     ("operation", "abandoned", "parked"),
     [
         (charges.name, "the next retry runs it again", "now declares REEXECUTE"),
-        (asks.name, "declares a reconciler, which the next retry or sweep calls", "none of its results settled"),
+        (reconciles.name, "declares a reconciler, which the next retry or sweep calls", "none of its results settled"),
         (parks.name, "declares PARK: the next retry or sweep parks", "declares PARK, so it never runs again"),
         ("tests.admin.elsewhere", "Its operation is not declared", "Its operation is not declared"),
     ],
@@ -125,13 +125,13 @@ def test_a_button_leads_to_the_decision_and_back_to_the_record(operator):
     again = operator.post(LIST, {**hidden_fields(question), "reason": ""})
     answer = operator.post(LIST, {**hidden_fields(again), "reason": "asked"}, follow=True)
     assert answer.redirect_chain == [(detail(pk), 302)]
-    assert said(answer)[0].endswith(": 1 idempotency record.")
+    assert messages_on(answer)[0].endswith(": 1 idempotency record.")
     assert IdempotencyRecord.objects.get(pk=other).status == Status.PARKED
     IdempotencyRecord.objects.all().delete()
     answer = operator.post(LIST, {**hidden_fields(question), "reason": "asked"}, follow=True)
     assert answer.redirect_chain == [(LIST, 302)]
-    assert said(answer) == [f"Idempotency record {pk} has been purged."]
-    assert decide(operator, question, reason="") == []  # a form that is wrong is shown again, without the record
+    assert messages_on(answer) == [f"Idempotency record {pk} has been purged."]
+    assert decide(operator, question, reason="") == []  # an invalid form is shown again even if the record is gone
 
 
 def test_the_list_shows_attempts_and_leases_of_unfinished_records(operator):
@@ -148,9 +148,9 @@ def state_of(pk):
 
 @pytest.mark.scenario_28
 @pytest.mark.parametrize("action", EVERY_ACTION)
-def test_resolving_a_parked_record_asks_first_and_leaves_an_audit_entry(operator, action):
+def test_resolving_a_parked_record_needs_confirmation_and_is_logged(operator, action):
     pk = record(idempotency_key="8e03978e")
-    page = ask(operator, action, pk)
+    page = choose(operator, action, pk)
     seen = text(page)
     assert [part for part in (charges.name, "8e03978e", "parked", "No, take me back") if part not in seen] == []
     assert "takes effect" in seen or "took effect" in seen
@@ -165,28 +165,28 @@ def test_resolving_a_parked_record_asks_first_and_leaves_an_audit_entry(operator
     assert LogEntry.objects.values_list("object_id", "user__username").get() == (str(pk), "staff")
 
 
-def test_an_outcome_that_was_recorded_is_replayed_as_it_was_entered(operator):
+def test_a_recorded_outcome_is_replayed_as_entered(operator):
     pk = record()
-    decide(operator, ask(operator, "record_outcome", pk), **{**OUTCOME, "body": '{\r\n"id": 7}\r\n'})
+    decide(operator, choose(operator, "record_outcome", pk), **{**OUTCOME, "body": '{\r\n"id": 7}\r\n'})
     row = IdempotencyRecord.objects.get(pk=pk)
     assert (row.response_status, row.response_body) == (201, '{\n"id": 7}\n')
     assert row.response_headers == [["Content-Type", "application/json"]]
     other = record()
     plain = {**OUTCOME, "status": "402", "content_type": "text/plain", "body": "  no\n"}
-    decide(operator, ask(operator, "record_outcome", other), **plain)
+    decide(operator, choose(operator, "record_outcome", other), **plain)
     row = IdempotencyRecord.objects.get(pk=other)
     assert response_of(Outcome.stored(402, row.response_headers, row.response_body, None)).content == b"  no\n"
 
 
-def test_an_outcome_that_the_operation_does_not_record_is_refused(operator):
+def test_an_outcome_that_the_operation_would_not_record_is_refused(operator):
     pk = record()
-    (answer,) = decide(operator, ask(operator, "record_outcome", pk), **{**OUTCOME, "status": "503"})
+    (answer,) = decide(operator, choose(operator, "record_outcome", pk), **{**OUTCOME, "status": "503"})
     assert "does not record responses of status 503" in answer
     assert state_of(pk) == ("parked", 1)
 
 
 def undecidable():
-    """Records that can't be decided by some of the actions, by what stands in the way."""
+    """Records for which some of the actions are impossible, by the reason."""
     return {
         "completed": record(Status.COMPLETED),
         "newer": record("sealed"),
@@ -195,15 +195,15 @@ def undecidable():
     }
 
 
-STATE_LEAVES_NOTHING = "Its state does not allow this action."
+WRONG_STATE = "Its state does not allow this action."
 
 
 @pytest.mark.parametrize(
     ("action", "name", "why"),
     [
-        *[(action, state, STATE_LEAVES_NOTHING) for action in EVERY_ACTION for state in ("completed", "newer")],
+        *[(action, state, WRONG_STATE) for action in EVERY_ACTION for state in ("completed", "newer")],
         ("record_outcome", "unknown", "Its operation is not declared in this process."),
-        ("mark_not_executed", "alive", STATE_LEAVES_NOTHING),
+        ("mark_not_executed", "alive", WRONG_STATE),
         ("release", "alive", "Wait until the lease is over."),
     ],
 )
@@ -216,27 +216,27 @@ def test_an_impossible_decision_is_not_offered(operator, action, name, why):
     assert action not in offered(operator.get(detail(pk)))
     forged = f"{pk}:{before[1]}:{before[0]}"
     values = {"action": action, "_selected_action": [pk], "decided": "yes", "seen": forged, **OUTCOME}
-    assert operator.post(LIST, values, follow=True).status_code == (400 if why == STATE_LEAVES_NOTHING else 200)
+    assert operator.post(LIST, values, follow=True).status_code == (400 if why == WRONG_STATE else 200)
     assert state_of(pk) == before
 
 
-def test_rows_that_can_not_be_decided_are_listed_separately(operator):
+def test_rows_that_cannot_be_decided_are_listed_separately(operator):
     pks = {**undecidable(), "parked": record(idempotency_key="8e03978e")}
-    page = ask(operator, "mark_not_executed", *pks.values())
+    page = choose(operator, "mark_not_executed", *pks.values())
     assert re.findall(r'name="seen" value="(\d+):', page.content.decode()) == [str(pks["parked"]), str(pks["unknown"])]
-    asked, _, left_out = text(page).partition("Left out")
-    assert "8e03978e" in asked
+    decidable, _, left_out = text(page).partition("Left out")
+    assert "8e03978e" in decidable
     assert "8e03978e" not in left_out
-    assert left_out.count(STATE_LEAVES_NOTHING) == 3
+    assert left_out.count(WRONG_STATE) == 3
     answers = decide(operator, page, reason="asked the bank")
     assert answers == ["Mark as not executed: 2 idempotency records."]
     assert state_of(pks["alive"]) == ("in_progress", 1)
 
 
 def test_a_decision_applies_to_the_displayed_state_only(operator):
-    """Between the question and the answer another operator, a retry or the purge may have been faster."""
+    """Between the question and the answer, another operator, a retry or the purge may change a row."""
     first, second, third, fourth = (record() for _ in range(4))
-    page = ask(operator, "mark_not_executed", first, second, third, fourth, url=f"{LIST}?state=parked")
+    page = choose(operator, "mark_not_executed", first, second, third, fourth, url=f"{LIST}?state=parked")
     IdempotencyRecord.objects.filter(pk=second).update(status=Status.COMPLETED)
     IdempotencyRecord.objects.filter(pk=third).update(attempt=2)
     IdempotencyRecord.objects.filter(pk=fourth).delete()
@@ -248,14 +248,14 @@ def test_a_decision_applies_to_the_displayed_state_only(operator):
     assert [state_of(pk) for pk in (first, second, third)] == [("recoverable", 1), ("completed", 1), ("parked", 2)]
 
 
-def test_a_decision_that_can_double_an_effect_looks_dangerous(operator):
+def test_a_decision_that_can_double_an_effect_is_marked_dangerous(operator):
     page = operator.get(detail(record())).content.decode()
     dangerous = re.findall(r'class="button idempotency-dangerous"[^>]* value="(\w+)"', page)
     assert dangerous == ["mark_not_executed", "release"]
-    assert 'class="errornote idempotency-alarm"' in ask(operator, "mark_not_executed", record()).content.decode()
+    assert 'class="errornote idempotency-alarm"' in choose(operator, "mark_not_executed", record()).content.decode()
 
 
-def test_the_page_has_the_derived_keys_of_steps_and_of_named_calls(operator):
+def test_the_page_shows_the_derived_keys_of_steps_and_named_calls(operator):
     pk = record(Status.COMPLETED, account_id="alice")
     row = IdempotencyRecord.objects.get(pk=pk)
     IdempotencyStep.objects.create(account_id="alice", record_id=pk, name="charge", result="1")
@@ -275,14 +275,14 @@ def test_the_index_has_one_section_for_the_apps_of_the_package(client):
         assert len(page.context["app_list"]) == 1, label
 
 
-def test_no_more_are_decided_at_once_than_fit_a_page(operator, monkeypatch):
+def test_a_decision_is_limited_to_one_page_of_rows(operator, monkeypatch):
     monkeypatch.setattr(decisions, "MAX_DECIDED", 2)
     pks = [record() for _ in range(3)]
     page = operator.post(LIST, {"action": "release", "_selected_action": pks}, follow=True)
     assert "Release: select up to 2 at a time." in text(page)
     everything = {"action": "release", "_selected_action": pks[:1], "select_across": "1"}
     assert "select up to 2 at a time" in text(operator.post(LIST, everything, follow=True))
-    assert decide(operator, ask(operator, "release", *pks[:2]), reason="x") == ["Release: 2 idempotency records."]
+    assert decide(operator, choose(operator, "release", *pks[:2]), reason="x") == ["Release: 2 idempotency records."]
     one = operator.post(LIST, {"action": "record_outcome", "_selected_action": pks}, follow=True)
     assert "Record an outcome: select up to 1 at a time." in text(one)
     forged = {"action": "release", "_selected_action": pks, "decided": "yes", "reason": "x"}
@@ -291,11 +291,11 @@ def test_no_more_are_decided_at_once_than_fit_a_page(operator, monkeypatch):
 
 
 @pytest.mark.failure_52
-def test_no_body_is_shown_to_who_resolves_without_the_permission(operator):
+def test_resolving_without_the_body_permission_shows_no_body(operator):
     pk = secret_record(expires=HOUR, operation=charges.name)
     IdempotencyRecord.objects.update(status=Status.PARKED)
     for action in EVERY_ACTION:
-        assert "4242" not in ask(operator, action, pk).content.decode()
-    decide(operator, ask(operator, "record_outcome", pk), **{**OUTCOME, "body": '"5353"'})
+        assert "4242" not in choose(operator, action, pk).content.decode()
+    decide(operator, choose(operator, "record_outcome", pk), **{**OUTCOME, "body": '"5353"'})
     for page in (operator.get(LIST), operator.get(detail(pk)), operator.get(detail(pk, "history"))):
         assert "5353" not in page.content.decode()

@@ -1,4 +1,4 @@
-"""The admin finds a record and shows its state. It shows responses to the permitted only."""
+"""The admin finds a record and shows its state. It shows responses only to users with the permission."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from idempotency.outcome import encode_body
 from idempotency.store import statement_timeout
 from tests.aliases import another_alias
 from tests.concurrency.traces import session_settings
-from tests.http.admin.pages import LIST, charges, detail, listed, log_in, refunds, said, text
+from tests.http.admin.pages import LIST, charges, detail, listed, log_in, messages_on, refunds, text
 from tests.records import HOUR, from_now, make_records
 
 pytestmark = pytest.mark.django_db
@@ -78,15 +78,15 @@ def test_a_body_of_text_is_shown_without_its_envelope(reader, settings, keys, co
         ("8e03978e… (10 characters)", ["8e03978e-2", "8e03978e-1"]),
         ("E03978", []),
         ("%", []),
-        ("a\x00b", ["k", "alice", "8e03978e-2", "8e03978e-1"]),  # no column can hold it, so it is left out
+        ("a\x00b", ["k", "alice", "8e03978e-2", "8e03978e-1"]),  # no column can hold NUL, so the term is ignored
         ("  ", ["k", "alice", "8e03978e-2", "8e03978e-1"]),
     ],
 )
 def test_a_record_is_found_by_key_and_account(viewer, term, keys, monkeypatch):
-    monkeypatch.setattr(statement_timeout, "LIMIT", 60)  # a busy machine takes longer, above all with many shards
+    monkeypatch.setattr(statement_timeout, "LIMIT", 60)  # a busy machine takes longer, especially with many shards
     make_records(1, account_id="alice", idempotency_key="8e03978e-1")
     make_records(1, account_id="alice", idempotency_key="8e03978e-2")
-    make_records(1, account_id="org 1", idempotency_key="alice")  # an account is looked for first
+    make_records(1, account_id="org 1", idempotency_key="alice")  # accounts are searched first
     make_records(1, account_id="org 1", idempotency_key="k")
     assert found(viewer, q=term) == keys
 
@@ -94,13 +94,13 @@ def test_a_record_is_found_by_key_and_account(viewer, term, keys, monkeypatch):
 def test_an_unfinished_record_is_found_by_its_key_in_any_table(viewer, monkeypatch):
     make_records(1, Status.PARKED, idempotency_key="parked-1")
     make_records(1, account_id="alice", idempotency_key="completed-1")
-    # The unfinished records are searched in time, and the whole table is not.
+    # Searching the unfinished records finishes in time. Searching the whole table doesn't.
     limits = iter([nullcontext, nullcontext, nullcontext, Mock(side_effect=statement_timeout.OutOfTimeError)])
     monkeypatch.setattr(statement_timeout, "time_limit", lambda using: next(limits)())
     assert found(viewer, q="parked-1") == found(viewer, q="parked") == ["parked-1"]
     page = viewer.get(LIST, {"q": "completed-1"})
     assert not page.context["cl"].result_list
-    assert "too large to be searched for a key alone" in said(page)[0]
+    assert "too large to be searched for a key alone" in messages_on(page)[0]
     assert found(viewer, q="alice completed-1") == ["completed-1"]
 
 
@@ -111,7 +111,7 @@ def test_a_list_that_takes_too_long_is_empty(viewer, monkeypatch, query):
     monkeypatch.setattr(statement_timeout, "LIMIT", 0)
     page = viewer.get(LIST, query)
     assert not page.context["cl"].result_list
-    assert "Search for an account as well" in said(page)[0]
+    assert "Search for an account as well" in messages_on(page)[0]
     assert found(viewer) == ["k"]
 
 
@@ -157,7 +157,7 @@ def test_records_are_filtered_by_state(viewer):
 def test_records_past_retention_are_listed_in_index_order(viewer):
     make_records(1, idempotency_key="later", expires=-HOUR)
     make_records(1, idempotency_key="earlier", expires=-2 * HOUR)
-    for order in ({}, {"o": "1"}):  # one that is dropped leaves that of the filter
+    for order in ({}, {"o": "1"}):  # a refused order leaves the filter's order
         assert found(viewer, state="past_retention", **order) == ["later", "earlier"]
     assert found(viewer) == ["earlier", "later"]
 
@@ -168,7 +168,7 @@ def test_records_are_filtered_by_account_and_declared_operation(viewer, monkeypa
     make_records(1, operation=refunds.name, idempotency_key="b", account_id="bob")
     assert found(viewer, operation=refunds.name) == found(viewer, account_id="bob") == ["b"]
     assert {charges.name, refunds.name} <= filtered_operations(viewer.get(LIST))
-    # The operation of the filter is offered even if this process does not declare it.
+    # The filtered operation is offered even if this process does not declare it.
     assert "tests.admin.nowhere" in filtered_operations(viewer.get(LIST, {"operation": "tests.admin.nowhere"}))
 
 
@@ -181,7 +181,7 @@ def test_times_are_relative_to_the_database_clock(viewer, monkeypatch):
     times = {"lease": timedelta(seconds=59), "expires": timedelta(days=2, hours=5, minutes=1)}
     created = from_now(-timedelta(hours=3, minutes=4))
     (pk,) = make_records(1, Status.IN_PROGRESS, created_at=created, **times)
-    ahead = timezone.now() + timedelta(days=1)  # less than a session lasts
+    ahead = timezone.now() + timedelta(days=1)  # within the session's lifetime
     monkeypatch.setattr(timezone, "now", lambda: ahead)
     for page in (text(viewer.get(LIST, {"account_id": "1"})), text(viewer.get(detail(pk)))):
         assert "in progress, lease running" in page

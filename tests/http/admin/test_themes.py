@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.http.admin.pages import told
+from tests.http.admin.pages import plain_text
 
 pytestmark = pytest.mark.once
 
-# The theme replaces the admin's site while Django starts, so it needs a process of its own.
+# The theme replaces the admin's site while Django starts, so it needs a separate process.
 PAGE = """
 import django
 from django.conf import settings
@@ -55,7 +55,7 @@ def test_unfold_shows_state_timeline_and_decisions_of_a_record(tmp_path):
     assert done.returncode == 0, done.stderr
     page, question, dashboard = done.stdout.split("NEXT")
     assert "unfold" in page
-    shown = told(page)
+    shown = plain_text(page)
     for part in (
         "8e03978e-K",
         "parked",
@@ -67,5 +67,5 @@ def test_unfold_shows_state_timeline_and_decisions_of_a_record(tmp_path):
     form = page[page.index("<form", page.index('id="content-main"')) : page.rindex("</form>")]
     assert re.findall(r'name="action" value="(\w+)"', form) == ["record_outcome", "mark_not_executed", "release"]
     assert "csrfmiddlewaretoken" in form
-    assert "You know that these operations did not take effect" in told(question)
-    assert "8e03978e-K" in told(dashboard)
+    assert "You know that these operations did not take effect" in plain_text(question)
+    assert "8e03978e-K" in plain_text(dashboard)

@@ -1,4 +1,4 @@
-"""The timeline on a record's page: what is known of it, in order, for those who may see it, and within bounds."""
+"""The timeline on a record's page: the order of its events, its permissions and its limits."""
 
 import re
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from idempotency.outbox import publish
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.store import statement_timeout
 from tests.database.statements import explaining, fill, fill_outbox
-from tests.http.admin.pages import detail, log_in, text, told
+from tests.http.admin.pages import detail, log_in, plain_text, text
 from tests.outbox import SENDER
 from tests.records import HOUR, MINUTE, from_now, make_records
 
@@ -35,15 +35,15 @@ EVERYTHING = ("view_idempotencyrecord", "view_response_body", "view_outboxmessag
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch):
-    """The machine of the tests may be busy."""
+    """The test machine may be busy."""
     monkeypatch.setattr(statement_timeout, "LIMIT", 60)
 
 
 def lines(client, pk):
-    """The events on the page of a record."""
+    """The lines of the timeline on a record's page."""
     page = client.get(detail(pk)).content.decode()
     shown = page.partition('<div class="idempotency-timeline">')[2].partition("</table>")[0]
-    rows = [told(row) for row in re.findall("<tr>(.*?)</tr>", shown)[1:]]
+    rows = [plain_text(row) for row in re.findall("<tr>(.*?)</tr>", shown)[1:]]
     return [re.sub(r"^[-0-9]{10} [:0-9]{8} [-+][0-9.]+ [a-z]+( \d+ [a-z]+)? ", "", row) for row in rows]
 
 
@@ -65,12 +65,12 @@ def test_the_timeline_of_a_record_is_in_order(client):
     release_by = User.objects.create(username="olga")
     record = live(fails=True)
     IdempotencyRecord.objects.update(status=Status.PARKED)
-    release(IdempotencyRecord.objects.get(), by=release_by, reason="the bank was asked")
+    release(IdempotencyRecord.objects.get(), by=release_by, reason="confirmed with the bank")
     live(fails=False)
     with claim(receipt, account_id="1", key=OutboxMessage.objects.get().idempotency_key) as run:
         run.result = None
-    # Each event has a time of its own. The admin's log is written by the clock of this machine, the rows by that of the
-    # database, which may round to milliseconds.
+    # Each event gets a distinct time. The admin's log uses this machine's clock. The rows use the database's, which may
+    # round to milliseconds.
     LogEntry.objects.update(action_time=from_now(-7 * MINUTE))
     IdempotencyStep.objects.update(created_at=from_now(-8 * MINUTE))
     messages_at = {"created_at": from_now(-6 * MINUTE), "sent_at": from_now(-4 * MINUTE)}
@@ -87,7 +87,7 @@ def test_the_timeline_of_a_record_is_in_order(client):
         "The request was claimed for the first time.",
         "The result of step “charge” was stored.",
         "Attempt 1 failed and was released, so that a retry runs: ValueError",
-        "olga: released: the bank was asked",
+        "olga: released: confirmed with the bank",
         "Attempt 2 began. The previous one was released, or its lease was over.",
         "Message to “receipts.send” published; now sent.",
         "Attempt 2 was completed with status 200.",
@@ -121,7 +121,7 @@ def test_the_end_of_the_lease_is_listed(client, fields, end):
     assert "The retention ended." in lines(client, pk)
 
 
-def test_messages_and_errors_are_read_for_the_permitted_only(client):
+def test_messages_and_errors_are_queried_only_with_the_permission(client):
     record = live(fails=True)
     live(fails=False)
     log_in(client, "view_idempotencyrecord")
@@ -131,7 +131,7 @@ def test_messages_and_errors_are_read_for_the_permitted_only(client):
     assert not [one for one in captured if "idempotency_outbox_message" in one["sql"]]
 
 
-def test_a_long_list_is_cut_and_a_large_outbox_is_given_up(client, monkeypatch):
+def test_a_long_list_is_cut_and_a_slow_outbox_query_is_abandoned(client, monkeypatch):
     monkeypatch.setattr(timeline, "MAX_ROWS", 2)
     record = live(fails=False)
     for name in "abc":
@@ -147,6 +147,15 @@ def test_a_long_list_is_cut_and_a_large_outbox_is_given_up(client, monkeypatch):
     monkeypatch.setattr("idempotency.outbox.timeline._consumed", Mock(side_effect=statement_timeout.OutOfTimeError))
     page = text(client.get(detail(record.pk)))
     assert ("receipts.send" in page, MISSING in page) == (True, True)
+
+
+def test_the_timeline_names_the_time_zone_of_its_times(client):
+    (pk,) = make_records(1, created_at=datetime(2026, 7, 1, 12, tzinfo=UTC), expires=HOUR)
+    log_in(client, "view_idempotencyrecord")
+    with timezone.override("Europe/Berlin"):
+        page = text(client.get(detail(pk)))
+    assert "2026-07-01 14:00:00 +0.000 s" in page
+    assert "Times are in the time zone Europe/Berlin." in page
 
 
 @pytest.mark.postgres
@@ -168,7 +177,7 @@ def test_no_large_table_is_read_without_an_index(client):
 
 @pytest.mark.parametrize("text", ["2026-11-26T15:00:00.5+00:00", "2026-11-26 15:00:00.5"])
 @pytest.mark.parametrize("zone", [UTC, None], ids=["aware", "naive"])
-def test_an_entry_of_the_history_has_the_form_of_the_other_times(text, zone):
+def test_a_history_entry_has_the_same_time_format_as_other_events(text, zone):
     """PostgreSQL writes the zone into JSON, other databases don't; and USE_TZ may be off."""
     moment = datetime(2026, 11, 26, 15, 0, 0, 500_000, tzinfo=zone)
     record = IdempotencyRecord(created_at=moment)

@@ -1,4 +1,4 @@
-"""A trace, which a log line has, finds its records in the admin."""
+"""A trace from a log line finds its records in the admin."""
 
 import html
 import re
@@ -10,7 +10,7 @@ import pytest
 from idempotency.admin import records
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from tests.http.admin.pages import LIST, charges, listed, log_in, record, said
+from tests.http.admin.pages import LIST, charges, listed, log_in, messages_on, record
 from tests.records import HOUR, make_records
 
 pytestmark = pytest.mark.django_db
@@ -38,7 +38,7 @@ def test_a_trace_finds_the_record_that_it_is_derived_from(reader, status):
     assert [pks(reader, query) for query in (trace, f"alice {trace}", f"bob {trace}")] == [[pk], [pk], []]
 
 
-def test_a_trace_finds_the_records_of_consumers_with_the_first_one(reader):
+def test_a_trace_finds_the_first_record_and_its_consumers_records(reader):
     first = completed(account_id="alice", idempotency_key="one")
     key = first.scope.key_for(uuid4())
     consumers = [completed(account_id=account, idempotency_key=key).pk for account in ("alice", "relay")]
@@ -59,7 +59,7 @@ def test_the_search_for_a_trace_continues_with_older_records(reader, monkeypatch
     monkeypatch.setattr(records, "MAX_SEARCHED", 2)
     query, searches = urlencode({"q": oldest.scope.trace}), 0
     while not (found := (page := reader.get(f"{LIST}?{query}")).context["cl"].result_list):
-        (link,) = re.findall(r'href="\?(q=[^"]+)"', said(page)[-1])
+        (link,) = re.findall(r'href="\?(q=[^"]+)"', messages_on(page)[-1])
         query, searches = html.unescape(link), searches + 1
     assert ([row.pk for row in found], searches) == ([oldest.pk], 2)
     assert reader.post(f"{LIST}?{query}", {"action": "release"}, follow=True).status_code == 200
@@ -72,4 +72,4 @@ def test_the_search_for_a_trace_has_a_time_limit(reader, monkeypatch):
     make_records(4, Status.COMPLETED, account_id="bob", expires=HOUR)
     page = reader.get(LIST, {"q": uuid4().hex})
     assert list(page.context["cl"].result_list) == []
-    assert "took too long" in said(page)[-1]
+    assert "took too long" in messages_on(page)[-1]

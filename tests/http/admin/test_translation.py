@@ -1,4 +1,4 @@
-"""The texts of the admin can be translated, and are so in the language of each request, not in that of the import."""
+"""The admin's texts are translated into the language of each request, not the language active at import."""
 
 import re
 
@@ -15,7 +15,7 @@ from tests.records import HOUR, make_records
 
 
 def capitals(message):
-    """A translation into capitals, which leaves alone what is filled in."""
+    """Translate into capitals. Placeholders stay unchanged."""
     return re.sub(r"%(?:\(\w+\))?[sd]|[^%]+", lambda part: part[0] if part[0][0] == "%" else part[0].upper(), message)
 
 

@@ -1,4 +1,4 @@
-"""Operations that read their request in different ways. Each answers how many bytes it has seen."""
+"""Operations that read their request in different ways. Each returns the number of bytes that it read."""
 
 from django.http import JsonResponse
 from django.urls import path
@@ -57,7 +57,7 @@ def stream(request):
 @csrf_exempt
 @idempotent("uploads.server", account=EVERYONE, payload=digest)
 def server(request):
-    """Django takes a chunked body for empty."""
+    """Django treats a chunked body as empty."""
     return JsonResponse(transferred(len(request.environ["wsgi.input"].read())), status=201)
 
 

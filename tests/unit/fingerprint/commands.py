@@ -1,4 +1,4 @@
-"""Commands to fingerprint, and a definition of equality independent of the fingerprint."""
+"""Payloads to fingerprint, and a definition of equality that is independent of the fingerprint."""
 
 import dataclasses
 from enum import Enum
@@ -15,7 +15,7 @@ scalars = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(alphabet=st.characters())  # lone surrogates included
 )
-# Few and colliding values, so that two draws are often nearly the same.
+# Few values that could collide, so that two draws are often nearly the same.
 near = st.sampled_from([None, True, False, 0, 1, 0.0, -0.0, 1.0, "", "0", "1", "n", "s1:a", "a", b"", b"a"])
 names = st.sampled_from(["", "a", "b", "a1", "1:a"])
 
@@ -31,17 +31,17 @@ def of(command):
 
 
 def typed(value):
-    """An independent notion of sameness: the value with the type of everything in it. All numbers have one type."""
+    """An independent definition of equality: the value with the type of each part. All numbers have one type."""
     if isinstance(value, dict):
         return "object", frozenset((name, typed(item)) for name, item in value.items())
     if isinstance(value, list):
         return "list", tuple(typed(item) for item in value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return "number", Fraction(repr(value))  # the text that JSON has for it
+        return "number", Fraction(repr(value))  # its text in JSON
     return type(value).__name__, value
 
 
-class Colour(str, Enum):  # noqa: UP042 - commands may have such a value
+class Colour(str, Enum):  # noqa: UP042 - payloads may have such a value
     RED = "red"
 
 

@@ -1,4 +1,4 @@
-"""JSON is parsed as the application parses it, or refused, or left to the caller."""
+"""JSON is parsed as the application parses it, or refused, or returned to the caller as unparsed."""
 
 import json
 import math
@@ -22,7 +22,7 @@ def text_of(body):
 
 
 def plain(value):
-    """What the canonical form was read as, with each exact number in the place of the list that stands for it."""
+    """The value of a canonical form. Each list that represents an exact number becomes that number."""
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -76,7 +76,7 @@ NUMBERS = [
 ]
 
 
-def test_numbers_that_a_float_takes_for_one_differ():
+def test_numbers_with_the_same_float_differ():
     assert len({of(parse_json(number.encode())) for number in NUMBERS}) == len(NUMBERS)
 
 
@@ -116,7 +116,7 @@ def test_the_depth_of_a_text_equals_the_depth_of_its_value(value, ascii_only):
     assert depth_of(text) == depth(value)
 
 
-def test_a_text_of_very_many_containers_is_compared_by_its_bytes():
+def test_a_text_with_too_many_containers_is_compared_by_its_bytes():
     body = b"[" + b"[]," * MAX_CONTAINERS + b"{}]"
     assert parse_json(body) == body
     assert isinstance(parse_json(b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"{}]"), CanonicalJSON)
@@ -129,13 +129,13 @@ def test_a_text_of_very_many_containers_is_compared_by_its_bytes():
         (json.dumps("[" * 201), 0),
         (r'"\"[\\"', 0),
         ("12345678901234567", 0),
-        ("1.5", 1),  # by_value
-        ("12345678901234567.5", 2),  # and decimal_text
-        ('{"name": 1}', 1),  # _parse_pairs
+        ("1.5", 1),  # by_value()
+        ("12345678901234567.5", 2),  # and decimal_text()
+        ('{"name": 1}', 1),  # _parse_pairs()
     ],
 )
-def test_python_code_runs_for_few_values_of_a_text(item, calls):
-    """The standard library's C code does the rest. A call takes as long as parsing 20 bytes."""
+def test_few_values_of_a_text_need_a_python_call(item, calls):
+    """The standard library's C code parses the rest. A Python call takes as long as parsing 20 bytes."""
     counted = Counter()
 
     def count(frame, event, argument):
@@ -170,11 +170,11 @@ def test_json_that_python_cannot_hold_is_refused(body):
         parse_json(body)
 
 
-NO_JSON = [b"", b" ", b"{", b"{'a': 1}", b'{"a": 1} x', b"\xff", b'"\xed\xa0\x80"', b"\xef\xbb\xbf{}", b"\x00"]
+NOT_JSON = [b"", b" ", b"{", b"{'a': 1}", b'{"a": 1} x', b"\xff", b'"\xed\xa0\x80"', b"\xef\xbb\xbf{}", b"\x00"]
 
 
-@pytest.mark.parametrize("body", [*NO_JSON, b'"\x00"', b"01"])
-def test_what_is_not_json_is_left_to_the_caller(body):
+@pytest.mark.parametrize("body", [*NOT_JSON, b'"\x00"', b"01"])
+def test_a_body_that_is_not_json_is_left_to_the_caller(body):
     with pytest.raises(ValueError, match=r".") as caught:
         parse_json(body)
     assert not isinstance(caught.value, PayloadInvalidError)

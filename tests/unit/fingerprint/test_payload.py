@@ -57,13 +57,13 @@ def test_method_route_and_query_are_part_of_the_payload():
         ("\xc3\xa9=2&%C3%A9=1", "%C3%A9=1&\xc3\xa9=2", False),
     ],
 )
-def test_only_the_order_of_parameters_of_different_names_does_not_count(one, other, same):
+def test_only_the_order_of_different_parameters_is_ignored(one, other, same):
     assert (Payload(None, query=one).request_hash == Payload(None, query=other).request_hash) == same
 
 
 @override_settings(IDEMPOTENCY={"FINGERPRINT_KEYS": ["secret"]})
 def test_the_algorithm_is_as_released():
-    """Records were made with it. If this fails, add a version instead of changing one."""
+    """Existing records use it. If this fails, add a version instead of changing one."""
     payload = Payload(
         {
             "amount": Decimal("10.50"),

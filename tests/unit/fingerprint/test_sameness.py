@@ -26,7 +26,7 @@ from idempotency.identity.parsing import MAX_DEPTH, parse_json
 from tests.unit.fingerprint.commands import Charge, Colour, near, nested, of, typed
 
 
-class Size(str, Enum):  # noqa: UP042 - commands may have such a value
+class Size(str, Enum):  # noqa: UP042 - payloads may have such a value
     RED = "red"
 
 
@@ -46,12 +46,12 @@ def upload(name="a.txt", content=b"1", content_type="text/plain"):
 
 MIDNIGHT = dt.datetime(2024, 1, 1)
 
-# Its members are different requests, each of them.
+# Each member is a different request.
 DISTINCT = [
     *[None, False, True, 0, 1, -1, 0.5, 1e300, 10**300 + 1, 2**53, 2**53 + 1, 10**400],
     *[10**100_000, 10**100_000 + 1, -(10**100_000)],
     *["", "1", "1.0", "n", "True", b"", b"1", b"1&"],
-    *["\ud800", "\udc00", "\ud83d\udd11", "🔑", "\ufffd"],  # half a pair, the other half, both, what they stand for
+    *["\ud800", "\udc00", "\ud83d\udd11", "🔑", "\ufffd"],  # half a surrogate pair, the other half, both, the character
     *[[], [None], [[]], ["ab"], ["a", "b"], ["b", "a"], [["a", 1]], set(), {1}],
     *[{}, {"a": 1}, {"a": 2}, {"a": None}, {"b": 1}, {"a": {"a": 1}}, {"a": "1"}, {"a": ["1"]}],
     *map(parse_json, [b'{"a": 1, "a": 2}', b'{"a": 2, "a": 1}', b'{"a": 1}', b'{"a": 2}', b'[["a", 1], ["a", 2]]']),
@@ -100,7 +100,7 @@ def test_different_values_differ():
     seen = {}
     for command in DISTINCT:
         same = seen.setdefault(of(command), command)
-        assert same is command, f"{type(command)} has the fingerprint of {type(same)}"
+        assert same is command, f"{type(command)} and {type(same)} have the same fingerprint"
 
 
 @pytest.mark.parametrize(("one", "other"), SAME.values(), ids=SAME)
@@ -122,7 +122,7 @@ def test_a_decimal_is_its_exact_value(number, zeros):
         assert of(Decimal((sign, (*digits[:-1], (digits[-1] + 1) % 10), exponent))) != of(number)
 
 
-# Uploads: the fingerprint is of the content, which is read where it is kept and left as it was
+# Uploads: the content is fingerprinted in place, and the file's position is restored
 
 
 def temporary_upload(content):
@@ -137,7 +137,7 @@ def memory_upload(content):
 
 
 @pytest.mark.parametrize("make", [temporary_upload, memory_upload])
-def test_an_upload_is_read_and_left_as_it_was(make):
+def test_reading_an_upload_restores_its_position(make):
     content = b"0123456789" * 20_000  # several chunks
     upload = make(content)
     before = of(upload)
@@ -146,13 +146,13 @@ def test_an_upload_is_read_and_left_as_it_was(make):
     assert of(upload) == before
     assert upload.tell() == 7
     another = make(content[:-1] + b"x")
-    assert of(another) != before == of(memory_upload(content))  # wherever it is kept
-    # From Python 3.14 on, a temporary file that is not closed is warned of.
+    assert of(another) != before == of(memory_upload(content))  # in memory or on disk
+    # Since Python 3.14, an unclosed temporary file raises a warning.
     another.close()
     upload.close()
 
 
-def test_an_upload_that_cannot_be_read_twice_is_named_with_the_remedy():
+def test_an_upload_that_cannot_be_read_twice_is_refused():
     class Pipe(io.BytesIO):
         def seekable(self):
             return False
@@ -167,7 +167,7 @@ def test_an_upload_that_cannot_be_read_twice_is_named_with_the_remedy():
             of(upload)
 
 
-# What is too deep, not finite or without a canonical form is refused; all else has a fingerprint
+# Refused payloads: too deep, not finite, or without a canonical form
 
 
 def nest(levels, wrap=lambda inner: [inner]):
@@ -184,7 +184,7 @@ def nest(levels, wrap=lambda inner: [inner]):
         (lambda inner: {"a": inner}, 1),
         (lambda inner: frozenset([inner]), 1),
         (lambda inner: Charge(inner), 1),
-        (lambda inner: MultiValueDict({"a": [inner]}), 2),  # its names, and the values of a name
+        (lambda inner: MultiValueDict({"a": [inner]}), 2),  # one level for the names, one for the values
     ],
     ids=["list", "object", "set", "dataclass", "form"],
 )
@@ -203,7 +203,7 @@ def test_a_payload_that_contains_itself_is_refused():
         of(loop)
 
 
-def test_a_caller_close_to_the_limit_of_recursion_gets_the_same_answer():
+def test_a_caller_close_to_the_recursion_limit_gets_the_same_error():
     deep = nest(MAX_DEPTH)
 
     def descend(frames):
@@ -224,7 +224,7 @@ def test_a_number_that_is_not_finite_is_refused(number):
 @pytest.mark.parametrize(
     "value", [object(), print, int, Charge, (i for i in "a"), 1j, io.BytesIO()], ids=lambda value: type(value).__name__
 )
-def test_a_type_without_a_canonical_form_is_named_with_the_remedy(value):
+def test_the_error_for_an_unsupported_type_names_it_and_the_remedy(value):
     with pytest.raises(TypeError, match=rf"{type(value).__qualname__} can't be fingerprinted\. Give the operation"):
         of({"a": value})
 
@@ -232,6 +232,6 @@ def test_a_type_without_a_canonical_form_is_named_with_the_remedy(value):
 @pytest.mark.parametrize(
     "command", [{1: "a"}, {"a": 1, 2: 3}, {None: 1, "a": 2}, {Colour.RED: 1}, MultiValueDict({1: []})]
 )
-def test_names_are_plain_text(command):
+def test_names_must_be_plain_text(command):
     with pytest.raises(TypeError, match="Use plain str for the names in the command"):
         of(command)

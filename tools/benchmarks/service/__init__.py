@@ -1,1 +1,1 @@
-"""The compared views behind a real server: settings, addresses, and how the server is started."""
+"""Serves the compared views with a real server."""

@@ -1,4 +1,4 @@
-"""Two sync workers: one for each request that is served at a time, each with a connection that it keeps."""
+"""Two sync workers, each of which serves one request at a time over a persistent database connection."""
 
 worker_class = "sync"
 workers = 2

@@ -22,7 +22,7 @@ COMMANDS = {
     "uvicorn": "--log-level warning testproject.asgi:application --uds {}",
 }
 QUESTION = b"GET /health/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-#: What libpq calls the server's connections.
+#: The application_name of the server's database connections.
 APPLICATION_NAME = f"benchmarks-{os.getpid()}"
 STOP_LIMIT = 30.0  # seconds
 
@@ -32,7 +32,7 @@ def serving(server: str, **environment: str) -> Iterator[tuple[Path, int]]:
     """Run ``server`` during the block, on this process's database.
 
     :param environment: variables for the server.
-    :returns: the socket where it listens, and its process id.
+    :returns: its socket and its process id.
     """
     if find_spec(server) is None:
         raise SystemExit(f"This experiment needs {server}. Install it with\n    python -m pip install gunicorn uvicorn")
@@ -58,46 +58,46 @@ def serving(server: str, **environment: str) -> Iterator[tuple[Path, int]]:
 
 
 def sessions() -> int:
-    """How many connections the server has to the database."""
+    """The number of the server's database connections."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", [APPLICATION_NAME])
         return int(cursor.fetchone()[0])
 
 
 def cpu_seconds(process: int) -> float:
-    """The CPU time of a server's process and its forks. 0 where it can't be seen."""
+    """The CPU time of a server process and its forks. 0 without ``/proc``."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == process:  # the session, which the server leads
+            if int(fields[3]) == process:  # the session id, because the server leads a session
                 ticks += int(fields[11]) + int(fields[12])  # in user mode and in the kernel
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Client:
-    """A client that asks one thing after the other and keeps its connection, if the server does."""
+    """Sends one request after the other over a persistent connection, if the server keeps it open."""
 
-    def __init__(self, place: Path, authorization: str) -> None:
-        self._connection = _UnixConnection(place)
+    def __init__(self, path: Path, authorization: str) -> None:
+        self._connection = _UnixConnection(path)
         self._headers = {"Authorization": authorization, "Content-Type": "application/json"}
 
     def post(self, path: str, key: str, body: str) -> None:
         self._connection.request("POST", path, body, {**self._headers, "Idempotency-Key": key})
         response = self._connection.getresponse()
-        said = response.read()
-        assert response.status == 201, (response.status, said)
+        content = response.read()
+        assert response.status == 201, (response.status, content)
 
     def close(self) -> None:
         self._connection.close()
 
 
 class _UnixConnection(HTTPConnection):
-    def __init__(self, place: Path) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__("localhost", timeout=120)
-        self._place = place
+        self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._place))
+        self.sock.connect(str(self._path))

@@ -1,4 +1,4 @@
-"""Where the compared views are."""
+"""The URLs of the compared views."""
 
 from __future__ import annotations
 
