@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that does to each request what the test says: answer, cut, pass it on."""
+"""A real HTTP server on loopback that treats each request as the test scripts it: answer, cut, or pass on."""
 
 import http.client
 import socket
@@ -17,7 +17,7 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True)
 class Request:
-    """What has arrived."""
+    """A received request."""
 
     method: str
     path: str
@@ -31,7 +31,7 @@ class Request:
 
 @dataclass
 class Server:
-    """Follows the script, one entry a request. Whatever comes after its end is answered 201."""
+    """Follows the script, one entry per request. Requests after its end get 201."""
 
     script: list = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args):
-        """Say nothing."""
+        """Log nothing."""
 
 
 def answer(status, body=b'{"id": 1}', **headers):
@@ -81,7 +81,7 @@ def cut(handler):
 
 
 def pass_on(upstream, *, lose_answer=False):
-    """Let another server answer, and lose what it said."""
+    """Let another server answer, and optionally lose its response."""
 
     def fault(handler):
         request = handler.script.requests[-1]

@@ -97,7 +97,7 @@ def test_the_waits_are_those_that_the_server_requires(client, server, waits):
     assert [first <= wait <= first + 2 for first, wait in zip((7, 30), waits, strict=True)] == [True, True]
 
 
-def test_a_client_gives_up_with_what_it_has_learnt_last(client, server):
+def test_a_client_gives_up_with_the_last_response_or_error(client, server):
     server.script = [cut] * 10
     with pytest.raises((httpx.TransportError, requests.RequestException)):
         send(client, server)
@@ -107,7 +107,7 @@ def test_a_client_gives_up_with_what_it_has_learnt_last(client, server):
 
 
 def test_a_client_outlasts_the_default_lease_of_a_killed_worker(client, server, waits):
-    """By the waits that the server asks for; nothing is slept."""
+    """Measured by the waits that the server requires, without sleeping."""
     policy = Operation("docs.client.killed").policy
 
     def take_over(handler):
