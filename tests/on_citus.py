@@ -24,7 +24,7 @@ from idempotency.operate.sweep import recover_batches
 from idempotency.outbox import publish
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
-from idempotency.outbox.upkeep import purge_sent_once
+from idempotency.outbox.upkeep import purge_sent_batches
 from idempotency.store import store_for
 from testproject.celery import app
 from testproject.models import UnprotectedReceipt
@@ -136,7 +136,7 @@ def test_a_bounded_purge_takes_the_oldest_records_one_shard_at_a_time():
     locks = [plan.tasks for plan in plans if "FOR UPDATE" in plan.statement]
     assert locks == [1] * len(locks)
     make_messages(3, MessageStatus.SENT, sent=-timedelta(days=9))
-    assert {plan.tasks for plan in planned(purge_sent_once)} == {1}
+    assert {plan.tasks for plan in planned(lambda: next(purge_sent_batches()))} == {1}
     assert not OutboxMessage.objects.exists()
 
 

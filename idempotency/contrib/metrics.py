@@ -168,7 +168,7 @@ def read_gauges() -> dict[str, Values]:
     except SynchronousOnlyOperation:
         logger.error(
             "The metrics were collected in an event loop's thread, which can't read the database. Serve them with "
-            "idempotency.contrib.prometheus.views.metrics or another synchronous view."
+            "idempotency.contrib.prometheus.metrics or another synchronous view."
         )
         return {AVAILABLE: {(): 0}}
     return {gauge.name: gauge.read(read, waiting) for gauge in GAUGES}

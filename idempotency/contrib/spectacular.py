@@ -21,7 +21,6 @@ from rest_framework.views import exception_handler
 
 from ..conf import settings
 from ..http.problems import PROFILES
-from ..identity import keys
 from ..operation import Operation
 from .openapi import PROBLEMS, add_responses, key_parameter
 from .rest_framework.key_status import KeyStatusListSerializer, KeyStatusView
@@ -63,11 +62,6 @@ class AutoSchema(openapi.AutoSchema):
         operation = self._operation()
         if described and operation is not None:
             add_responses(operation, described["responses"], self.get_problem_content())
-            named = ("header", keys.HEADER.lower())
-            parameters = described.get("parameters", [])
-            headers = [header for header in parameters if (header["in"], header["name"].lower()) == named]
-            if len(headers) > 1:  # the project describes it with different capitals
-                parameters.remove(next(header for header in headers if header["name"] == keys.HEADER))
         return described
 
     def get_problem_content(self) -> dict[str, Any] | None:

@@ -15,10 +15,9 @@ from django.views import View
 from ..conf import settings
 from ..exceptions import IdempotencyError, KeyInvalidError, KeyMissingError
 from ..identity import keys
-from ..identity.keys import KeyStatus
 from ..identity.scope import Scope, key_on_path, scope_of
 from ..operation import Operation, Policy, registry
-from ..protocol.key_status import key_statuses
+from ..protocol.key_status import KeyStatus, key_statuses
 from .adapter import Adapter
 from .problems import PROFILES, report
 

@@ -1,6 +1,6 @@
 """The client's key: how it is made, parsed and validated, and the timestamp that it may contain.
 
-This module doesn't import Django, because clients use it, too. Invalid values raise only ``KeyInvalidError``.
+Invalid values raise only ``KeyInvalidError``.
 
 The value of the header (draft-ietf-httpapi-idempotency-key-header) is a structured-field string (RFC 9651, section
 3.3.3). Most clients send the key without quotes, so ``"abc"`` and ``abc`` are the same key.
@@ -14,8 +14,6 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 from uuid import UUID
 
@@ -51,27 +49,6 @@ _DERIVED: Final = re.compile(
 
 #: The digits of a ULID (Crockford's base 32).
 _DIGITS: Final = {digit: value for value, digit in enumerate("0123456789ABCDEFGHJKMNPQRSTVWXYZ")}
-
-
-@dataclass(frozen=True)
-class KeyStatus:
-    """The state of a key on the server, as ``KeyStatusView`` reports it.
-
-    :param status: ``in_progress``, ``completed``, ``recoverable`` (no attempt is running and no outcome is recorded, so
-        a retry runs the operation or finds out), ``parked``, or ``unknown`` (no record, or its retention is over).
-    :param response_status: the status of the recorded outcome, if ``completed``.
-    :param created_at: when the request was claimed.
-    :param completed_at: when the outcome was recorded.
-    :param expires_at: until when the server recognises the key.
-    :param retry_after: the seconds to wait before the next query, if ``in_progress``.
-    """
-
-    status: str = "unknown"
-    response_status: int | None = None
-    created_at: datetime | None = None
-    completed_at: datetime | None = None
-    expires_at: datetime | None = None
-    retry_after: float | None = None
 
 
 def new_key() -> str:

@@ -13,8 +13,8 @@ from ..public import Getter, lazy
 if TYPE_CHECKING:
     from .models import MessageStatus, OutboxMessage
     from .publishing import CELERY, publish
-    from .relay import RelayResult, relay_batches, relay_once
-    from .upkeep import Backlog, backlog, purge_sent_batches, purge_sent_once, requeue
+    from .relay import RelayResult, relay_batches
+    from .upkeep import Backlog, backlog, purge_sent_batches, requeue
 
 __all__ = [
     "CELERY",
@@ -25,9 +25,7 @@ __all__ = [
     "backlog",
     "publish",
     "purge_sent_batches",
-    "purge_sent_once",
     "relay_batches",
-    "relay_once",
     "requeue",
 ]
 
@@ -36,7 +34,7 @@ __getattr__: Getter = lazy(
     {
         **dict.fromkeys(("CELERY", "publish"), "publishing"),
         **dict.fromkeys(("MessageStatus", "OutboxMessage"), "models"),
-        **dict.fromkeys(("RelayResult", "relay_batches", "relay_once"), "relay"),
-        **dict.fromkeys(("Backlog", "backlog", "purge_sent_batches", "purge_sent_once", "requeue"), "upkeep"),
+        **dict.fromkeys(("RelayResult", "relay_batches"), "relay"),
+        **dict.fromkeys(("Backlog", "backlog", "purge_sent_batches", "requeue"), "upkeep"),
     },
 )

@@ -93,14 +93,7 @@ def due(using: str) -> QuerySet[OutboxMessage]:
 def relay_once(
     *, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None, skip: Collection[str] = ()
 ) -> RelayResult:
-    """Send up to ``batch_size`` due messages, longest due first. Relays may run concurrently and may be killed.
-
-    :param batch_size: 1 to 500.
-    :param skip: senders whose messages are skipped, because their broker can't be reached.
-    :raises ValueError: the batch size is not between 1 and 500.
-    :raises RuntimeError: a transaction is open.
-    :raises DatabaseError: the database refuses. Messages that were sent but not marked are sent again.
-    """
+    """Send one batch. Messages of the senders in ``skip`` are left, because their broker can't be reached."""
     check_batch_size(batch_size, MAX_BATCH_SIZE)
     using = using or outbox_database()
     until = time.monotonic() + LEASE.total_seconds() / 2  # from here, because the lease begins later
@@ -118,9 +111,15 @@ def relay_once(
 
 
 def relay_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[RelayResult]:
-    """Send until nothing more is due. The caller may stop between batches. Raises the errors of ``relay_once``.
+    """Send due messages, longest due first, until nothing more is due. The caller may stop between batches.
 
-    Once a sender could not reach its broker, later batches skip its messages.
+    Relays may run concurrently and may be killed. Once a sender could not reach its broker, later batches skip its
+    messages.
+
+    :param batch_size: the maximum number of messages in one batch, 1 to 500.
+    :raises ValueError: the batch size is not between 1 and 500.
+    :raises RuntimeError: a transaction is open.
+    :raises DatabaseError: the database refuses. Messages that were sent but not marked are sent again.
     """
     unreachable: set[str] = set()
 

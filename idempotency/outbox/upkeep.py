@@ -94,16 +94,8 @@ def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
     return OutboxMessage.objects.using(using).filter(status=MessageStatus.SENT, sent_at__lte=past)
 
 
-def purge_sent_once(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> PurgeResult:
-    """Delete up to ``batch_size`` messages that were sent longer ago than ``RETENTION`` and a day, in one transaction.
-
-    Takes the arguments of ``operate.purge_batches`` and raises its errors.
-    """
-    return next(purge_sent_batches(batch_size=batch_size, using=using))
-
-
 def purge_sent_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[PurgeResult]:
-    """Purge sent messages in batches, as ``purge_batches`` does records."""
+    """Delete messages that were sent longer ago than ``RETENTION`` and a day, as ``purge_batches`` does records."""
     using = using or outbox_database()
     due = sent_past_retention(using)
     return purge_oldest(using, batch_size, lambda store, after: store.delete_rows(due, "sent_at", batch_size, after))

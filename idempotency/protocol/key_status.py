@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from django.db.models.functions import Now
 
-from ..identity.keys import KeyStatus
 from ..identity.scope import Scope
 from ..lifecycle import Decision, decide
 from ..models import IdempotencyRecord
@@ -32,6 +32,17 @@ _FIELDS = (
     *("account_id", "operation", "idempotency_key", "status", "response_status"),
     *("created_at", "completed_at", "expires_at", "lease_expires_at"),
 )
+
+
+@dataclass(frozen=True)
+class KeyStatus:
+    status: str = "unknown"
+    response_status: int | None = None
+    created_at: datetime | None = None
+    completed_at: datetime | None = None
+    expires_at: datetime | None = None
+    #: Seconds, if the status is ``in_progress``.
+    retry_after: int | None = None
 
 
 def key_statuses(requested: Mapping[Scope, Policy]) -> dict[Scope, KeyStatus]:

@@ -2,7 +2,7 @@
 
 ``assert_idempotent`` repeats a request in every way that clients, networks and crashes do. ``in_progress``,
 ``abandoned``, ``expired`` and ``completed`` put a record into a state. ``IdempotentClient`` is Django's test client
-with keys; ``idempotency.contrib.rest_framework`` has the one for ``APIClient``.
+with keys.
 """
 
 from __future__ import annotations

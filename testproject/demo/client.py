@@ -1,20 +1,19 @@
 """Badly behaved clients: each sends a charge, loses the response in some way, and retries until it knows the outcome.
 
-The package's httpx transport retries with one key and one payload, over a network that causes the trouble and counts
-every request. The final responses are kept for the verdict.
+Each retries with one key and one payload, causes the trouble itself, and counts every request. Its final response is
+kept for the verdict.
 """
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx
-
-from idempotency.contrib.httpx import IdempotentTransport, RetryPolicy, UnresolvedRequestError
 
 from .charges import Charge, Trouble
 
@@ -28,16 +27,13 @@ SHORT_WORK = (0, 25)
 #: A client retries soon, or after Retry-After. Only the total time limits its attempts, because on a loaded machine it
 #: may run into many killed workers in a row. It also retries a 500, which a dying worker may have sent.
 STATUSES = frozenset({408, 425, 429, *range(500, 600)})
-POLICY = RetryPolicy(attempts=100_000, total=120.0, first_wait=0.15, longest_wait=0.15, statuses=STATUSES)
+PATIENCE = 120.0  # seconds
+LONGEST_WAIT = 0.15
 KILLINGS = frozenset({Trouble.KILL_AT_WORK, Trouble.KILL_AT_REPLY})
 #: The figure that counts a response, by its problem's code.
 CODES = {"idempotency_in_progress": "conflict", "idempotency_key_reused": "key_reused"}
 #: The clients of a charge that is sent several times at the same instant.
 BURST = (Trouble.CALM, Trouble.CALM, Trouble.CUT, Trouble.CUT)
-
-
-class StoppedError(Exception):
-    """The storm ended before the client knew its outcome."""
 
 
 @dataclass
@@ -65,7 +61,7 @@ class Endpoint:
     tokens: dict[str, str]
     #: Set when the storm is over.
     stop: threading.Event
-    wire: httpx.BaseTransport
+    http: httpx.Client
     #: One for each charge.
     histories: list[History]
     figures: Counter[str] = field(default_factory=Counter)
@@ -76,8 +72,8 @@ class Endpoint:
             self.figures[figure] += 1
 
 
-class Client(httpx.BaseTransport):
-    """A client of one charge, and the network between its retries and the server, which causes the trouble."""
+class Client:
+    """A client of one charge, which causes the trouble of its own requests."""
 
     def __init__(self, charge: Charge, endpoint: Endpoint, trouble: Trouble = Trouble.CALM) -> None:
         self.charge = charge
@@ -86,46 +82,50 @@ class Client(httpx.BaseTransport):
 
     def pursue(self, *, changed: bool = False) -> httpx.Response | None:
         """Send the charge, or its key with another amount, and return the final response, or None without one."""
+        payload, stop = self.charge.payload(changed=changed), self.endpoint.stop
+        gives_up_at = time.monotonic() + PATIENCE
+        while not stop.is_set() and time.monotonic() < gives_up_at:
+            try:
+                response = self._send(payload)
+            except httpx.TransportError as error:
+                self.endpoint.count("cut" if isinstance(error, httpx.TimeoutException) else "broken")
+                required = 0.0
+            else:
+                if not is_open(response):
+                    return response
+                required = float(response.headers.get("Retry-After", 0))
+            stop.wait(required + random.uniform(0, LONGEST_WAIT))
+        return None
+
+    def _send(self, payload: bytes) -> httpx.Response:
+        trouble, timeout = self.trouble, HONEST_TIMEOUT
+        if trouble in KILLINGS:  # sent with each request, but the server kills only one worker per charge
+            fault = f"{trouble}={self.charge.label}"
+        else:
+            work = LONG_WORK if trouble is Trouble.CUT else SHORT_WORK
+            fault = f"pause={random.randint(*work)}"
+            timeout = random.uniform(*SHORT_TIMEOUT) if trouble is Trouble.CUT else HONEST_TIMEOUT
+            self.trouble = Trouble.CALM
         headers = {
             "Authorization": f"Token {self.endpoint.tokens[self.charge.account]}",
             "Content-Type": "application/json",
             "Idempotency-Key": self.charge.label,
             "Connection": "close",
+            "Demo-Fault": fault,
         }
-        transport = IdempotentTransport(self, policy=POLICY, sleep=self._sleep)
-        with httpx.Client(transport=transport, trust_env=False) as http, suppress(UnresolvedRequestError, StoppedError):
-            return http.post(self.endpoint.url, content=self.charge.payload(changed=changed), headers=headers)
-        return None
-
-    def _sleep(self, seconds: float) -> None:
-        if self.endpoint.stop.wait(seconds):
-            raise StoppedError
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send one request. Raises httpx's errors if the client gets no response."""
-        if self.endpoint.stop.is_set():
-            raise StoppedError
-        trouble, timeout = self.trouble, HONEST_TIMEOUT
-        if trouble in KILLINGS:  # sent with each request, but the server kills only one worker per charge
-            request.headers["Demo-Fault"] = f"{trouble}={self.charge.label}"
-        else:
-            work = LONG_WORK if trouble is Trouble.CUT else SHORT_WORK
-            request.headers["Demo-Fault"] = f"pause={random.randint(*work)}"
-            timeout = random.uniform(*SHORT_TIMEOUT) if trouble is Trouble.CUT else HONEST_TIMEOUT
-            self.trouble = Trouble.CALM
-        request.extensions["timeout"] = httpx.Timeout(timeout).as_dict()
         self.endpoint.count("requests")
-        try:
-            response = self.endpoint.wire.handle_request(request)
-            response.read()
-        except httpx.TransportError as error:
-            self.endpoint.count("cut" if isinstance(error, httpx.TimeoutException) else "broken")
-            raise
+        response = self.endpoint.http.post(self.endpoint.url, content=payload, headers=headers, timeout=timeout)
         if response.headers.get("Idempotency-Replayed") == "true":
             self.endpoint.count("replay")
         if figure := CODES.get(code_of(response)) or ("error" if response.status_code >= 500 else ""):
             self.endpoint.count(figure)
         return response
+
+
+def is_open(response: httpx.Response) -> bool:
+    """Whether a retry may get another answer."""
+    is_in_progress = response.status_code == 409 and "Retry-After" in response.headers
+    return is_in_progress or response.status_code in STATUSES
 
 
 def code_of(response: httpx.Response) -> str:

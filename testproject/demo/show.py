@@ -57,14 +57,14 @@ class Show:
             self.console.print(f"[dim]{WORKERS} gunicorn workers serve 127.0.0.1:{port}.[/dim]")
             # No keep-alive: see ``server``.
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-            wire = stack.enter_context(httpx.HTTPTransport(limits=limits))
+            http = stack.enter_context(httpx.Client(limits=limits, trust_env=False))
             endpoints = []
             for name, path in (("protected", ""), ("unprotected", "unprotected/")):
                 charges = [
                     Charge(number, f"{self._prefix(noun, name)}{number}", bool(redis)) for number in range(count)
                 ]
                 url, histories = f"http://127.0.0.1:{port}/{path}{noun}/", [History(charge) for charge in charges]
-                endpoints.append(Endpoint(name, url, self.tokens, stop, wire, histories))
+                endpoints.append(Endpoint(name, url, self.tokens, stop, http, histories))
             if redis is not None:
                 expected = sum(not history.charge.declined for history in endpoints[0].histories)
                 hop = Hop(redis, self._prefix(noun, "protected"), expected)

@@ -8,8 +8,8 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 
 # The packages of the extras, and their dependencies that the core might import by mistake.
-EXTRAS = "celery cryptography drf_spectacular environ httpx kombu ninja opentelemetry prometheus_client psutil psycopg"
-EXTRAS += " psycopg2 requests rest_framework tenacity"
+EXTRAS = "celery cryptography drf_spectacular environ kombu ninja opentelemetry prometheus_client psutil psycopg"
+EXTRAS += " psycopg2 rest_framework"
 
 IMPORT_THE_CORE = """
 import importlib, pkgutil, sys

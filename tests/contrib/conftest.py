@@ -1,4 +1,4 @@
-"""Brokers for the tests that deliver messages, and a server for those that call one."""
+"""Brokers for the tests that deliver messages, and metrics that are off."""
 
 import pytest
 from django.dispatch import Signal
@@ -12,8 +12,6 @@ from idempotency.protocol import faults
 from testproject.celery import app
 from testproject.harness.redis import running_redis
 from tests.contrib.deliveries import Inbox, acts
-from tests.contrib.senders import SENDERS
-from tests.contrib.servers import serving
 from tests.harness.servers import skip_without_redis
 
 
@@ -75,20 +73,3 @@ def happen(event, operation, times=1):
 def eager(settings):
     """Tasks run where they are published."""
     settings.CELERY_TASK_ALWAYS_EAGER = True
-
-
-@pytest.fixture
-def server():
-    with serving() as running:
-        yield running
-
-
-@pytest.fixture(params=SENDERS)
-def sender(request):
-    return SENDERS[request.param]()
-
-
-@pytest.fixture
-def waits():
-    """The seconds that a client would have slept."""
-    return []

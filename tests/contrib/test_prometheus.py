@@ -16,8 +16,7 @@ from idempotency import Operation, signals
 from idempotency.contrib import metrics as gauges
 from idempotency.contrib.metrics import AVAILABLE
 from idempotency.contrib.prometheus import exporter
-from idempotency.contrib.prometheus.exporter import connect
-from idempotency.contrib.prometheus.views import metrics
+from idempotency.contrib.prometheus.exporter import connect, metrics
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox.models import MessageStatus
@@ -151,7 +150,7 @@ from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 
 from idempotency import claim
-from idempotency.contrib.prometheus.views import metrics
+from idempotency.contrib.prometheus.exporter import metrics
 
 connection.close()
 for key in ("a", "b"):

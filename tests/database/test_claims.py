@@ -20,7 +20,7 @@ from idempotency.operate.purge import purge_batches
 from idempotency.operate.resolutions import record_outcome
 from idempotency.operate.sweep import recover_batches
 from idempotency.outbox.relay import relay_once
-from idempotency.outbox.upkeep import purge_sent_once
+from idempotency.outbox.upkeep import purge_sent_batches
 from idempotency.outcome import MAX_REASON, Outcome, reason_of
 from idempotency.protocol import acquisition, ownership
 from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
@@ -234,9 +234,9 @@ def test_nothing_is_left_in_force_in_the_transaction_of_a_test():
     take_over(acquire(parks, "taken"))
     ownership.release(acquire(parks, "released"))
     ownership.park(acquire(parks, "parked"))
-    next(purge_batches())
-    next(recover_batches())
-    for work in (purge_sent_once, relay_once, counters.flush):
+    for batches in (purge_batches, recover_batches, purge_sent_batches):
+        next(batches())
+    for work in (relay_once, counters.flush):
         work()
     assert bounds() == before
 

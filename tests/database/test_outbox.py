@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from idempotency import claim, require_claim
 from idempotency.exceptions import LeaseLostError, MessageReusedError, NoTransactionError
 from idempotency.models import IdempotencyRecord
-from idempotency.outbox import inserting, publish
+from idempotency.outbox import publish, publishing
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
 from tests.database.publishing import ids, inside, outside, run, send
@@ -285,4 +285,4 @@ def test_a_sender_that_can_not_be_nudged_is_left_alone():
 def test_a_message_refused_by_the_database_does_not_count_as_existing():
     message = OutboxMessage(message_id=uuid4(), idempotency_key="k", topic=None, sender=SENDER, payload="1")
     with pytest.raises(IntegrityError), transaction.atomic():
-        inserting._insert("default", message, timedelta(0))
+        publishing._save("default", message, timedelta(0))

@@ -12,7 +12,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.outbox import publish, publishing
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
-from idempotency.outbox.upkeep import purge_sent_once
+from idempotency.outbox.upkeep import purge_sent_batches
 from tests.database.publishing import ids, inside, outside, run, send
 from tests.outbox import SENDER, broker
 from tests.records import HOUR, from_now
@@ -142,6 +142,6 @@ def test_a_sent_message_outlives_the_record_of_a_late_consumer():
     run(inside, send)
     relay_once()
     OutboxMessage.objects.update(sent_at=from_now(-3 * DAY - HOUR))
-    assert purge_sent_once().deleted == 0
+    assert next(purge_sent_batches()).deleted == 0
     OutboxMessage.objects.update(sent_at=from_now(-4 * DAY - HOUR))
-    assert purge_sent_once().deleted == 1
+    assert next(purge_sent_batches()).deleted == 1

@@ -12,7 +12,7 @@ from django.utils import timezone
 from idempotency.operate.resolutions import ResolutionRefusedError
 from idempotency.outbox import upkeep as messages
 from idempotency.outbox.models import MessageStatus, OutboxMessage
-from idempotency.outbox.upkeep import Backlog, backlog, purge_sent_once, requeue
+from idempotency.outbox.upkeep import Backlog, backlog, purge_sent_batches, requeue
 from tests.database.statements import explaining, fill_outbox
 from tests.outbox import make_messages, statuses
 from tests.records import HOUR, from_now
@@ -121,9 +121,9 @@ def test_what_was_sent_longer_ago_than_the_retention_goes_and_nothing_else():
         *make_messages(2, due=-40 * DAY),
         *make_messages(2, MessageStatus.DEAD, due=-40 * DAY),
     }
-    result = purge_sent_once()
+    result = next(purge_sent_batches())
     assert (result.deleted, result.exhausted) == (3, True)
     assert set(OutboxMessage.objects.values_list("pk", flat=True)) == remains
-    assert purge_sent_once() == messages.PurgeResult()
+    assert next(purge_sent_batches()) == messages.PurgeResult()
     with override_settings(IDEMPOTENCY={"RETENTION": DAY}):
-        assert purge_sent_once().deleted == 2
+        assert next(purge_sent_batches()).deleted == 2

@@ -22,8 +22,8 @@ from idempotency.operate.resolutions import mark_not_executed
 from idempotency.operate.statistics import stats
 from idempotency.operate.sweep import recover_batches
 from idempotency.outbox import publish
-from idempotency.outbox.inserting import insert_message
 from idempotency.outbox.models import OutboxMessage
+from idempotency.outbox.publishing import insert_message
 from idempotency.outcome import BODY_GONE, Outcome
 from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
 from idempotency.protocol.key_status import key_statuses

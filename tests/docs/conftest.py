@@ -12,17 +12,18 @@ from unittest.mock import patch
 import celery
 import httpx
 import pytest
+import requests
 from django.db import connections
 from django.test import RequestFactory, override_settings
 from rest_framework import serializers
 
 from idempotency import checks
-from idempotency.contrib.httpx import IdempotentTransport
 from idempotency.outbox import publish
 from testproject import models
 from testproject.celery import app
-from tests.contrib.conftest import inbox, redis_server, server  # noqa: F401 - fixtures
+from tests.contrib.conftest import inbox, redis_server  # noqa: F401 - fixtures
 from tests.docs.pages import blocks
+from tests.docs.servers import serving
 from tests.factories import UserFactory
 from tests.operations import free_names
 from tests.outbox import SENDER, broker
@@ -55,15 +56,13 @@ def provider():
 
 
 @pytest.fixture
-def waits(monkeypatch):
-    """The seconds that the page's transports would have slept."""
-    waits = []
-    monkeypatch.setitem(IdempotentTransport.__init__.__kwdefaults__, "sleep", waits.append)
-    return waits
+def server():
+    with serving() as running:
+        yield running
 
 
 @pytest.fixture
-def run_page(monkeypatch, provider, waits):
+def run_page(monkeypatch, provider):
     """Run a page's Python. A block that begins with a file name becomes that module, which later blocks can import. Any
     other block continues the previous one. Published messages go to the tests' broker.
     """
@@ -96,7 +95,8 @@ def run_page(monkeypatch, provider, waits):
                 ):
                     assert checks.check_settings(None) == []
             defined.update({key: value for key, value in vars(module).items() if not key.startswith("__")})
-            clients.extend(value for value in vars(module).values() if isinstance(value, httpx.Client))
+            kinds = httpx.Client | requests.Session
+            clients.extend(value for value in vars(module).values() if isinstance(value, kinds))
         return defined
 
     monkeypatch.setenv("RECORD_KEYS", urlsafe_b64encode(bytes(32)).decode())

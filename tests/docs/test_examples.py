@@ -1,11 +1,9 @@
 """The documentation's examples run and have the described effects."""
 
-import asyncio
 import hmac
 import json
 import re
 import sys
-from dataclasses import fields
 from types import ModuleType, SimpleNamespace
 from uuid import uuid4
 
@@ -20,7 +18,6 @@ from rest_framework.test import force_authenticate
 
 import idempotency
 from idempotency.contrib.dashboard.counting import counters
-from idempotency.contrib.retrying import RetryPolicy
 from idempotency.http.problems import PROFILES, RETENTION_HEADER, STATUS_HEADER
 from idempotency.identity import keys
 from idempotency.lifecycle import Status
@@ -31,9 +28,9 @@ from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
 from idempotency.testing import Request, assert_idempotent
 from testproject.models import Charge, Export, Notification, Transfer
-from tests.contrib.servers import answer, cut
 from tests.docs.conftest import post, twice
-from tests.docs.pages import PAGES, blocks, text_of
+from tests.docs.pages import PAGES, blocks
+from tests.docs.servers import cut
 from tests.factories import ChargeFactory, UserFactory
 from tests.records import make_records, purge_body_of
 
@@ -273,63 +270,17 @@ def test_the_envelope_replaces_the_problem(run_page):
     assert json.loads(response.content)["error"]["code"] == "idempotency_key_invalid"
 
 
-def test_the_clients_send_one_key_until_they_know_the_outcome(run_page, server, waits):
-    run_page("how-to/write-a-client.md")
-    page = vars(sys.modules["shop_api"])
-    page["shop"].base_url = page["shop_async"].base_url = server.url
-    server.script = [cut, answer(503), answer(201)]
-    assert page["charge"](5).status_code == 201
-    assert len(waits) == 2
-
-    async def charge():
-        async with page["shop_async"]:
-            return (await page["charge_async"](5)).status_code
-
-    assert asyncio.run(charge()) == 201
-    assert [request.path for request in server.requests] == ["/charges/"] * 4
-    assert len(set(server.keys[:3])) == 1
-    assert len(set(server.keys)) == 2
-
-
-def test_the_order_is_resumed_with_the_saved_key(run_page, server):
-    page = run_page("how-to/write-a-client.md")
-    sys.modules["shop_api"].shop.base_url = server.url
-    saved = []
-
-    def save(*, update_fields):
-        assert update_fields == ["charge_key"]
-        assert server.requests == []
-        saved.append(order.charge_key)
-
-    order = SimpleNamespace(charge_key="", amount=5, save=save)
-    server.script = [cut] * 10
-    assert page["pay"](order) is None
-    assert page["pay"](order).status_code == 201
-    assert server.keys == saved * 11
-
-
 def test_the_card_is_charged_under_one_key_by_every_attempt(run_page, server):
     run_page("how-to/call-a-provider.md")
     page = vars(sys.modules["shop.cards"])
     page["provider"].base_url = server.url
     user = UserFactory()
-    server.script = [cut] * page["policy"].attempts + [cut]
+    server.script = [cut]
     answers = [post(page["charge_card"], {"amount": 5}, user=user) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [502, 201, 201]
     assert json.loads(answers[1].content) == {"id": 1}
     assert "Idempotency-Replayed" in answers[2]
-    assert len(server.requests) == page["policy"].attempts + 2
-    assert set(server.keys) == {str(IdempotencyRecord.objects.get().derive_key("provider.charge"))}
-
-
-def test_the_table_of_the_policy_matches_the_code():
-    text = text_of("how-to/write-a-client.md")
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text.partition("| `RetryPolicy` |")[2], re.MULTILINE)
-    default = RetryPolicy()
-    assert [name for name, _ in rows] == [field.name for field in fields(RetryPolicy)]
-    for name, cell in rows:
-        value, words = getattr(default, name), cell.replace("`", "").split(", ")
-        assert {*words} == ({*map(str, value)} if isinstance(value, frozenset) else {str(value)}), name
+    assert server.keys == [str(IdempotencyRecord.objects.get().derive_key("provider.charge"))] * 2
 
 
 def test_the_settings_for_other_origins_name_each_header(monkeypatch):

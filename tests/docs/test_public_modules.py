@@ -13,13 +13,10 @@ from tests.docs.pages import ROOT
 CONTRIB = (
     "contrib.celery",
     "contrib.dashboard",
-    "contrib.httpx",
     "contrib.opentelemetry",
     "contrib.prometheus",
-    "contrib.requests",
     "contrib.rest_framework",
     "contrib.rest_framework.routers",
-    "contrib.retrying",
     "contrib.spectacular",
 )
 MODULES = (*PUBLIC, *(f"idempotency.{name}" for name in CONTRIB))
@@ -44,7 +41,7 @@ def test_a_public_module_lists_its_names_and_owns_them(name):
 #: An import from the package, or a dotted path in quotes or backticks that a setting takes.
 IMPORTED = re.compile(r"^\s*(?:from (idempotency[\w.]*) import|import (idempotency[\w.]*))", re.MULTILINE)
 #: Other modules that the documentation and the sample may name: parts of the apps that Django finds by their path.
-FOUND_BY_DJANGO = {"idempotency.contrib", "idempotency.contrib.celery.tasks", "idempotency.contrib.pytest"}
+FOUND_BY_DJANGO = {"idempotency.contrib", "idempotency.contrib.celery.tasks"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: Without the demo and the harness of the tests, which use internals.
 SAMPLE = sorted((ROOT / "testproject").glob("*.py"))

@@ -2,23 +2,21 @@
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from io import BytesIO
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import JsonResponse
 from django.test import TestCase, override_settings
+from rest_framework.test import APIClient
 
 from idempotency import PARK, current_claim, idempotent
-from idempotency.contrib import pytest as fixtures
 from idempotency.http.key_sources import FromHeader, FromJSON
 from idempotency.models import IdempotencyRecord
 from idempotency.testing import (
     ChecksNotRunWarning,
     IdempotentClient,
+    IdempotentClientMixin,
     Request,
     abandoned,
     assert_idempotent,
@@ -32,9 +30,6 @@ from tests.http.callers import effects, problem_code
 from tests.http.test_assert_idempotent import all_but, client_of, transactional
 from tests.http.views import KINDS, plain_answer
 from tests.records import make_records
-
-idempotent_client = fixtures.idempotent_client
-idempotent_api_client = fixtures.idempotent_api_client
 
 
 @pytest.fixture
@@ -97,29 +92,23 @@ def test_an_ambiguous_or_missing_record_is_refused():
         in_progress(IdempotencyRecord.objects.first())
 
 
-def test_a_client_sends_a_new_key_with_each_mutating_request(idempotent_client, idempotent_api_client):
+class IdempotentAPIClient(IdempotentClientMixin, APIClient): ...
+
+
+def test_a_client_sends_a_new_key_with_each_mutating_request():
+    api_client = IdempotentAPIClient()
+
     def key_of(client, method, **options):
         return getattr(client, method)("/health/", **options).wsgi_request.headers.get("Idempotency-Key")
 
-    for client in (idempotent_client, idempotent_api_client):
+    for client in (IdempotentClient(), api_client):
         sent = {key_of(client, method) for method in ("post", "put", "patch", "delete")}
         assert len(sent - {None}) == 4
         assert {key_of(client, method) for method in ("get", "head", "options")} == {None}
         assert key_of(client, "post", headers={"Idempotency-Key": "given"}) == "given"
     assert key_of(IdempotentClient(headers={"Idempotency-Key": "always"}), "post") == "always"
-    idempotent_api_client.credentials(HTTP_IDEMPOTENCY_KEY="credential")
-    assert key_of(idempotent_api_client, "post") == "credential"
-
-
-def test_pytest_loads_the_fixtures_without_django_settings(tmp_path):
-    (tmp_path / "test_nothing.py").write_text("def test_nothing(): pass")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "idempotency.contrib.pytest", "--fixtures", "-c", os.devnull]
-    environment = {"PYTHONPATH": ":".join(sys.path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": os.environ["PATH"]}
-    loaded = subprocess.run(
-        [*command, str(tmp_path)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert loaded.returncode == 0, loaded.stdout + loaded.stderr
-    assert "idempotent_client" in loaded.stdout
+    api_client.credentials(HTTP_IDEMPOTENCY_KEY="credential")
+    assert key_of(api_client, "post") == "credential"
 
 
 @transactional

@@ -1,14 +1,24 @@
 """Valid keys, and values derived from a key. ``tests/http/test_protocol.py`` covers what a client may send."""
 
 import re
-from uuid import UUID
+import time
+from uuid import RFC_4122, UUID
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from idempotency.exceptions import KeyInvalidError
-from idempotency.identity.keys import HEADER, MAX_LENGTH, META_NAME, parse_header, shorten, time_of, validate_key
+from idempotency.identity.keys import (
+    HEADER,
+    MAX_LENGTH,
+    META_NAME,
+    new_key,
+    parse_header,
+    shorten,
+    time_of,
+    validate_key,
+)
 from idempotency.identity.scope import Scope, key_on_path
 
 VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
@@ -19,6 +29,14 @@ visible_keys = st.text(alphabet=VISIBLE, min_size=1, max_size=MAX_LENGTH)
 def quoted(key):
     """A key as RFC 9651 writes a string (section 4.1.6)."""
     return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def test_a_new_key_has_its_time_and_74_random_bits():
+    before = time.time_ns() // 1_000_000
+    made = [UUID(new_key()) for _ in range(2)]
+    assert [(key.version, key.variant) for key in made] == [(7, RFC_4122)] * 2
+    assert before <= made[0].int >> 80 <= made[1].int >> 80 <= time.time_ns() // 1_000_000
+    assert len({key.int & (1 << 62) - 1 for key in made}) == 2
 
 
 def test_the_meta_name_is_djangos_name_of_the_header():

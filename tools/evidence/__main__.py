@@ -89,7 +89,7 @@ RUNS: dict[str, tuple[str, str, str]] = {
     ),
     "fuzz": (
         "no error that unprotected code wouldn't raise",
-        "random requests, answers, messages, forms, settings",
+        "random requests, messages, forms, settings",
         "inputs",
     ),
     "guided": (

@@ -13,9 +13,8 @@ with needing("prometheus"):
 from ...public import Getter, lazy
 
 if TYPE_CHECKING:
-    from .exporter import StatsCollector, connect
-    from .views import metrics
+    from .exporter import StatsCollector, connect, metrics
 
 __all__ = ["StatsCollector", "connect", "metrics"]
 
-__getattr__: Getter = lazy(__name__, {"StatsCollector": "exporter", "connect": "exporter", "metrics": "views"})
+__getattr__: Getter = lazy(__name__, dict.fromkeys(__all__, "exporter"))

@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from testproject.demo.charges import FEWEST
 
-NEEDED = ("celery", "gunicorn", "httpx", "psycopg", "redis", "rich", "tenacity")
+NEEDED = ("celery", "gunicorn", "httpx", "psycopg", "redis", "rich")
 
 
 class Command(BaseCommand):

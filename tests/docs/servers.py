@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that does to each request what the test says: answer, cut, hang, pass it on."""
+"""A real HTTP server on loopback that treats each request as the test scripts it: answer, cut, or pass on."""
 
 import http.client
 import socket
@@ -14,12 +14,10 @@ from tests.harness.servers import in_thread
 #: Closing a socket with this option sends a reset instead of an orderly end.
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
-PROBLEM = "application/problem+json"
-
 
 @dataclass(frozen=True)
 class Request:
-    """What has arrived."""
+    """A received request."""
 
     method: str
     path: str
@@ -33,12 +31,11 @@ class Request:
 
 @dataclass
 class Server:
-    """Follows the script, one entry a request. Whatever comes after its end is answered 201."""
+    """Follows the script, one entry per request. Requests after its end get 201."""
 
     script: list = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     url: str = ""
-    released: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -51,38 +48,24 @@ class Handler(BaseHTTPRequestHandler):
     # Header and body are two writes. With Nagle's algorithm the second would wait for the acknowledgement of the first.
     disable_nagle_algorithm = True
 
-    def answer_by_script(self):
-        encoding = self.headers.get("Transfer-Encoding")
-        body = self.read_chunks() if encoding else self.rfile.read(int(self.headers.get("Content-Length") or 0))
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
         with self.script.lock:
             self.script.requests.append(Request(self.command, self.path, headers, body))
             fault = self.script.script.pop(0) if self.script.script else answer(201)
         fault(self)
 
-    do_GET = do_POST = do_PATCH = do_PUT = answer_by_script  # noqa: N815 - the names of http.server
-
-    def read_chunks(self):
-        parts = []
-        while size := int(self.rfile.readline(), 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
-
-    def write(self, status, headers, body, length=None):
+    def write(self, status, headers, body):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def date_time_string(self, timestamp=None):
-        return "Wed, 21 Oct 2026 07:28:00 GMT"  # the server's clock
-
     def log_message(self, *args):
-        """Say nothing."""
+        """Log nothing."""
 
 
 def answer(status, body=b'{"id": 1}', **headers):
@@ -91,32 +74,14 @@ def answer(status, body=b'{"id": 1}', **headers):
     return lambda handler: handler.write(status, {"Content-Type": "application/json", **named}, body)
 
 
-def problem(status, code, **headers):
-    """Answer as a protected view refuses."""
-    return answer(status, f'{{"code": "{code}"}}'.encode(), content_type=PROBLEM, **headers)
-
-
 def cut(handler):
     """Reset the connection before the answer."""
     handler.close_connection = True
     handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
 
 
-def cut_in_the_middle(handler):
-    """Say that all went well, and end in the middle of the body."""
-    handler.write(201, {"Content-Type": "application/json"}, b'{"id"', length=100)
-    handler.wfile.flush()
-    handler.close_connection = True
-
-
-def hang(handler):
-    """Answer nothing for as long as the test runs."""
-    handler.script.released.wait(60)
-    cut(handler)
-
-
 def pass_on(upstream, *, lose_answer=False):
-    """Let another server answer, and lose what it said."""
+    """Let another server answer, and optionally lose its response."""
 
     def fault(handler):
         request = handler.script.requests[-1]
@@ -135,17 +100,12 @@ def pass_on(upstream, *, lose_answer=False):
 
 
 @contextmanager
-def serving(*script, tls=None):
-    server = Server(list(script))
+def serving():
+    server = Server()
     handler = type("ScriptedHandler", (Handler,), {"script": server})
     listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     listener.daemon_threads = True
     listener.handle_error = lambda *args: None  # a client that has gone
-    if tls is not None:
-        listener.socket = tls.wrap_socket(listener.socket, server_side=True)
-    server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.server_port}"
+    server.url = f"http://127.0.0.1:{listener.server_port}"
     with in_thread(listener):
-        try:
-            yield server
-        finally:
-            server.released.set()
+        yield server
