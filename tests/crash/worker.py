@@ -34,13 +34,11 @@ from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reco
 from idempotency.operate.purge import purge_once
 from idempotency.operate.sweep import recover_once
 from idempotency.operation import registry
-from idempotency.outbox import publish
-from idempotency.outbox.relay import relay_once
 from idempotency.protocol import faults
 from idempotency.store.postgresql import PostgreSQLStore
 from testproject.harness.marks import Marks
 from testproject.models import Transfer
-from testproject.provider.client import find, pay
+from testproject.provider.client import find
 from tests.crash.mutations import MUTATIONS
 from tests.harness import answers
 from tests.harness.history import CALL_HEADER, Call
@@ -89,10 +87,6 @@ class Worker:
         self._declare()
         self._arm()
         job = getattr(self, self.spec["job"])
-        if self.spec.get("held"):
-            connections["default"].ensure_connection()
-            self.channel.tell(event="reached")
-            self.channel.wait()
         try:
             done = job()
         except Exception as error:  # noqa: BLE001 - it is reported to the cell, which judges it
@@ -356,19 +350,5 @@ class Worker:
     def sweep(self):
         return {"swept": recover_once().as_dict()}
 
-    def publish(self):
-        with transaction.atomic():
-            for number in range(2):
-                publish(self.spec["provider"], number, sender=f"{__name__}.deliver")
-        return {}
-
-    def relay(self):
-        return {"relayed": relay_once().sent}
-
     def purge(self):
         return {"purged": purge_once().deleted}
-
-
-def deliver(message):
-    """Hand a message of the outbox to a provider that deduplicates."""
-    pay(message.topic, str(message.message_id), label=message.topic, amount=AMOUNT, timeout=PATIENCE)

@@ -7,10 +7,7 @@ import pytest
 from tests.harness.zygote import ROOT
 
 JUDGES = [
-    *(
-        ROOT / f"tests/crash/{name}.py"
-        for name in ("calls", "cells", "failover", "matrix", "observer", "points", "storms")
-    ),
+    *(ROOT / f"tests/crash/{name}.py" for name in ("cells", "failover", "matrix", "observer", "points", "storms")),
     *(ROOT / f"tests/soak/{name}.py" for name in ("load", "nemesis", "servers")),
     *(ROOT / name for name in ("tests/orders/judge.py", "tests/model/moves.py", "tests/delivery/tally.py")),
     *(ROOT / f"tests/harness/{name}.py" for name in ("answers", "history")),
