@@ -1,4 +1,4 @@
-"""Messages that could not be sent; what a relay reports about its work; and ``manage.py relay_outbox``."""
+"""Messages that can't be sent, the reports of a relay, and ``manage.py relay_outbox``."""
 
 from datetime import timedelta
 from functools import partial
@@ -24,11 +24,11 @@ def message(pk):
 
 
 def is_postponed(pk, seconds, *, since):
-    """Whether the next try is due so many seconds after a moment since then."""
+    """Whether the next try is due this many seconds after a moment between ``since`` and now."""
     return since <= message(pk).next_try_at - timedelta(seconds=seconds) <= database_now()
 
 
-def test_a_message_that_is_refused_is_tried_again_later_and_later():
+def test_a_refused_message_is_retried_with_growing_pauses_until_dead():
     (pk,) = make_messages()
     broker.refuse(0, error=ValueError("no such queue"))
     for attempt in range(1, MAX_ATTEMPTS):
@@ -50,7 +50,7 @@ def test_a_message_that_is_refused_is_tried_again_later_and_later():
     assert message(pk).error == ""
 
 
-def test_a_broker_that_can_not_be_reached_counts_as_no_attempt():
+def test_an_unreachable_broker_uses_up_no_attempt():
     first, second = make_messages(2)
     broker.refuse(0, 1, error=UNREACHABLE)
     for _ in range(MAX_ATTEMPTS + 1):
@@ -66,7 +66,7 @@ def test_a_broker_that_can_not_be_reached_counts_as_no_attempt():
     assert statuses() == [("sent", 1)] * 2
 
 
-def test_an_unreachable_broker_is_tried_once_a_run_and_blocks_no_other():
+def test_an_unreachable_broker_is_tried_once_per_run_and_blocks_no_other():
     broker.answer = asked = Mock(side_effect=UNREACHABLE)
     make_messages(3, due=-HOUR)
     make_messages(3, due=-HOUR, sender=OTHER_SENDER)
