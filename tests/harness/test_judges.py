@@ -25,5 +25,5 @@ def imported(path):
 
 
 @pytest.mark.parametrize("path", JUDGES, ids=lambda path: path.stem)
-def test_a_judge_imports_nothing_of_the_package_but_its_tables(path):
+def test_a_judge_imports_only_tables_from_the_package(path):
     assert {name for name in imported(path) if name.partition(".")[0] == "idempotency"} <= TABLES

@@ -130,9 +130,9 @@ def find(pair, declaration, before=nothing, draw=CREATED):
     ("bug", "pair", "declaration", "promise"),
     [
         pytest.param("without_attempt", "a take-over", "inside", "P6", marks=pytest.mark.postgres),
-        ("completion_on_its_own", "a take-over", "inside", "P1"),
+        ("completion_after_the_commit", "a take-over", "inside", "P1"),
         ("refusal_unfenced", "a take-over", "inside", "P6"),
-        pytest.param("take_over_of_the_living", "two requests", "ask", "P1", marks=pytest.mark.postgres),
+        pytest.param("take_over_of_live_claims", "two requests", "ask", "P1", marks=pytest.mark.postgres),
         ("park_runs_again", "a take-over", "park", "P1"),
         ("not_executed_is_assumed", "a reconciler", "ask", "P1: 2 effects"),
     ],
