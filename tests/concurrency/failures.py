@@ -65,7 +65,7 @@ def failing_database(owner, *names):
 
 @contextmanager
 def just_before(owner, name, happens):
-    """In the block something happens at each call of this function, with its arguments, and then the call is made."""
+    """In the block, call ``happens`` with the function's arguments before each call of the function."""
     function = getattr(owner, name)
 
     def late(*args, **kwargs):

@@ -29,7 +29,7 @@ def abandoned_one(cut_off):
 
 
 @pytest.mark.scenario_3
-def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post, abandoned_one):
+def test_an_outcome_found_by_a_reconciler_is_recorded_and_replayed(post, abandoned_one):
     seen = []
     handler.find_out = lambda row: seen.append(row) or found_completed(row)
     answers = [post("/reconciled/") for _ in range(3)]
@@ -47,7 +47,7 @@ def test_an_unknown_outcome_is_reconciled_with_backoff_and_then_parked(post, aba
         settings.IDEMPOTENCY = {"MAX_RETRY_AFTER": timedelta(seconds=longest)}
         answer = post("/reconciled/")
         assert (problem(answer), answer["Retry-After"]) == (IN_PROGRESS, told)
-        assert post("/reconciled/").status_code == 409  # and the reconciler is not called again before then
+        assert post("/reconciled/").status_code == 409  # the reconciler is not called again before then
         assert asked == list(range(2, attempt + 1))
         end_lease()
     assert problem(post("/reconciled/")) == UNKNOWN  # attempt 4 is the last that the operation allows
