@@ -39,20 +39,20 @@ def test_a_block_runs_once_and_keeps_its_result(account):
 
 
 @pytest.mark.parametrize(
-    ("result", "error", "said"),
+    ("result", "error", "message"),
     [
         (None, ZeroDivisionError, "by zero"),
         *((result, TypeError, "must be JSON") for result in (object(), float("nan"), {1, 2})),
     ],
     ids=["an error", "object", "nan", "set"],
 )
-def test_a_block_that_raises_or_sets_non_json_is_undone_and_released(account, result, error, said):
+def test_a_block_that_raises_or_sets_non_json_is_undone_and_released(account, result, error, message):
     def block():
         with claim("tests.function.send", account_id=account, key="k", payload={"to": "bob"}) as run:
             Transfer.objects.create(account_id=int(account), amount=1, label="undone")
             run.result = result or 1 / 0
 
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         block()
     assert effects() == []
     assert send(account).result["attempt"] == 2

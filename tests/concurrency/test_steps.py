@@ -116,7 +116,7 @@ def declaring(returns, result=None):
 
 
 @pytest.mark.parametrize(
-    ("name", "call", "error", "said"),
+    ("name", "call", "error", "message"),
     [
         *((name, lambda: None, ValueError, "name") for name in ("", "x" * 256, "a\nb", 7)),
         ("number", lambda: float("nan"), TypeError, "must return JSON"),
@@ -126,9 +126,9 @@ def declaring(returns, result=None):
         ("declared", declaring(set[int], "refused"), TypeError, "'declared'.*set.*not run"),
     ],
 )
-def test_a_handler_survives_a_step_refused_for_its_name_or_result(attempt, name, call, error, said):
+def test_a_handler_survives_a_step_refused_for_its_name_or_result(attempt, name, call, error, message):
     def refused():
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             step(name, call)
 
     assert attempt(refused) == 201

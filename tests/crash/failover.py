@@ -92,5 +92,5 @@ def warns(url):
     """Whether the package's check of the database warns."""
     check = [sys.executable, "manage.py", "check", "--database", "default"]
     settings = {**environment(url), "DJANGO_SETTINGS_MODULE": "testproject.settings"}
-    said = subprocess.run(check, cwd=ROOT, env=settings, check=True, capture_output=True, text=True).stderr
-    return "idempotency.W015" in said or "idempotency.W013" in said
+    output = subprocess.run(check, cwd=ROOT, env=settings, check=True, capture_output=True, text=True).stderr
+    return "idempotency.W015" in output or "idempotency.W013" in output

@@ -69,7 +69,7 @@ class Observer(Database):
             try:
                 self.query(update, LONG_AGO, record_id, *parameters)
             except Exception as error:  # each driver has its own class
-                if not any(said in str(error).lower() for said in ("is locked", "lock timeout", "lock wait timeout")):
+                if not any(text in str(error).lower() for text in ("is locked", "lock timeout", "lock wait timeout")):
                     raise
 
     def lease_is_over(self):

@@ -318,13 +318,13 @@ class Worker:
 
     def storm(self):
         """One operation after the other, each retried until its outcome is known. On a stop request, each once more."""
-        marks, asked = Marks(self.spec["marks"]), 0
+        marks, count = Marks(self.spec["marks"]), 0
         faults.fault_point["handler.wrote"] = partial(self._freeze_if_marked, marks)
         while not self.channel.has_something():
-            self._ask_until_known(asked, marks)
-            asked += 1
+            self._ask_until_known(count, marks)
+            count += 1
         self.channel.wait()
-        for number in range(asked):
+        for number in range(count):
             self._ask_until_known(number, marks)
         self.channel.tell(event="redelivered")
         return {}

@@ -107,17 +107,18 @@ def test_a_record_is_read_first_if_an_insert_would_wait_or_fail(
 )
 def test_a_store_is_passed_what_it_may_lose_and_when_to_commit(operation, undone_by_crash, commits):
     """A lost claim is harmless if its effects follow in the same database and may run again."""
-    told = {}
+    received = {}
     store = store_for("default")
     with (
-        just_before(store, "insert_claim", lambda *args, **options: told.update(options)),
-        just_before(store, "complete", lambda *args, **options: told.update(options)),
-        just_before(store, "own_transaction", lambda what: told.update(whole=True)),  # where one statement isn't enough
+        just_before(store, "insert_claim", lambda *args, **options: received.update(options)),
+        just_before(store, "complete", lambda *args, **options: received.update(options)),
+        # Called where one statement isn't enough.
+        just_before(store, "own_transaction", lambda what: received.update(whole=True)),
         claim(operation, account_id="1", key="k"),
     ):
         pass
-    assert (told["undone_by_crash"], told["commit"]) == (undone_by_crash, commits)
-    assert ("whole" in told) is (connection.vendor == "mysql")
+    assert (received["undone_by_crash"], received["commit"]) == (undone_by_crash, commits)
+    assert ("whole" in received) is (connection.vendor == "mysql")
 
 
 def test_every_statement_about_a_record_names_its_account():

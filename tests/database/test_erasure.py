@@ -196,7 +196,7 @@ def test_a_signal_ends_an_erasure_after_the_current_batch():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"account_id": ""}, "account must be 1 to 255 printable"),
         ({"account_id": "a\ud800"}, "account must be 1 to 255 printable"),
@@ -204,7 +204,7 @@ def test_a_signal_ends_an_erasure_after_the_current_batch():
     ],
     ids=ascii,
 )
-def test_wrong_arguments_are_refused(options, said):
-    with pytest.raises(CommandError, match=said) as refused:
+def test_wrong_arguments_are_refused(options, message):
+    with pytest.raises(CommandError, match=message) as refused:
         command(**options)
     assert refused.value.returncode == running.EXIT_USAGE

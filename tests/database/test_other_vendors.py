@@ -72,8 +72,8 @@ QUESTIONS = (
     ids=lambda value: type(value).__name__ if isinstance(value, Store) else str(*getattr(value, "args", ())[:1]),
 )
 def test_the_errors_of_each_database_are_classified(store, error, expected):
-    asked = {question for question in QUESTIONS if getattr(store, question)(error)}
-    assert asked == expected
+    meanings = {question for question in QUESTIONS if getattr(store, question)(error)}
+    assert meanings == expected
 
 
 @pytest.mark.parametrize(
@@ -267,15 +267,15 @@ def test_keys_are_compared_byte_for_byte_and_texts_have_any_characters(vendor, m
 
 @pytest.mark.django_db
 def test_a_mysql_database_is_identified_by_its_server_and_name():
-    asked = []
+    statements = []
 
     def answer(execute, sql, params, many, context):
-        asked.append(sql)
+        statements.append(sql)
         return execute("SELECT 'db.internal', 3306, 'shop'", params, many, context)
 
     with connection.execute_wrapper(answer):
         assert mysql.identity() == ("db.internal", 3306, "shop")
-    assert asked == ["SELECT @@hostname, @@port, DATABASE()"]
+    assert statements == ["SELECT @@hostname, @@port, DATABASE()"]
 
 
 @pytest.mark.parametrize(("vendor", "limited"), [("mysql", True), ("oracle", False)])

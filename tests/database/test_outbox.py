@@ -127,7 +127,7 @@ TOO_DEEP = functools.reduce(lambda inner, _: [inner], range(100_000), [])
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"payload": object()}, TypeError, "must be JSON"),
         ({"payload": float("nan")}, TypeError, "must be JSON"),
@@ -151,9 +151,9 @@ TOO_DEEP = functools.reduce(lambda inner, _: [inner], range(100_000), [])
     ],
     ids=itertools.count(),
 )
-def test_an_unsendable_message_is_refused_before_anything_is_written(options, error, said):
+def test_an_unsendable_message_is_refused_before_anything_is_written(options, error, message):
     with transaction.atomic(), CaptureQueriesContext(connection) as statements:
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             publish(**{"topic": "orders.placed", "sender": SENDER, **options})
         assert not statements.captured_queries
 

@@ -77,17 +77,17 @@ def test_a_dead_message_is_requeued_as_if_it_were_new(caplog):
 def test_a_requeue_by_a_user_adds_an_entry_to_the_admin_log():
     user = User.objects.create(username="operator")
     expected = []
-    for reason, said in (("queue made", "requeued: queue made"), ("", "requeued")):
+    for reason, message in (("queue made", "requeued: queue made"), ("", "requeued")):
         (pk,) = make_messages(1, MessageStatus.DEAD)
         dead = OutboxMessage.objects.get(pk=pk)
         requeue(dead, by=user, reason=reason)
-        expected.append((user.pk, str(pk), f"orders.placed {dead.message_id}", said))
+        expected.append((user.pk, str(pk), f"orders.placed {dead.message_id}", message))
     entries = LogEntry.objects.order_by("pk").values_list("user_id", "object_id", "object_repr", "change_message")
     assert [*entries] == expected
 
 
 @pytest.mark.parametrize(
-    ("status", "change", "said"),
+    ("status", "change", "message"),
     [
         (MessageStatus.PENDING, {}, "not dead"),
         (MessageStatus.SENT, {}, "not dead"),
@@ -96,11 +96,11 @@ def test_a_requeue_by_a_user_adds_an_entry_to_the_admin_log():
     ],
     ids=["pending", "sent", "attempts", "next_try_at"],
 )
-def test_only_a_dead_message_that_has_not_changed_is_requeued(status, change, said):
+def test_only_a_dead_message_that_has_not_changed_is_requeued(status, change, message):
     make_messages(1, status, attempts=3)
     seen = OutboxMessage.objects.get()
     OutboxMessage.objects.update(**{"attempts": 3} | change)
-    with pytest.raises(ResolutionRefusedError, match=said):
+    with pytest.raises(ResolutionRefusedError, match=message):
         requeue(seen, by=User.objects.create(username="operator"))
     assert statuses() == [(status, change.get("attempts", 3))]
     assert not LogEntry.objects.exists()

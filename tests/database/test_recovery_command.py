@@ -74,8 +74,8 @@ def test_claims_of_unknown_operations_stay_and_are_reported():
     abandon(2, "tests.recover.elsewhere")
     code, lines, errors = recover()
     assert (code, lines) == (4, ["Settled 1 claim: 1 recoverable, 0 completed, 0 parked."])
-    told = "Skipped 2 claims of operation 'tests.recover.elsewhere', which is not declared in this process. "
-    assert errors == [f"{told}Declare it in an app's operations.py, or import the module of its task."]
+    skipped = "Skipped 2 claims of operation 'tests.recover.elsewhere', which is not declared in this process. "
+    assert errors == [f"{skipped}Declare it in an app's operations.py, or import the module of its task."]
     assert states() == {"recoverable": 1, "in_progress": 2}
     assert recover(verbosity=0)[:2] == (4, [])
 

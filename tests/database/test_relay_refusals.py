@@ -67,12 +67,12 @@ def test_an_unreachable_broker_uses_up_no_attempt():
 
 
 def test_an_unreachable_broker_is_tried_once_per_run_and_blocks_no_other():
-    broker.answer = asked = Mock(side_effect=UNREACHABLE)
+    broker.answer = sending = Mock(side_effect=UNREACHABLE)
     make_messages(3, due=-HOUR)
     make_messages(3, due=-HOUR, sender=OTHER_SENDER)
     make_messages(3, due=-HOUR)
     results = list(relay_batches(batch_size=2))
-    assert [call.args[0].payload for call in asked.call_args_list] == ["0"]
+    assert [call.args[0].payload for call in sending.call_args_list] == ["0"]
     assert other_broker.payloads == [0, 1, 2]
     total = sum(results, RelayResult())
     assert (total.sent, total.put_back, total.exhausted) == (3, 2, True)
@@ -84,8 +84,8 @@ def test_a_signal_reports_how_many_were_sent():
     broker.refuse(1, error=ConnectionError())
     with receiving(signals.relayed) as received:
         relay_once()
-    (told,) = received
-    assert (told["sender"], told["count"]) == (OutboxMessage, 2)
+    (sent,) = received
+    assert (sent["sender"], sent["count"]) == (OutboxMessage, 2)
 
 
 @pytest.mark.parametrize("lease", [None, -MINUTE])
@@ -96,9 +96,9 @@ def test_a_signal_reports_a_dead_message(lease, caplog):
     with receiving(signals.message_dead) as received:
         assert relay_once().dead == 1
     dead = message(pk)
-    (told,) = received
+    (sent,) = received
     of_it = {"message_id": dead.message_id, "account_id": "alice", "idempotency_key": dead.idempotency_key}
-    assert told == {**told, "sender": OutboxMessage, **of_it, "topic": "orders.placed", "attempt": MAX_ATTEMPTS}
+    assert sent == {**sent, "sender": OutboxMessage, **of_it, "topic": "orders.placed", "attempt": MAX_ATTEMPTS}
     assert f"Message {dead.message_id} on orders.placed is dead" in caplog.text
     assert "secret" not in caplog.text
 
@@ -146,10 +146,10 @@ def test_an_unreachable_broker_has_a_separate_exit_code():
     make_messages(2)
     make_messages(1, sender=OTHER_SENDER)
     broker.refuse(0, 1, error=UNREACHABLE)
-    told = "Sender tests.outbox.broker can't reach its broker: BrokerUnavailableError: no route"
-    assert run() == (5, ["Sent 1 message, 2 not tried."], [told])
+    complaint = "Sender tests.outbox.broker can't reach its broker: BrokerUnavailableError: no route"
+    assert run() == (5, ["Sent 1 message, 2 not tried."], [complaint])
     make_due()
-    assert run(verbosity=0) == (5, [], [told])
+    assert run(verbosity=0) == (5, [], [complaint])
 
 
 def test_a_dry_run_counts_and_sends_nothing():

@@ -226,15 +226,15 @@ DECISIONS = {
 )
 def test_a_decision_on_a_settled_or_live_record_is_refused(decision, status, lease):
     seen = record(status=status, lease=lease)
-    said = f"is {status.replace('_', ' ')}, attempt 1. The decision is not possible"
-    with pytest.raises(ResolutionRefusedError, match=said):
+    message = f"is {status.replace('_', ' ')}, attempt 1. The decision is not possible"
+    with pytest.raises(ResolutionRefusedError, match=message):
         DECISIONS[decision](seen)
     assert state(seen) == (status, 1)
 
 
 @pytest.mark.parametrize("decision", DECISIONS)
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"status": "completed"}, "is now completed, attempt 1; it was parked, attempt 1"),
         ({"attempt": 2}, "is now parked, attempt 2"),
@@ -244,14 +244,14 @@ def test_a_decision_on_a_settled_or_live_record_is_refused(decision, status, lea
         (None, "has been purged"),
     ],
 )
-def test_a_decision_on_an_outdated_state_changes_nothing(decision, change, said):
+def test_a_decision_on_an_outdated_state_changes_nothing(decision, change, message):
     seen = record()
     if change is None:
         IdempotencyRecord.objects.all().delete()
     else:
         IdempotencyRecord.objects.update(**change)
     before = list(IdempotencyRecord.objects.values())
-    with pytest.raises(ResolutionRefusedError, match=said):
+    with pytest.raises(ResolutionRefusedError, match=message):
         DECISIONS[decision](seen)
     assert list(IdempotencyRecord.objects.values()) == before
     assert not LogEntry.objects.exists()

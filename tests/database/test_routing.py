@@ -76,7 +76,7 @@ def test_a_record_stays_in_the_database_of_its_operation_or_account():
     assert kept("default") == [("near", Status.COMPLETED)]
     near = [Scope("near", name, "k") for name in (invoices.name, "charges", "tests.routing.none")]
     far = [Scope("far", "tests.routing.charges", "k"), Scope("far", "tests.routing.charges", "another")]
-    statuses = [key_statuses(dict.fromkeys(asked, invoices.policy)) for asked in (near, far)]
+    statuses = [key_statuses(dict.fromkeys(scopes, invoices.policy)) for scopes in (near, far)]
     completed = [{scope: status.status for scope, status in found.items()} for found in statuses]
     assert completed == [dict.fromkeys(near[:2], "completed"), {far[0]: "completed"}]
 

@@ -51,9 +51,9 @@ def run(spec, channel):
     faults.fault_point["complete.committed"] = lambda: strikes.here("committed")
     for place in ("relay.claimed", "relay.published"):
         faults.fault_point[place] = strikes.each(place)
-    told = ROLES[spec["role"]](spec, channel)
-    if told is not None:
-        channel.tell(event="done", **told)
+    report = ROLES[spec["role"]](spec, channel)
+    if report is not None:
+        channel.tell(event="done", **report)
     connections.close_all()
 
 

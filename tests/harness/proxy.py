@@ -24,10 +24,10 @@ class Silent:
     In each dialect, ``published`` counts a client's messages, and ``confirms`` returns whether the broker confirms one.
     """
 
-    def published(self, said):
+    def published(self, data):
         return 0
 
-    def confirms(self, said):
+    def confirms(self, data):
         return False
 
 
@@ -41,14 +41,14 @@ class Amqp:
     def __init__(self):
         self._rest = {"client": b"", "server": b""}
 
-    def published(self, said):
-        return self._methods("client", said).count(self.PUBLISH)
+    def published(self, data):
+        return self._methods("client", data).count(self.PUBLISH)
 
-    def confirms(self, said):
-        return self.ACK in self._methods("server", said)
+    def confirms(self, data):
+        return self.ACK in self._methods("server", data)
 
-    def _methods(self, side, said):
-        rest, found = (self._rest[side] + said).removeprefix(self.HEADER), []
+    def _methods(self, side, data):
+        rest, found = (self._rest[side] + data).removeprefix(self.HEADER), []
         while len(rest) >= 7:
             kind, _, size = struct.unpack_from("!BHI", rest)
             if len(rest) < size + 8:
@@ -63,11 +63,11 @@ class Amqp:
 class Resp:
     """Redis: kombu puts a message in its queue with LPUSH, which answers with the queue's length."""
 
-    def published(self, said):
-        return said.count(b"\r\nLPUSH\r\n")
+    def published(self, data):
+        return data.count(b"\r\nLPUSH\r\n")
 
-    def confirms(self, said):
-        return said.startswith(b":")
+    def confirms(self, data):
+        return data.startswith(b":")
 
 
 class Proxy:
@@ -190,12 +190,12 @@ class Proxy:
                     return
                 client.sendall(answer)
             if client in ready:
-                if not (said := client.recv(CHUNK)):
+                if not (data := client.recv(CHUNK)):
                     return
-                swallowing = self._is_due(dialect.published(said)) or swallowing
+                swallowing = self._is_due(dialect.published(data)) or swallowing
                 if self.delay:
                     time.sleep(self.delay)  # simulates a slow network
-                server.sendall(said)
+                server.sendall(data)
 
     def _is_due(self, messages):
         with self._lock:

@@ -170,34 +170,34 @@ class Scheduler:
 
     def _settle(self, actors):
         """Wait until each actor is at a stop, is done, or waits for a lock of one at a stop."""
-        asked = set()
+        checked = set()
         for _ in range(int(PATIENCE / PAUSE)):
             running = [actor for actor in actors if actor.state is State.RUNNING]
-            waiting = [actor for actor in actors if actor.state is State.BLOCKED and actor not in asked]
+            waiting = [actor for actor in actors if actor.state is State.BLOCKED and actor not in checked]
             if not running and not waiting:
-                if any(actor.state is State.READY for actor in actors) or not asked:
+                if any(actor.state is State.READY for actor in actors) or not checked:
                     return
-                asked.clear()  # a deadlock: the server is about to refuse one of them
+                checked.clear()  # a deadlock: the server is about to refuse one of them
             if not running:
-                self._look_again(waiting, asked)
+                self._look_again(waiting, checked)
             try:
                 actor, state = self._news.get(timeout=PAUSE if running else 0)
             except queue.Empty:
                 for actor in running:
                     if actor.session and self._is_blocked(actor, actors):
                         actor.state = State.BLOCKED
-                        asked.add(actor)
+                        checked.add(actor)
                         self.blocked += 1
             else:
                 if state is State.BLOCKED:
-                    asked.add(actor)
+                    checked.add(actor)
                     self.blocked += 1
                 actor.state = state
         raise StuckError(f"after {PATIENCE} s: {[(actor.state.name, actor.place) for actor in actors]}")
 
-    def _look_again(self, waiting, asked):
+    def _look_again(self, waiting, checked):
         for actor in waiting:
-            asked.add(actor)
+            checked.add(actor)
             if actor.session is None:
                 actor.go()
             elif not self._is_blocked(actor, self._actors):

@@ -124,11 +124,11 @@ class Load:
     def _ask(self, link, operation, chance):
         """:returns: whether the answer was the operation's outcome."""
         is_changed = operation.has_outcome and operation.kind != CONTROL and chance.random() < CHANGED
-        said = json.dumps({"label": operation.label, "amount": AMOUNT + is_changed, "recipient": "bob"})
-        sent = {"id": uuid4().hex, "key": operation.label, "payload": said, "start": time.monotonic()}
+        payload = json.dumps({"label": operation.label, "amount": AMOUNT + is_changed, "recipient": "bob"})
+        sent = {"id": uuid4().hex, "key": operation.label, "payload": payload, "start": time.monotonic()}
         headers = {**HEADERS, "Idempotency-Key": operation.label, CALL_HEADER: sent["id"]}
         try:
-            link.request("POST", KINDS[operation.kind][0], said, headers)
+            link.request("POST", KINDS[operation.kind][0], payload, headers)
             answer = link.getresponse()
             status, body = answer.status, answer.read()
         except (OSError, HTTPException) as error:

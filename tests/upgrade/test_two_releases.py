@@ -81,9 +81,9 @@ class Release:
 
 def done(process):
     """The report of a process, at its end."""
-    told = process.expect("done")
+    report = process.expect("done")
     process.end()
-    return told
+    return report
 
 
 class Pair:

@@ -175,8 +175,8 @@ def test_our_timeouts_do_not_apply_to_the_handler_or_its_commit(post, path):
     ],
 )
 def test_the_sqlstates_of_postgresql_are_classified(question, yes, no):
-    asked = getattr(store_for("default"), question)
-    assert [sqlstate for sqlstate in yes + no if asked(server_error(sqlstate))] == yes
+    predicate = getattr(store_for("default"), question)
+    assert [sqlstate for sqlstate in yes + no if predicate(server_error(sqlstate))] == yes
 
 
 OUTER_TRANSACTION = (500, "idempotency_outer_transaction")
@@ -242,8 +242,8 @@ LEFT_OF_REFUSED = [] if connection.vendor == "postgresql" else ["one"]
         pytest.param(in_turn(execute("COMMIT"), fail), ["one"], id="commit and a failure"),
         pytest.param(in_turn(execute("COMMIT"), execute("SELECT no_such_column")), ["one"], id="commit and a refusal"),
         *(
-            pytest.param(in_turn(*acts), left, marks=pytest.mark.except_mariadb, id=said)
-            for said, acts, left in (
+            pytest.param(in_turn(*acts), left, marks=pytest.mark.except_mariadb, id=name)
+            for name, acts, left in (
                 ("in the driver", [commit_in_the_driver], ["one"]),
                 ("in the driver, and a failure", [commit_in_the_driver, fail], ["one"]),
                 ("in the driver, refused", [be_refused, commit_in_the_driver, fail], LEFT_OF_REFUSED),

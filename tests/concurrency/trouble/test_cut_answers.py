@@ -41,11 +41,11 @@ class CuttingProxy(Proxy):
                 if not answer:
                     return
             if client in ready:
-                said = client.recv(CHUNK)
-                if not said:
+                data = client.recv(CHUNK)
+                if not data:
                     return
-                is_due = self.marker in said
-                server.sendall(said)
+                is_due = self.marker in data
+                server.sendall(data)
 
 
 @pytest.fixture

@@ -211,7 +211,7 @@ def test_a_deadlocked_claim_is_retried_as_a_whole_up_to_a_limit(post, monkeypatc
 
 @pytest.mark.failure_21
 @pytest.mark.parametrize(
-    ("sqlstate", "meaning", "told", "retry_after"),
+    ("sqlstate", "meaning", "reported", "retry_after"),
     [
         ("55P03", "timed_out_waiting", UNAVAILABLE, "1"),
         ("42P01", "is_permanent", UNAVAILABLE, None),
@@ -219,16 +219,16 @@ def test_a_deadlocked_claim_is_retried_as_a_whole_up_to_a_limit(post, monkeypatc
     ],
 )
 def test_a_failing_completion_rolls_back_and_releases_with_the_reason(
-    post, monkeypatch, sqlstate, meaning, told, retry_after
+    post, monkeypatch, sqlstate, meaning, reported, retry_after
 ):
     error = error_of(monkeypatch, sqlstate, meaning)
     with monkeypatch.context() as patched:
         patched.setattr(store_for("default"), "complete", Mock(side_effect=error))
         answer = post()
-    assert (problem(answer), answer.get("Retry-After")) == (told, retry_after)
+    assert (problem(answer), answer.get("Retry-After")) == (reported, retry_after)
     assert state() == ("recoverable", [])
     reasons = {UNAVAILABLE: "UnavailableError", BROKEN: "TransactionBrokenError"}
-    assert record().error.startswith(reasons[told])
+    assert record().error.startswith(reasons[reported])
     assert post().status_code == 201
     assert effects() == ["one"]
 

@@ -47,8 +47,8 @@ def test_a_small_table_is_counted_exactly():
     make_records(1, Status.PARKED, operation="payouts.create")
     with CaptureQueriesContext(connection) as captured:
         seen = numbers()
-    asked = [one for one in captured if "idempotency_record" in one["sql"] and "pg_dist_partition" not in one["sql"]]
-    assert len(asked) <= 5
+    queries = [one for one in captured if "idempotency_record" in one["sql"] and "pg_dist_partition" not in one["sql"]]
+    assert len(queries) <= 5
     assert seen["parked"].by_operation == {"charges.create": 2, "payouts.create": 1}
     assert seen["abandoned"].by_operation == {"charges.create": 2}
     counts = {"records": 12, "in_progress": 3, "recoverable": 1, "completed": 5, "parked": 3, "abandoned": 2}
