@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs programs for the tests:
 #
-#   tests/servers.sh install NAME    install rabbitmq, mariadb, pgbouncer, promtool, spin, strace or chromium with
+#   tests/servers.sh install NAME    install rabbitmq, mariadb, pgbouncer, promtool, spin or chromium with
 #                                    apt-get, as root, on Debian or Ubuntu; does not start services
 #   tests/servers.sh check NAME      report a missing program
 #   tests/servers.sh unpack postgres15 FOLDER
@@ -42,7 +42,6 @@ case ${2:-} in
              packages=(mariadb-server libmariadb-dev gcc libc6-dev pkg-config) ;;
     promtool) programs=(promtool) packages=(prometheus) ;;  # checks the alert rules
     pgbouncer) programs=(pgbouncer) packages=(pgbouncer) ;;
-    strace) programs=(strace) packages=(strace) ;;  # kills processes at their system calls
     spin) programs=(spin gcc) packages=(spin gcc libc6-dev) ;;  # checks the model of the protocol
     chromium) programs=(chromium chromedriver) packages=(chromium chromium-driver) ;;
     *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2; exit 2 ;;

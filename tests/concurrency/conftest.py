@@ -53,7 +53,7 @@ def cut_off(post):
 
 @pytest.fixture
 def often(monkeypatch):
-    """A heartbeat beats several times a second, and a lease is not over before its next beat."""
+    """A heartbeat renews several times a second, so a lease doesn't end before its next renewal."""
     monkeypatch.setattr(renewal, "RENEWALS_A_LEASE", 300)
 
 

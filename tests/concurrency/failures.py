@@ -25,9 +25,9 @@ def server_error(sqlstate):
     """PostgreSQL's error with this SQLSTATE, or an error without one if the connection was lost."""
     from psycopg import Error
 
-    cause = Error("said by the server")
+    cause = Error("reported by the server")
     cause.sqlstate = sqlstate or None
-    error = OperationalError("said by the server")
+    error = OperationalError("reported by the server")
     error.__cause__ = cause
     return error
 
@@ -36,7 +36,7 @@ def error_of(monkeypatch, sqlstate, *meanings):
     """PostgreSQL's error with this SQLSTATE. Elsewhere, an error for which these methods of the store return true."""
     if connection.vendor == "postgresql":
         return server_error(sqlstate)
-    error = OperationalError("said by the server")
+    error = OperationalError("reported by the server")
     for meaning in meanings:
         monkeypatch.setattr(type(store_for("default")), meaning, lambda store, each: each is error)
     return error
@@ -65,7 +65,7 @@ def failing_database(owner, *names):
 
 @contextmanager
 def just_before(owner, name, happens):
-    """In the block something happens at each call of this function, with its arguments, and then the call is made."""
+    """In the block, call ``happens`` with the function's arguments before each call of the function."""
     function = getattr(owner, name)
 
     def late(*args, **kwargs):

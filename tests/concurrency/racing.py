@@ -8,7 +8,7 @@ from django.db import connection, connections, transaction
 
 from tests.providers import eventually
 
-#: A bound for every wait in a test: long enough for a busy machine, short enough that a deadlock is reported.
+#: The limit of every wait in a test: long enough for a busy machine, short enough that a deadlock is reported.
 PATIENCE = 60
 
 
@@ -25,13 +25,13 @@ def race(calls):
 
 
 def elsewhere(call):
-    """What it returns in another thread, and so on other connections."""
+    """Make the call in another thread, and so on other connections. Returns its result."""
     return race([call])[0]
 
 
 @contextmanager
 def held(call, gate):
-    """The call stands at its gate in the background of the block, and is done when the block has ended."""
+    """In the block, another thread's call waits at its gate. The call finishes when the block ends."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(_call, call)
         gate.wait_until_reached()
@@ -39,7 +39,7 @@ def held(call, gate):
             yield future
         finally:
             gate.open()
-        future.result(PATIENCE)  # its errors are the test's
+        future.result(PATIENCE)  # raises its error
 
 
 def is_waited_for():
@@ -51,7 +51,7 @@ def is_waited_for():
 
 @contextmanager
 def changing_elsewhere(changes, then=lambda: None):
-    """Another transaction has made changes, and commits them once a statement of the block waits for it."""
+    """Another transaction makes changes, and commits them once a statement of the block waits for it."""
     changed = threading.Event()
 
     def change_and_hold():

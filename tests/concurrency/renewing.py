@@ -1,4 +1,4 @@
-"""Work that outlives its lease, and the renewals that keep it."""
+"""Work that takes longer than its lease, and the renewals that keep the lease."""
 
 from collections import Counter
 from contextlib import nullcontext
@@ -14,7 +14,7 @@ from idempotency.models import IdempotencyRecord
 from tests.concurrency.racing import elsewhere
 from tests.providers import eventually
 
-#: With the fixture ``often`` the first renewal comes soon. The lease does not end before it on a busy machine.
+#: With the fixture ``often`` the first renewal comes soon. Even on a busy machine, the lease does not end before it.
 LEASE = timedelta(minutes=1)
 OUTSIDE = {"transaction": False, "recovery": REEXECUTE}
 
@@ -30,7 +30,7 @@ def wait_for_a_renewal(key):
 
 
 class Work:
-    """An operation with an effect outside, which takes longer than its lease. Meanwhile its client retries."""
+    """An operation with an outside effect that takes longer than its lease. Meanwhile its client retries."""
 
     def __init__(self, name, **policy):
         self.effects = Counter()
@@ -47,7 +47,7 @@ class Work:
             run.result = 1
 
     def _retry(self, key):
-        if "pooled" in connections.settings:  # by another way than a pool without a free session
+        if "pooled" in connections.settings:  # the pool has no free session
             connections["pooled"] = connections["default"].copy(alias="pooled")
         with self._claim(key=key) as run:
             self.effects[key] += 1

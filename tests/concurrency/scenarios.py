@@ -18,7 +18,7 @@ from tests.records import HOUR, from_now
 
 WORDS = f'invalid input syntax for type integer: "{statements.FENCE_MISSED}"'
 
-#: A row with such a label is refused by COMMIT, with this SQLSTATE.
+#: COMMIT refuses a row with this label, with this SQLSTATE and message.
 REFUSED = {
     "refused as by the fence": ("22P02", WORDS),
     "refused with the fence's code": ("22P02", "limit exceeded"),
@@ -51,7 +51,7 @@ def write(label="one", account=None):
 
 
 def execute(sql, *parameters):
-    """What a statement gives, without what differs from run to run."""
+    """Execute a statement. Returns those parts of its result that don't differ between runs."""
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters or None)
         found = cursor.fetchall() if cursor.description else None
@@ -75,7 +75,7 @@ def first(*statements):
         for statement in statements:
             try:
                 seen.append(execute(*statement) if isinstance(statement, tuple) else execute(statement))
-            except Exception as error:  # noqa: BLE001 - what is compared
+            except Exception as error:  # noqa: BLE001 - it is compared
                 seen.append(of(error))
         seen.append(connection.connection.info.transaction_status.name)
         write()
@@ -127,13 +127,13 @@ SCENARIOS = {
     "a syntax error and more": first("SELEKT 1", "SELECT 1"),
     "a division by zero": first("SELECT 1 / 0"),
     "a missing parameter": first(("SELECT %s, %s", 1), INSERT),
-    "a parameter that has no form": first(("SELECT %s", object()), INSERT),
+    "a parameter that can't be adapted": first(("SELECT %s", object()), INSERT),
     "a begin": first("BEGIN"),
     "a commit": first("COMMIT"),
     "a commit and chain": first("COMMIT AND CHAIN"),
     "a rollback": first("ROLLBACK"),
     "a prepared transaction": first("PREPARE TRANSACTION 'edge'"),
-    "a look at the level": first("SHOW transaction_isolation"),
+    "a query of the level": first("SHOW transaction_isolation"),
     "a level": first("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "SHOW transaction_isolation"),
     "a savepoint": first("SAVEPOINT mine", INSERT, "ROLLBACK TO SAVEPOINT mine"),
     "vacuum": first("VACUUM testproject_transfer"),
@@ -146,7 +146,7 @@ SCENARIOS = {
     "a_transaction_of_the_driver_first": in_turn(
         partial(swallow, execute_in_a_transaction_of_the_driver, Exception), partial(execute, "SELECT 1")
     ),
-    # What becomes of the handler and of its transaction
+    # The end of the handler and of its transaction
     **{label: partial(write, label) for label in REFUSED},
     "a_foreign_key_to_nothing": partial(write, account=2**31 - 1),
     "an_error": in_turn(write, fail),
@@ -158,8 +158,8 @@ SCENARIOS = {
     "killed_before_the_update": in_turn(write, cut_first_attempt),
     "killed_without_a_statement": cut_connection,
     "closed_by_the_driver": in_turn(write, lambda: connection.connection.close()),
-    # Not every word of the server is its last.
-    "told_something_before_the_update": in_turn(
+    # The server sends a notification before the result of the update.
+    "notified_before_the_update": in_turn(
         lambda: connection.connection.execute("LISTEN edge"),
         write,
         lambda: elsewhere(partial(execute, "NOTIFY edge")),
@@ -221,7 +221,7 @@ def a_pipeline_first():
 
 
 @scenario
-def the_driver_is_told_to_read_only():
+def the_driver_is_set_to_read_only():
     connection.connection.read_only = True
     try:
         return execute(INSERT)
@@ -251,7 +251,7 @@ def rows_of_a_first_statement_one_by_one():
 
 @scenario
 def taken_over_while_the_update_waits():
-    """The record matches when the update begins, and does not when the update gets its lock."""
+    """The record matches when the update begins, but no longer when the update gets its lock."""
     if record().attempt > 1:
         return
     locked = threading.Event()

@@ -39,20 +39,20 @@ def test_a_block_runs_once_and_keeps_its_result(account):
 
 
 @pytest.mark.parametrize(
-    ("result", "error", "said"),
+    ("result", "error", "message"),
     [
         (None, ZeroDivisionError, "by zero"),
         *((result, TypeError, "must be JSON") for result in (object(), float("nan"), {1, 2})),
     ],
     ids=["an error", "object", "nan", "set"],
 )
-def test_a_block_that_raises_or_sets_non_json_is_undone_and_released(account, result, error, said):
+def test_a_block_that_raises_or_sets_non_json_is_undone_and_released(account, result, error, message):
     def block():
         with claim("tests.function.send", account_id=account, key="k", payload={"to": "bob"}) as run:
             Transfer.objects.create(account_id=int(account), amount=1, label="undone")
             run.result = result or 1 / 0
 
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         block()
     assert effects() == []
     assert send(account).result["attempt"] == 2
@@ -75,7 +75,7 @@ def test_a_block_may_discard_its_result(account, policy, label, record):
         assert send(account).result["attempt"] == 2
 
 
-def test_every_other_failure_has_its_own_exception(account):
+def test_each_kind_of_failure_has_a_separate_exception(account):
     with pytest.raises(AccountRequiredError):
         send(account, account_id=None)
     with pytest.raises(KeyInvalidError):
@@ -96,7 +96,7 @@ def test_a_result_above_max_body_is_refused_and_its_effect_rolled_back(account):
     def send_text(length):
         with claim("tests.function.large", account_id=account, key="k", max_response_body=100) as run:
             Transfer.objects.create(account_id=int(account), amount=1, label=str(length))
-            run.result = "a" * length  # and two quotation marks
+            run.result = "a" * length  # plus two quotation marks
 
     with pytest.raises(UnrecordableResponseError, match="has 101 bytes as JSON, but max_response_body is 100"):
         send_text(99)
@@ -105,7 +105,7 @@ def test_a_result_above_max_body_is_refused_and_its_effect_rolled_back(account):
     assert effects() == ["98"]
 
 
-@pytest.mark.sqlite  # PostgreSQL's json column refuses what is not JSON
+@pytest.mark.sqlite  # PostgreSQL's json column refuses invalid JSON
 def test_a_damaged_result_is_unreadable_and_never_run_again(account):
     send(account)
     IdempotencyRecord.objects.update(response_body="{")
@@ -123,7 +123,7 @@ def test_a_block_without_a_result_replays_none(account):
             IdempotencyRecord.objects.update(response_body=None)  # as after a reconciler's response without a body
 
 
-def test_an_inner_block_has_its_own_claim(account):
+def test_an_inner_block_has_a_separate_claim(account):
     outer_operation = Operation("tests.function.park", transaction=False, recovery=PARK)
     with claim(outer_operation, account_id=account, key="outer") as outer:
         assert current_claim() is outer.claim

@@ -1,4 +1,4 @@
-"""Leases: renewal by hand and by heartbeat, loss, and what a handler may still do after it."""
+"""Leases: renewal by hand and by heartbeat, loss, and what a handler may do after a loss."""
 
 import threading
 from unittest.mock import Mock
@@ -26,7 +26,7 @@ def test_a_renewal_restarts_the_lease_and_is_visible_at_once(post, path):
 
     def renew(request):
         if connection.vendor == "sqlite" and path == "/inside/":
-            # No other connection can write while this transaction is open, so there is nothing to prolong.
+            # No other connection can write while this transaction is open, so the lease can't be ended.
             require_claim().renew()
             left.append(60)
             return
@@ -40,7 +40,7 @@ def test_a_renewal_restarts_the_lease_and_is_visible_at_once(post, path):
     assert effects() == ["one"]
 
 
-# On SQLite an open transaction keeps everybody else from taking over.
+# On SQLite an open transaction prevents a take-over.
 @pytest.mark.parametrize("path", [pytest.param("/inside/", marks=pytest.mark.postgres), "/again/"])
 def test_a_lost_lease_surfaces_in_the_handler_before_its_next_effect(post, path):
     winner = []
@@ -62,7 +62,7 @@ def test_a_lost_lease_surfaces_in_the_handler_before_its_next_effect(post, path)
 
 
 def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post, often):
-    """Whenever the lease is over, the heartbeat renews it, and a duplicate meets a live claim."""
+    """Whenever the lease is over, the heartbeat renews it, and a duplicate finds a live claim."""
     duplicates = []
 
     def wait(request):
@@ -81,7 +81,7 @@ def test_a_heartbeat_keeps_the_lease_of_a_handler_that_takes_longer(post, often)
 
 @pytest.mark.failure_4
 def test_a_heartbeat_ends_at_its_cap_and_the_claim_is_then_lost(post):
-    """The worker hangs, its heartbeat lives. The lease ends after the cap, another attempt wins, the hung one stops."""
+    """The worker hangs while its heartbeat continues. After the cap the lease ends, and another attempt wins."""
     gate = Gate()
 
     def hang(request):
@@ -107,7 +107,7 @@ def heartbeats():
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
     "error", [UnavailableError, MemoryError]
-)  # the thread survives the first and dies of the second
+)  # the thread survives the first error and dies of the second
 def test_a_heartbeat_that_fails_stops_the_work_before_its_next_effect(error, post, monkeypatch):
     monkeypatch.setattr(type(store_for("default")), "set_lease", Mock(side_effect=error))
 
@@ -126,7 +126,7 @@ def test_a_heartbeat_that_finds_the_lease_lost_marks_the_claim(post):
     def overtaken(request):
         if require_claim().attempt > 1:
             return
-        require_claim().ownership.held_until += 3600  # only what the renewal finds can tell
+        require_claim().ownership.held_until += 3600  # so that only the renewal detects the loss
         IdempotencyRecord.objects.update(attempt=5, lease_expires_at="2000-01-01T00:00Z")
         assert eventually(lambda: require_claim().lost)
         winner.append(elsewhere(lambda: post("/heartbeat/")))

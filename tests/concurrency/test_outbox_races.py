@@ -48,8 +48,8 @@ def test_a_lower_id_that_commits_after_a_higher_one_was_sent_is_sent():
 
 
 @pytest.mark.postgres
-def test_two_attempts_that_publish_at_once_publish_one_message():
-    """One was frozen in its transaction; the other took over, and waits for the first one's end."""
+def test_two_attempts_that_publish_concurrently_make_one_message():
+    """One attempt is frozen in its transaction. The other took over, and waits for the first one's end."""
     first_gate, second_gate = Gate(), Gate()
 
     def publish_frozen_inside():
@@ -80,7 +80,7 @@ def relay(batch_size=100):
     return sum(batch.sent for batch in relay_batches(batch_size=batch_size))
 
 
-def test_relays_at_once_send_each_message_once():
+def test_concurrent_relays_send_each_message_once():
     make_messages(120)
     assert sum(race([partial(relay, 4)] * 4)) == 120
     assert statuses() == [("sent", 1)] * 120
@@ -88,7 +88,7 @@ def test_relays_at_once_send_each_message_once():
 
 
 @pytest.mark.except_sqlite
-def test_a_locked_message_keeps_no_relay_waiting():
+def test_a_relay_does_not_wait_for_a_locked_message():
     _, second, _ = make_messages(3)
     with transaction.atomic():
         OutboxMessage.objects.select_for_update().get(pk=second)

@@ -92,8 +92,8 @@ FROZEN = {
         pytest.param("in its claim", marks=pytest.mark.failure_15),
     ],
 )
-def test_a_worker_that_is_frozen_and_holds_a_lock_is_not_waited_for(post, cut_off, frozen):
-    """It never answers. Where it is frozen in its commit its lease is over."""
+def test_a_request_does_not_wait_for_the_lock_of_a_frozen_worker(post, cut_off, frozen):
+    """The worker never continues. If it is frozen in its commit, its lease is over."""
     if frozen == "in its commit":
         cut_off("/inside/")
     gate = Gate()

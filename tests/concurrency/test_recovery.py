@@ -29,7 +29,7 @@ def abandoned_one(cut_off):
 
 
 @pytest.mark.scenario_3
-def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post, abandoned_one):
+def test_an_outcome_found_by_a_reconciler_is_recorded_and_replayed(post, abandoned_one):
     seen = []
     handler.find_out = lambda row: seen.append(row) or found_completed(row)
     answers = [post("/reconciled/") for _ in range(3)]
@@ -41,17 +41,17 @@ def test_what_a_reconciler_finds_completed_is_recorded_and_replayed(post, abando
 
 
 def test_an_unknown_outcome_is_reconciled_with_backoff_and_then_parked(post, abandoned_one, settings):
-    asked = []
-    handler.find_out = lambda row: asked.append(row.attempt) or Unknown()
-    for attempt, longest, told in ((2, 0.5, "1"), (3, 30, "8")):
+    attempts = []
+    handler.find_out = lambda row: attempts.append(row.attempt) or Unknown()
+    for attempt, longest, retry_after in ((2, 0.5, "1"), (3, 30, "8")):
         settings.IDEMPOTENCY = {"MAX_RETRY_AFTER": timedelta(seconds=longest)}
         answer = post("/reconciled/")
-        assert (problem(answer), answer["Retry-After"]) == (IN_PROGRESS, told)
-        assert post("/reconciled/").status_code == 409  # and the reconciler is not called again before then
-        assert asked == list(range(2, attempt + 1))
+        assert (problem(answer), answer["Retry-After"]) == (IN_PROGRESS, retry_after)
+        assert post("/reconciled/").status_code == 409  # the reconciler is not called again before then
+        assert attempts == list(range(2, attempt + 1))
         end_lease()
     assert problem(post("/reconciled/")) == UNKNOWN  # attempt 4 is the last that the operation allows
-    assert (*state(), asked) == ("parked", [], [2, 3, 4])
+    assert (*state(), attempts) == ("parked", [], [2, 3, 4])
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_a_failing_reconciler_leaves_the_claim_in_progress(post, abandoned_one, 
 
 @pytest.mark.parametrize("by", ["a retry", "the sweep"])
 @pytest.mark.parametrize(
-    ("finding", "attempt", "told"),
+    ("finding", "attempt", "retry_after"),
     # Attempt 4 is the last that the operation allows.
     [(Completed(HttpResponse("stale")), 2, "1"), (NotExecuted(), 2, "1"), (Unknown(), 2, "4"), (Unknown(), 4, "1")],
 )
 def test_a_reconciler_that_lost_its_lease_records_nothing_and_runs_nothing(
-    post, abandoned_one, finding, attempt, told, by
+    post, abandoned_one, finding, attempt, retry_after, by
 ):
     """It slept past its lease. The other attempt's reconciler found that nothing had been executed."""
     IdempotencyRecord.objects.update(attempt=attempt - 1)
@@ -94,7 +94,7 @@ def test_a_reconciler_that_lost_its_lease_records_nothing_and_runs_nothing(
     handler.find_out = overtaken
     if by == "a retry":
         answer = post("/reconciled/")
-        assert (answer.status_code, answer["Retry-After"]) == (409, told)
+        assert (answer.status_code, answer["Retry-After"]) == (409, retry_after)
     else:
         assert next(recover_batches()).settled == 0
     assert (winner[0].status_code, handler.attempts, effects()) == (201, [attempt + 1], ["one"])

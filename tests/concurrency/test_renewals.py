@@ -33,7 +33,7 @@ def silent(transactional_db, monkeypatch):
 
 @contextmanager
 def silence(proxy):
-    """In the block, clients hear nothing from the server."""
+    """In the block, clients receive nothing from the server."""
     proxy.holding = True
     try:
         yield
@@ -42,7 +42,7 @@ def silence(proxy):
 
 
 @pytest.mark.failure_78
-def test_a_silent_database_takes_no_lease_in_another_one(silent, often):
+def test_a_silent_database_costs_no_lease_in_another_database(silent, often):
     work = Work("tests.beside_silence", **OUTSIDE)
     with claim("silent.one", account_id="1", key="k", heartbeat=timedelta(minutes=5)) as run:
         wait_for_a_renewal("k")
@@ -53,7 +53,7 @@ def test_a_silent_database_takes_no_lease_in_another_one(silent, often):
 
 
 def is_renewed(held):
-    """Whether the server, on a busy machine, has answered within the limit."""
+    """Whether the server has answered within the limit, which may be too short on a busy machine."""
     try:
         held.renew()
     except UnavailableError:
@@ -64,7 +64,7 @@ def is_renewed(held):
 @pytest.mark.failure_78
 @pytest.mark.parametrize("since", ["before the connection", "before the statement"])
 def test_leases_are_renewed_again_once_a_silent_server_answers(silent, since, monkeypatch):
-    """What the server had not answered by then it never answers."""
+    """The server never answers a statement that it left unanswered."""
     monkeypatch.setattr(own_connection, "LIMIT", 1)
     looks = Mock(side_effect=time.monotonic)
     monkeypatch.setattr(own_connection, "time", SimpleNamespace(monotonic=looks))
@@ -76,7 +76,7 @@ def test_leases_are_renewed_again_once_a_silent_server_answers(silent, since, mo
         looks.reset_mock()
         with silence(silent), pytest.raises(UnavailableError):
             held.renew()
-        assert looks.call_count < 100  # none in a row without a pause
+        assert looks.call_count < 100  # it does not poll without pauses
         assert eventually(partial(is_renewed, held))
         run.result = 1
 
@@ -107,7 +107,7 @@ def test_a_statement_times_out_once_the_server_is_silent_for_the_limit(monkeypat
 
 @pytest.fixture
 def full_pool():
-    """Threads wait in vain for as long as a handler has the session."""
+    """A pool of one session, for which other threads wait in vain while a handler holds it."""
     with pool_of_one(timeout=PATIENCE):
         yield
 

@@ -24,7 +24,7 @@ from tests.database.statements import before_statement
 
 @pytest.fixture
 def attempt(post):
-    """Lets a handler do something first, and returns the answer's status."""
+    """Runs a handler with this work before its effect, and returns the status of the response."""
 
     def attempt(work, path="/again/"):
         handler.before = lambda request: work()
@@ -42,7 +42,7 @@ def test_a_step_that_finished_is_not_run_again(attempt):
 
     def phases():
         first = step("first", lambda: calls.append("first") or {"id": (1, 2)})
-        assert first == {"id": [1, 2]}  # as JSON gives it back, the first time too
+        assert first == {"id": [1, 2]}  # decoded from JSON, even the first time
         if len(calls) < 2:
             calls.append("cut off")
             fail()
@@ -55,7 +55,7 @@ def test_a_step_that_finished_is_not_run_again(attempt):
     assert list(stored) == [("first", '{"id": [1, 2]}'), ("second", "null")]
 
 
-def test_a_step_that_was_cut_off_gets_the_same_derived_key_again(attempt):
+def test_an_interrupted_step_gets_the_same_derived_key_again(attempt):
     derived = []
 
     def call():
@@ -108,7 +108,7 @@ def declaring(returns, result=None):
     """A function annotated with this return type."""
 
     def call():
-        assert result != "refused", "it must not be run"
+        assert result != "refused", "the step must not run"
         return result
 
     call.__annotations__["return"] = returns
@@ -116,7 +116,7 @@ def declaring(returns, result=None):
 
 
 @pytest.mark.parametrize(
-    ("name", "call", "error", "said"),
+    ("name", "call", "error", "message"),
     [
         *((name, lambda: None, ValueError, "name") for name in ("", "x" * 256, "a\nb", 7)),
         ("number", lambda: float("nan"), TypeError, "must return JSON"),
@@ -126,9 +126,9 @@ def declaring(returns, result=None):
         ("declared", declaring(set[int], "refused"), TypeError, "'declared'.*set.*not run"),
     ],
 )
-def test_a_handler_survives_a_step_refused_for_its_name_or_result(attempt, name, call, error, said):
+def test_a_handler_survives_a_step_refused_for_its_name_or_result(attempt, name, call, error, message):
     def refused():
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             step(name, call)
 
     assert attempt(refused) == 201
@@ -176,7 +176,7 @@ def test_call_names_are_stable_across_attempts_and_scoped_to_steps(attempt):
 
 
 @pytest.mark.parametrize("reached", [0, 1], ids=["before it runs", "after it ran"])
-def test_a_step_whose_store_is_out_of_reach_stops_the_work(attempt, reached, monkeypatch):
+def test_an_unreachable_store_stops_the_work_at_a_step(attempt, reached, monkeypatch):
     proofs = chain([steps.prove_ownership] * reached, repeat(unreachable))
     monkeypatch.setattr(steps, "prove_ownership", lambda owned: next(proofs)(owned))
     assert attempt(lambda: step("x", lambda: 1)) == 503
@@ -203,7 +203,7 @@ def test_a_step_is_read_and_stored_in_the_transaction_checking_its_lease(attempt
     assert seen == [True, True]
 
 
-def test_a_step_begins_with_a_whole_lease(attempt):
+def test_a_step_begins_with_a_full_lease(attempt):
     left = []
 
     def work():
@@ -214,13 +214,15 @@ def test_a_step_begins_with_a_whole_lease(attempt):
     assert 0 < left[0] <= 60
 
 
-def test_steps_say_what_they_are_of():
+def test_a_step_is_described_by_its_name_and_record():
     assert str(IdempotencyStep(record_id=7, name="charge")) == "charge of record 7"
 
 
-@pytest.mark.parametrize("cut_offs", [(False,), (True, False)], ids=["by this attempt", "by the one before"])
-def test_a_step_name_is_used_once_in_an_attempt_whoever_has_run_the_step(attempt, cut_offs):
-    """The second one would be skipped without a word."""
+@pytest.mark.parametrize(
+    "cut_offs", [(False,), (True, False)], ids=["run by this attempt", "run by the attempt before"]
+)
+def test_a_step_name_is_used_only_once_in_an_attempt(attempt, cut_offs):
+    """Otherwise the second step would be skipped silently."""
     ran = []
 
     def twice(*, cut_off):
@@ -234,7 +236,7 @@ def test_a_step_name_is_used_once_in_an_attempt_whoever_has_run_the_step(attempt
     assert ran == ["first"]
 
 
-def test_a_step_that_failed_may_be_tried_again_in_the_same_attempt(attempt):
+def test_a_failed_step_may_be_retried_in_the_same_attempt(attempt):
     def try_again():
         with pytest.raises(ZeroDivisionError):
             step("mail", lambda: 1 // 0)

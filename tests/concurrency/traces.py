@@ -24,12 +24,12 @@ def rows(statement, *parameters):
 
 
 def session_settings(*names):
-    """What PostgreSQL has these set to, for this thread's connection."""
+    """PostgreSQL's values of these settings, on this thread's connection."""
     return [rows(f"SHOW {name}")[0][0] for name in names]
 
 
 def is_replay(answer, of):
-    """Whether an answer is the recorded one of another answer."""
+    """Whether a response is the replay of another one."""
     return (answer.status_code, answer.content, answer.get("Idempotency-Replayed")) == (201, of.content, "true")
 
 

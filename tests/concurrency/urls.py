@@ -14,7 +14,7 @@ BRIEF = timedelta(seconds=0.6)
 
 
 class Handler:
-    """What the views call before and after their effect, what their reconciler finds, and how often they ran."""
+    """The calls before and after the views' effect, their reconciler's finding, and the attempts that have run."""
 
     def __init__(self):
         self.reset()

@@ -1,7 +1,7 @@
-"""``python -m tests.conformance.compare [ROW …]``: judge packages that protect one and the same operation.
+"""``python -m tests.conformance.compare [ROW …]``: judge packages that protect the same operation.
 
 Each row is installed from its registry in the pinned version, into ``--directory``, and is started on the loopback
-interface. It is judged by the profile that is nearest to its documentation, with what the documentation says otherwise.
+interface. It is judged by the profile closest to its documentation, with the differences that the latter declares.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ROOT = SERVERS.parents[2]
 DJANGO = ("Django==5.2.19", "djangorestframework==3.18.3", "gunicorn==27.0.1")
 ASGI = ("fastapi==0.165.0", "uvicorn==0.54.0")
 IN_SQLITE = (*ASGI, "aiosqlite==0.22.1", "sqlalchemy[asyncio]==2.1.9")
-#: Where records are that only one process at a time may use.
+#: The stores that only one process at a time may use.
 ALONE = {"memory", "file of one process"}
 
 
@@ -36,7 +36,7 @@ ALONE = {"memory", "file of one process"}
 class Row:
     package: str
     version: str
-    #: Where records are kept: in one process' memory, or where a crash doesn't reach them.
+    #: Where records are kept: in one process's memory, or in storage that survives a crash.
     store: str
     requirements: tuple[str, ...]
     profile: str
@@ -60,7 +60,7 @@ ROWS = (
     Row("drf-idempotency", "1.0.0", "table", DJANGO, "ietf", (*_UNMARKED, "server-error=fresh")),
     Row("djangorestframework-idempotency-key", "1.0.3", "table", DJANGO, "ietf", (*_UNMARKED, "reused=409")),
     Row("fastapi-idempotency", "0.1.1", "memory", ASGI, "ietf", _MARKED),
-    # It imports its Redis backend also where another one is used.
+    # It imports its Redis backend even if another one is used.
     Row("asgi-idempotency-header", "0.2.0", "memory", (*ASGI, "redis==4.6.0"), "ietf", _MARKED),
     Row("idempot", "1.0.0", "memory", ASGI, "ietf", _UNMARKED),
     Row("fastapi-idempotency-key", "0.1.1", "memory", IN_SQLITE, "ietf", _RELEASED),
@@ -69,7 +69,7 @@ ROWS = (
     Row("fastidempotent", "0.1.0", "file of one process", IN_SQLITE, "ietf", _REQUIRED),
     Row("express-idempotency", "1.0.6", "memory", (), "ietf", _EXPRESS),
     Row("@node-idempotency/core", "1.0.11", "memory", (), "ietf", _RECORDING),
-    # With one line of their user's, which puts the account into the key.
+    # With one added line, which puts the account into the key.
     Row("express-idempotency", "1.0.6", "memory, by account", (), "ietf", _EXPRESS),
     Row("@node-idempotency/core", "1.0.11", "memory, by account", (), "ietf", _RECORDING),
 )
@@ -93,7 +93,7 @@ MARKS = {Verdict.FAILED: "**no**", Verdict.DEVIATES: "deviates", Verdict.NOT_JUD
 
 
 def install(row, directory):
-    """:returns: how to start the server, without its port."""
+    """:returns: the command of the server, without its port."""
     place = directory / f"{row.package.replace('/', '-')}-{row.version.replace(' ', '-')}"
     if not row.requirements:
         place.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def serving(row, directory):
 
 def judge_row(row):
     with tempfile.TemporaryDirectory(prefix="comparison-") as directory, serving(row, Path(directory)) as target:
-        if row.store.startswith("memory"):  # it doesn't claim to survive
+        if row.store.startswith("memory"):  # it doesn't claim to survive a crash
             target = replace(target, commands={})
         return run(target, row.profile, "", *row.declared)
 

@@ -1,4 +1,4 @@
-"""A small server that keeps each profile, and that can be told to break one rule.
+"""A small server that conforms to each profile, and can be configured to break one rule.
 
 ``python -m tests.conformance.planted DIRECTORY PORT PROFILE [FAULT …]`` runs it with two processes on one port, for the
 cases that kill or freeze one. Tests of the other cases run it in a thread.
@@ -22,11 +22,11 @@ from uuid import uuid4
 
 from testproject.harness.processes import wait_until
 
-#: For how many seconds a claim is presumed to be alive. The short lease is for processes that are killed or frozen.
+#: The lease of a claim, in seconds. The short one is for processes that are killed or frozen.
 LEASE, SHORT_LEASE = 600.0, 1.0
-#: In seconds, a bound for what is sure to come, so that a deadlock fails.
+#: The limit of every wait, in seconds, so that a deadlock fails.
 PATIENCE = 120.0
-#: At which look at the counter a repeated effect comes: after the suite has made sure that the counter counts.
+#: The read of the counter before which an effect is repeated. By then the suite has verified the counter.
 LATER = 6
 
 #: The status and the code of each refusal. Stripe runs a request without a key.
@@ -50,7 +50,7 @@ PRAGMA case_sensitive_like = ON;
 
 
 class Server(ThreadingHTTPServer):
-    """One process of it."""
+    """One process of the server."""
 
     request_queue_size = 512
     daemon_threads = True
@@ -84,7 +84,7 @@ class Server(ThreadingHTTPServer):
                 database.execute("COMMIT")
 
     def expect(self, count):
-        """Let the next requests run or be refused only once so many have claimed their keys."""
+        """Run or refuse the next requests only when ``count`` of them have claimed their keys."""
         with self.claiming:
             self.awaited = count
 
@@ -96,23 +96,23 @@ class Server(ThreadingHTTPServer):
                 raise TimeoutError(f"{self.awaited} more requests were expected")
 
     def hold(self):
-        """Let the operation run for as long as there is a file ``hold``. The file ``held`` then names the process."""
+        """Let the operation run while the file ``hold`` exists. The file ``held`` then names the process."""
         if not (hold := self.directory / "hold").exists():
             return
         held = self.directory / "held.new"
         held.write_text(str(os.getpid()))
         held.rename(self.directory / "held")
-        wait_until(lambda: not hold.exists(), "the operation may go on", PATIENCE)
+        wait_until(lambda: not hold.exists(), "the operation may continue", PATIENCE)
 
     def process_request(self, request, client_address):
-        """Requests claim in the order in which they arrive, so that the fault strikes the one that is cut."""
+        """Let requests claim in the order of their arrival, so that the fault strikes the one that is cut."""
         self.begun.clear()
         super().process_request(request, client_address)
         if "forgets-on-cut" in self.faults:
             self.begun.wait(PATIENCE)
 
     def handle_error(self, request, client_address):
-        """A client that cuts is no error of the server."""
+        """Ignore clients that cut their connection."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -190,7 +190,7 @@ class Handler(BaseHTTPRequestHandler):
         return self._blurred(values[0]) if re.fullmatch(r"[\x20-\x7e]{1,255}", values[0]) else None
 
     def _blurred(self, key):
-        """The key, if the server doesn't take it for another one."""
+        """The key, or another one if the server confuses them."""
         for fault in self.server.faults:
             if fault.startswith("cuts-at-"):
                 key = key[: int(fault.rpartition("-")[2])]
@@ -215,7 +215,7 @@ class Handler(BaseHTTPRequestHandler):
         elif kind == "run":
             answer = self._run(body, scope, attempt)
         self.rfile.read(self.unread)  # of the fault "reads-half": an early answer would be another fault
-        if self.has("one-answer"):  # as a cache does that doesn't know accounts
+        if self.has("one-answer"):  # like a cache that ignores accounts
             answer = self.server.cached.setdefault(key, answer)
         self._send({**answer, "key": key})
 
@@ -280,7 +280,7 @@ class Handler(BaseHTTPRequestHandler):
         outcome = _parsed(body).get("outcome", 201)
         answer = self._answer(outcome)
         busy = _parsed(body).get("busy")
-        if busy is not None and busy not in self.server.cached:  # it is so once
+        if busy is not None and busy not in self.server.cached:  # only once
             self.server.cached[busy], outcome = True, 429
             answer = {"status": outcome, "body": "busy", "location": None}
         with self.server.transaction() as database:
@@ -304,7 +304,7 @@ class Handler(BaseHTTPRequestHandler):
                 return json.loads(row[0]) if row[0] else self._refusal("in_progress")
             if outcome < 300 and not self.has("effect-before-record"):
                 database.execute(effect, (scope,))
-            # In the transaction of the effect: between the two, a retry could be answered twice from the record.
+            # In the transaction of the effect, because between two transactions a retry could get the recorded answer.
             if self.has("forgets-on-cut") and self._is_gone(ConnectionResetError):
                 database.execute("DELETE FROM records WHERE scope = ?", (scope,))
         return answer
@@ -313,7 +313,7 @@ class Handler(BaseHTTPRequestHandler):
         return {"status": outcome, "body": json.dumps({"run": uuid4().hex}), "location": f"/{uuid4().hex}"}
 
     def _distorted(self, answer):
-        """A replay, with the fault that it may have."""
+        """A replay, distorted by the server's fault."""
         return {
             "body": answer["body"] + (" " if self.has("changes-body") else ""),
             "status": 404 if self.has("hides-errors") else 200 if self.has("changes-status") else answer["status"],
@@ -322,7 +322,7 @@ class Handler(BaseHTTPRequestHandler):
         }
 
     def _refusal(self, kind, first=None):
-        """:param first: the answer to which the key belongs."""
+        """:param first: the answer to the first request with the key."""
         if kind == "broken" or (kind == "reused" and self.has("breaks-on-reuse")):
             return {"status": 500, "body": "{}"}
         status, code = FORMS[self.server.profile][kind]
@@ -344,8 +344,8 @@ class Handler(BaseHTTPRequestHandler):
         return {"status": status, "body": body, "wait": wait, "location": place}
 
     def _is_gone(self, *errors):
-        """Whether the client has closed the connection, or its direction of it."""
-        # The client of a struck request is sure to close.
+        """Whether the client has closed the connection or its direction of it."""
+        # The client of a struck request always closes.
         self.connection.settimeout(PATIENCE if self.is_struck else 0)
         try:
             return not self.connection.recv(1, socket.MSG_PEEK)
@@ -385,7 +385,7 @@ def _parsed(body):
 
 
 def main(directory, port, profile, *faults):
-    os.setpgrp()  # so that both are killed as one
+    os.setpgrp()  # so that both are killed together
     server = Server(Path(directory), profile, set(faults), lease=SHORT_LEASE, port=int(port))
     if "loses-on-restart" in faults:
         with server.transaction() as database:

@@ -1,4 +1,4 @@
-"""The command line, its reports and its exit codes; what it says of a server that can't be judged."""
+"""The command line, its reports and exit codes, and its errors about a server that can't be judged."""
 
 import http.server
 import re
@@ -26,7 +26,7 @@ from tests.harness.servers import in_thread
 
 pytestmark = pytest.mark.once
 
-#: As on a machine that has nothing but Python.
+#: Simulates a machine that has only Python.
 BARE = """
 import runpy, sys
 
@@ -47,7 +47,7 @@ def arguments(target, *more):
     return [*given, "--count-url", str(target.count_url), *more]
 
 
-def test_it_runs_where_nothing_is_installed(tmp_path):
+def test_the_command_runs_without_any_installed_package(tmp_path):
     with serving(tmp_path, "stripe") as target:
         done = subprocess.run(
             [sys.executable, "-S", "-c", BARE, *arguments(target, "--only", "sequential")],
@@ -105,7 +105,7 @@ def test_a_deviation_is_a_failure_of_a_strict_run(tmp_path, capsys):
     assert "1 failed" in capsys.readouterr().out
 
 
-#: The first minute: what differs from a run that works, and what the one sentence says.
+#: Errors of the first minute: the arguments that differ from a working run, and a part of the message.
 UNJUDGEABLE = [
     (["--url", "http://127.0.0.1:1/charges"], "doesn't answer"),
     (["--body", '{"outcome": 402}'], "The operation answered 402"),
@@ -120,7 +120,7 @@ UNJUDGEABLE = [
 
 
 @pytest.mark.parametrize(("more", "sentence"), UNJUDGEABLE)
-def test_a_server_that_can_not_be_judged_gets_one_sentence(more, sentence, tmp_path, capsys):
+def test_a_server_that_can_not_be_judged_gets_a_one_line_message(more, sentence, tmp_path, capsys):
     junit = tmp_path / "report.xml"
     with serving(tmp_path, "stripe") as target:
         given = arguments(target, "--junit", str(junit), *more)
@@ -188,7 +188,7 @@ def test_the_form_of_a_refusal_is_judged(profile, given, complaint):
     assert found is None if complaint is None else complaint in found
 
 
-def test_the_counter_may_stand_among_other_numbers():
+def test_the_counter_is_found_among_other_numbers():
     assert _index([[2026, 11, 5], [2026, 11, 5], [2026, 11, 6], [2026, 11, 7]]) == 2
     assert _index([[5, 5], [5, 5], [6, 6], [7, 7]]) == 0
     with pytest.raises(UnjudgeableError, match="several numbers"):
@@ -245,14 +245,14 @@ def test_each_rule_cites_its_source(profile):
     assert set(profile.rules) <= {case.name for case in cases}
 
 
-#: A result, an answer to another request, and what of the result it shows.
+#: A result, an answer to another request, and the part of the result that it shows.
 LEAKS = [
     ('{"id": 17}', '{"error": {"id": 17}}', "id (17)"),
     ('{"id": 17}', '{"error": {"status": 17}}', None),
     ('{"id": "3f0c77aa"}', '{"detail": "see 3f0c77aa"}', "id (3f0c77aa)"),
     ('{"id": 17}', '{"original": "{\\"id\\": 17}"}', "id (17)"),
     ('{"items": [{"id": 17}]}', '[{"id": 17}]', "id (17)"),
-    # What its sender knows; times; truths; what all results have.
+    # No leaks: values that the sender knows, times, booleans, and values that all results share.
     ('{"label": "sent-label", "amount": 5}', '{"label": "sent-label", "amount": 5}', None),
     ('{"at": "2026-11-26T18:00"}', '{"at": "2026-11-26T18:00"}', None),
     (f'{{"at": {int(time.time())}, "live": true, "none": null}}', f'{{"at": {int(time.time())}, "live": true}}', None),
@@ -261,9 +261,9 @@ LEAKS = [
 ]
 
 
-# Numbered, because a time in an id is another one in each process of pytest-xdist.
+# Numbered, because a time in an id would differ between the processes of pytest-xdist.
 @pytest.mark.parametrize(("result", "refusal", "shown"), LEAKS, ids=[str(number) for number in range(len(LEAKS))])
-def test_what_a_refusal_shows_of_a_result(result, refusal, shown):
+def test_a_part_of_a_result_in_a_refusal_is_detected(result, refusal, shown):
     leaks = Leaks()
     for _ in range(2):
         leaks.learn(answer(201, '{"state": "succeeded"}'))
@@ -292,13 +292,13 @@ class Canned(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def canned(status):
-    """A server that answers so, and has no counter."""
+    """A server that answers with ``status``, and has no counter."""
     with in_thread(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Canned)) as server:
         url = f"http://127.0.0.1:{server.server_port}/{status}"
         yield target_at("", url=url, other_url=url, count_url=None, timeout=5.0, patience=0.2)
 
 
-#: What the server answers, the profile, the case, options that differ, the verdict, and what it says.
+#: The server's status, the profile, the case, changed options, the verdict, and a part of its detail.
 STILL = {"count_command": "echo 7"}
 CANNED = [
     (0, "stripe", "concurrent-2", {}, Verdict.FAILED, "2 of 2 requests got no answer"),
@@ -370,7 +370,7 @@ def test_duplicates_and_strikes_must_meet_a_running_request(answered, case, deta
     assert (result.verdict, detail in result.detail) == (Verdict.NOT_JUDGED, True), result
 
 
-#: Nothing is struck by ``true``. What the judge finds when it looks for an answer: before the strike, and after it.
+#: The command ``true`` strikes nothing. The results of the judge's checks for an answer, before and after the strike.
 MISSED = [
     ("killed-while-it-runs", [False] * 3, "before the kill struck"),
     ("killed-while-it-runs", [True] * 3, "before the kill struck"),
@@ -401,7 +401,7 @@ def test_a_counter_that_breaks_leaves_late_effects_unjudged(tmp_path):
     assert (result.verdict, trial.began_with) == (Verdict.NOT_JUDGED, None), result
 
 
-def test_a_silent_server_is_given_up():
+def test_a_silent_server_is_abandoned_after_the_timeout():
     with socket.create_server(("127.0.0.1", 0)) as mute:
         request = build("POST", f"http://127.0.0.1:{mute.getsockname()[1]}", (), b"x")
         answers, overlapped = exchange_together([request] * 2, timeout=0.1)

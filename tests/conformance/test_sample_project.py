@@ -1,4 +1,4 @@
-"""This package keeps the profiles that it offers, behind gunicorn and on a real database."""
+"""This package conforms to the profiles that it offers, behind gunicorn and on a real database."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from tests.conformance.test_suite import STRUCK, UNSPECIFIED, meeting, run, targ
 from tests.harness.world import own_database
 from tests.harness.zygote import ROOT
 
-#: What the server documents otherwise than the profile.
+#: The documented differences of the server from the profile.
 DECLARED = {
     "ietf": ("marker=Idempotency-Replayed", "server-error=fresh"),
     "stripe": ("missing=400", "server-error=fresh"),
@@ -26,8 +26,8 @@ DECLARED = {
 }
 #: Deviations that the documentation explains.
 DEVIATES = {"ietf": {"key: bare"}, "stripe": set(), "acp": set()}
-#: Cases that need an option, and those that the profile says nothing about.
-#: The sample project never answers so; visible ASCII is all that a key has; and one has at most 255 characters.
+#: Cases that need an option, or that don't apply: the sample project never answers 429 or 503, and keys have at most
+#: 255 characters of visible ASCII.
 NOT_JUDGED = {"throttled", "unavailable", "similar-keys: blanks", "similar-keys: a blank at the end"}
 NOT_JUDGED |= STRUCK | {"similar-keys: character 300"}
 
@@ -68,7 +68,7 @@ def serving(profile, prepared, directory):
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
-def test_the_sample_project_keeps_the_profile(profile, prepared, tmp_path):
+def test_the_sample_project_conforms_to_the_profile(profile, prepared, tmp_path):
     body = '{"amount": %s, "currency": "usd", "label": "%s", "source": "%s"}'
     with serving(profile, prepared, tmp_path) as server:
         target = target_at(
@@ -98,6 +98,6 @@ def test_the_sample_project_keeps_the_profile(profile, prepared, tmp_path):
     if "ietf" in profile:
         skipped -= {"replay-is-marked"}  # declared
     if connection.vendor == "sqlite":
-        # A duplicate may wait for the lock of the first request's transaction, and then gets its result.
+        # A duplicate may wait for the lock of the first request's transaction, and then get its result.
         seen[Verdict.NOT_JUDGED].pop("retry-after", None)
     assert set(seen[Verdict.NOT_JUDGED]) == skipped, seen

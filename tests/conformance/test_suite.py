@@ -1,4 +1,4 @@
-"""The suite finds each planted fault by the case that is named for it, and none in a server without one."""
+"""The suite detects each planted fault by the listed case, and no fault in a correct server."""
 
 import shlex
 import subprocess
@@ -82,7 +82,7 @@ def run(target, profile, only=("",), *declarations, start=prepare, before=lambda
 
 
 def after_measuring(trial, then):
-    """Call it after the operations whose time is measured, and so before the one that is struck or repeated."""
+    """Call ``then`` after the operations whose time is measured, before the one that is struck or repeated."""
 
     def measured():
         seconds = Trial.seconds_of_an_operation(trial)
@@ -93,7 +93,7 @@ def after_measuring(trial, then):
 
 
 def meeting(expect):
-    """Before a case whose requests must meet, the server expects them: none is answered before all have come."""
+    """Before a case of simultaneous requests, the server expects them: it answers none before all have arrived."""
 
     def before(case, trial):
         if case.name.startswith("concurrent-"):
@@ -117,7 +117,7 @@ def run_planted(directory, profile, *faults, only=("",)):
         return run(target, profile, only, before=before)
 
 
-#: Cases that need a command, which these servers don't have, or that the profile has nothing to say about.
+#: Cases that need a command, which these servers don't have, and cases that the profile doesn't specify.
 STRUCK = {"expiry", "restarted", "frozen-while-it-runs"}
 STRUCK |= {f"killed-{moment}" for moment in ("early", "while-it-runs", "late", "after-the-effect")}
 UNSPECIFIED = {
@@ -128,7 +128,7 @@ UNSPECIFIED = {
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
-def test_a_server_that_keeps_the_profile_passes(profile, tmp_path):
+def test_a_server_that_conforms_to_the_profile_passes(profile, tmp_path):
     results = run_planted(tmp_path, profile)
     seen = {name: (result.verdict.value, result.detail) for name, result in results.items()}
     skipped = {name for name, result in results.items() if result.verdict is Verdict.NOT_JUDGED}
@@ -136,7 +136,7 @@ def test_a_server_that_keeps_the_profile_passes(profile, tmp_path):
     assert {result.verdict for result in results.values()} == {Verdict.PASSED, Verdict.NOT_JUDGED}, seen
 
 
-#: The wrong servers: the fault, the profile of the server, the case that convicts it, and what it says.
+#: The wrong servers: the fault, the profile of the server, the case that detects it, and a part of its detail.
 FAULTS = [
     ("ignores-keys", "stripe", "sequential", "4 effects instead of 1"),
     ("changes-body", "stripe", "replay-is-equal", "body differs"),
@@ -204,7 +204,7 @@ FAULTS = [
     ("remembers-few", "ietf", "remembered", "body differs"),
     ("repeats-later", "acp", "late-effects", "after the case"),
 ]
-#: What no rule forbids, but the profile says that the server SHOULD not do it.
+#: Servers that break only a SHOULD of the profile.
 DEVIATIONS = [
     ("plain-errors", "ietf", "in-progress", "neither application/problem"),
     ("no-retry-after", "acp", "retry-after", "no Retry-After"),
@@ -224,7 +224,7 @@ def ids(faults):
 
 
 @pytest.mark.parametrize(("fault", "profile", "case", "message"), FAULTS, ids=ids(FAULTS))
-def test_each_wrong_server_is_convicted(fault, profile, case, message, tmp_path):
+def test_each_wrong_server_is_detected(fault, profile, case, message, tmp_path):
     result = judged(tmp_path, fault, profile, case)
     assert (result.verdict, message in result.detail) == (Verdict.FAILED, True), result
 
@@ -235,7 +235,7 @@ def test_a_server_that_ignores_a_should_deviates(fault, profile, case, message, 
     assert (result.verdict, message in result.detail) == (Verdict.DEVIATES, True), result
 
 
-def test_an_early_answer_is_convicted(tmp_path, monkeypatch):
+def test_an_early_answer_is_detected(tmp_path, monkeypatch):
     monkeypatch.setattr(connections, "EARLY", PATIENCE)  # the wait ends with the answer
     result = judged(tmp_path, "answers-early", "acp", "in-pieces")
     assert (result.verdict, "before it was complete" in result.detail) == (Verdict.FAILED, True), result
@@ -254,7 +254,7 @@ def test_an_operation_may_be_busy_once(fault, verdict, tmp_path):
 
 
 class Clock:
-    """The time of the judge and of the server, which passes only while the judge sleeps."""
+    """The clock of the judge and of the server, which advances only while the judge sleeps."""
 
     def __init__(self):
         self.now = 1.0
@@ -266,7 +266,7 @@ class Clock:
         self.now += seconds
 
 
-def test_an_expired_key_is_new_and_one_that_never_expires_is_found(tmp_path, monkeypatch):
+def test_an_expired_key_is_new_and_one_that_never_expires_is_detected(tmp_path, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(crashes, "time", clock)
     faults = ["", "never-expires", "refuses-expired", "expires-at-half"]
@@ -281,7 +281,7 @@ def test_an_expired_key_is_new_and_one_that_never_expires_is_found(tmp_path, mon
 def struck(directory, *faults):
     """Two processes on one port that can be killed, restarted, frozen and thawed.
 
-    While there is a file ``hold``, an operation does not end, and a strike waits for one.
+    While the file ``hold`` exists, an operation does not end, and a strike waits for one.
     """
     port, group, frozen = free_port(), directory / "group", directory / "frozen"
     hold, held, listens = directory / "hold", directory / "held", directory / "listens"
@@ -311,14 +311,14 @@ def holding(directory, fault):
 
     def before(case, trial):
         after_measuring(trial, hold.touch)
-        # The right server shows the effect only when the operation has ended.
+        # The correct server shows the effect only when the operation has ended.
         if fault and case.name == "killed-after-the-effect":
             hold.touch()
 
     return before
 
 
-#: The wrong servers that a crash, a restart or a freeze convicts, and the right one.
+#: The wrong servers that a crash, a restart or a freeze reveals, and the correct one.
 CRASHES = [
     ("", "killed-", "1 effect"),
     ("", "frozen-while-it-runs", "1 effect"),
@@ -334,7 +334,7 @@ CRASHES = [
 
 
 @pytest.mark.parametrize(("fault", "case", "message"), CRASHES)
-def test_a_crash_convicts_wrong_servers_only(fault, case, message, tmp_path):
+def test_a_crash_reveals_wrong_servers_only(fault, case, message, tmp_path):
     with struck(tmp_path, *filter(None, [fault])) as target:
         results = run(target, "stripe", case, before=holding(tmp_path, fault))
     for result in results.values():

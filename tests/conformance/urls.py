@@ -1,4 +1,4 @@
-"""The sample project's charges, and what the suite needs: ones that meet, failing ones, a second path, a counter."""
+"""The sample project's charges, extended for the suite: simultaneous and failing ones, a second path, a counter."""
 
 import threading
 from uuid import uuid4
@@ -12,12 +12,12 @@ from django.urls import include, path
 from testproject.models import Charge
 from testproject.views import ChargeViewSet
 
-#: In seconds, a bound for requests that are sure to come.
+#: The limit of waits for expected requests, in seconds.
 PATIENCE = 120.0
 
 
 class Meeting:
-    """Where an operation waits for the expected number of requests, each of which runs or is answered by then."""
+    """Lets an operation wait until the expected number of requests run or are answered."""
 
     def __init__(self):
         self._arrived = threading.Condition()
@@ -75,7 +75,7 @@ def work(instance, **_):
     meeting.arrive()
     meeting.wait()
     if instance.label == "broken":
-        raise RuntimeError("This charge fails, as its client has asked for.")
+        raise RuntimeError("This charge fails, as requested.")
 
 
 def expect(request, count):
@@ -88,7 +88,7 @@ def count(request):
 
 
 def handler500(request):
-    """No two answers are equal, so that a recorded one is known."""
+    """Make each answer different, so that a recorded one is recognised."""
     return JsonResponse({"error": uuid4().hex}, status=500)
 
 

@@ -18,12 +18,12 @@ from tests.harness.answers import KEPT, KINDS, facts_of
 from tests.harness.history import Call
 from tests.harness.zygote import ImpossibleError, wait_until
 
-#: How long fresh processes try to learn the outcome, in seconds. What takes longest is a claim whose owner is frozen
-#: inside the transaction that holds the record's lock, until the database ends that session after five seconds.
+#: How long new processes try to get the outcome, in seconds. The longest wait is for an owner that is frozen in the
+#: transaction that locks the record: the database ends that session after five seconds.
 LIMIT = 60.0
-#: A lease that a cell waits for by the real clock, in seconds.
+#: A lease, in seconds, whose end a cell waits for in real time.
 SHORT_LEASE = 0.5
-#: Four heartbeats, of which the first one is broken.
+#: The cap of the heartbeats, in seconds. The first heartbeat is broken.
 HEARTBEAT = 10.0
 
 #: Two purges at once would purge each other's records.
@@ -34,9 +34,9 @@ _numbers = itertools.count(1)
 
 @contextmanager
 def running(world, cell, **spec):
-    """A cell on its way. The block ends all its processes.
+    """Start a cell. Its processes end with the block.
 
-    :param spec: what every worker is told besides.
+    :param spec: added to every worker's specification.
     """
     with observing(world, f"crash.{next(_numbers)}-{cell}") as observer:
         run = Run(world, cell, observer, spec)
@@ -71,11 +71,11 @@ class Run(Judged):
         self.provider = world.providers[cell.declaration in {"inside", "again"}]
         #: The responses to callers, in the order of their requests.
         self.answers = []
-        #: Every process that may have run the operation, as a call without an answer, and the ids of the broken ones.
+        #: A call without an answer for each process that may run the operation, and the ids of the broken ones.
         self.calls, self.broken = [], set()
         self._workers = []
-        # What the seed decides, and the cell: which of two ways its process is prepared, who comes first, and what each
-        # attempt answers.
+        # Derived from the cell and its seed: how the record is prepared, whether a sweep comes first, and the answer of
+        # each attempt.
         self.draw = zlib.crc32(" ".join(cell.kind).encode()) + cell.seed
         self.coin = self.draw % 2 == 0
         # After a rollback nothing is locked, and on_commit is not called.
@@ -112,12 +112,12 @@ class Run(Judged):
         return worker
 
     def end(self):
-        """Kill the workers that are left, held at a place or frozen."""
+        """Kill the remaining workers, even if they are held or frozen."""
         for worker in self._workers:
             worker.end()
 
     def ask(self, **spec):
-        """A request from a fresh process."""
+        """Send a request from a new process."""
         return self.answered(self.fork(**spec))
 
     def answered(self, worker):
@@ -133,27 +133,27 @@ class Run(Judged):
         self.bury(worker)
 
     def bury(self, worker):
-        """Wait until a killed process is gone, and the database has noticed."""
+        """Wait until a killed process and its database sessions are gone."""
         if worker.hear() is not None:
-            raise ImpossibleError("a killed process goes on")
+            raise ImpossibleError("a killed process is still running")
         self.observer.wait_until_gone()
 
     def converge(self):
-        """Fresh processes ask until one knows the outcome."""
+        """Send requests from new processes until one gets the outcome."""
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
             answer = self.ask()
             if facts_of(answer["body"]) or answer["code"] == "idempotency_outcome_unknown":
                 return
             if answer["status"] not in {409, 500, 503}:
-                raise ImpossibleError(f"an answer that makes no sense: {answer}")
+                raise ImpossibleError(f"unexpected answer: {answer}")
             self.end_lease()
-        raise ImpossibleError(f"P7: no process learned the outcome within {LIMIT:g} s; the last answer was {answer}")
+        raise ImpossibleError(f"P7: no process got the outcome within {LIMIT:g} s; the last answer was {answer}")
 
     # Breaking
 
     def prepare(self):
-        """Bring the record to where the cell's place can be reached."""
+        """Bring the record into a state from which the cell's point can be reached."""
         cell = self.cell
         if cell.point in {"replay.read", "purge.selected"}:
             self.ask()
@@ -161,7 +161,7 @@ class Run(Judged):
             cell.point in (*OF_A_SWEEP, *OF_RECONCILING, "takeover.sent")
             or (cell.point in OF_RELEASING and cell.declaration == "ask")
         ):  # fmt: skip
-            # With or without an effect; a sweep releases what was certainly not executed.
+            # With or without an effect. A sweep releases only an operation that was certainly not executed.
             unpaid = self.coin or cell.point in OF_RELEASING or cell.fault == "stop-live"
             self.kill_at("handler.before" if unpaid else "downstream.answered")
             self.observer.end_lease(self.key)
@@ -189,13 +189,13 @@ class Run(Judged):
             self.observer.end_session(event["session"])
             victim.go()
         if cell.point == "downstream.sent":
-            # The call is on its way. What a provider promises is to answer for it within the lease.
+            # The call is on its way, and the provider guarantees to handle it within the lease.
             wait_until(self.payouts, "the provider receives the call")
         return victim
 
     @property
     def waits_by_the_real_clock(self):
-        """The provider refuses a call that a frozen process makes after its lease, by a clock that no test can move."""
+        """The provider refuses a frozen process's call after its lease. A test can't move the provider's clock."""
         cell = self.cell
         return cell.declaration == "ask" and cell.point in LATE_CALL and cell.fault.startswith("stop")
 
@@ -233,7 +233,7 @@ class Run(Judged):
         self.judge()
 
     def start_bystanders(self):
-        """Two claims that nothing of this may touch: of another key, and of another operation with the same key."""
+        """Make two claims that the cell must not touch: of another key, and of another operation with the same key."""
         if self.spec.get("level") == "SERIALIZABLE":
             return  # the server may refuse their handlers because of the cell
         for spec in ({"key": f"{self.key}-other"}, {"operation": f"{self.operation}-other"}):
@@ -245,7 +245,7 @@ class Run(Judged):
             self.bystanders[label] = bystander
 
     def end_bystanders(self):
-        """They continue, and reach their own outcome at their first attempt."""
+        """Let the bystanders continue. Each must reach its outcome at its first attempt."""
         for label, bystander in self.bystanders.items():
             bystander.go()
             event = bystander.expect("done")
@@ -254,7 +254,7 @@ class Run(Judged):
             if facts.get("attempt") != 1:
                 self.problem(f"P6: another key's or operation's claim was touched: {event}")
             elif examples := judge_effects(effects := self.effects(label, facts), effects).examples:
-                self.problem(f"P1, P2: of another key or operation: {examples}")
+                self.problem(f"P1, P2: effects of another key or operation: {examples}")
 
     def freeze(self, victim):
         """The victim sleeps past its lease while another attempt wins, then continues."""
@@ -266,7 +266,7 @@ class Run(Judged):
         if blocks_everybody(cell, self.world.vendor):
             for answer in (self.ask(), self.ask()):
                 if facts_of(answer["body"]):
-                    self.problem(f"another one ran while the file was locked: {answer}")
+                    self.problem(f"another attempt ran while the file was locked: {answer}")
         elif cell.fault == "stop":
             self.converge()
         else:
@@ -283,7 +283,7 @@ class Run(Judged):
             self.answered(rival)
 
     def overlap(self):
-        """Not a fault: while the claim's owner lives, processes ask whose clocks are an hour fast and an hour slow."""
+        """Not a fault: processes whose clocks are an hour fast or slow send requests while the claim's owner lives."""
         owner = self.fork(arms=[[self.cell.point, "gate"]])
         owner.expect("reached")
         self.verdict.fired = True
@@ -291,20 +291,20 @@ class Run(Judged):
         for skew in (HOUR, -HOUR):
             answer = self.ask(skew=skew)
             if answer["code"] != "idempotency_in_progress":
-                self.problem(f"a living claim was not respected by a process with a wrong clock: {answer}")
+                self.problem(f"a process with a wrong clock ignored a live claim: {answer}")
         self.answered(self.fork("sweep", skew=HOUR))
         after = self.observer.record(self.key)
         if before != after:
-            self.problem(f"P6: a living claim was changed from {before} to {after}")
+            self.problem(f"P6: a live claim was changed from {before} to {after}")
         owner.go()
         self.answered(owner)
         self.converge()
         self.judge()
 
     def start_rival(self):
-        """Another attempt that has won, and is held before it ends."""
-        # Where it is held depends on the seed. A place that it doesn't meet is no place to be held at, so the last one
-        # is met by everybody who runs; and a reconciler that finds the payout has nothing left to run.
+        """Start another attempt, which wins and is held before it ends."""
+        # The seed decides where it is held. Every attempt that runs reaches the last point of each tuple. If the payout
+        # was made, the reconciler finds it and nothing runs, so the rival is held before the reconciler.
         places = [("handler.wrote",), ("reconcile.before", "handler.wrote"), ("step.started", "render.before")]
         held = (*places[0], "reconcile.before") if self.payouts() else places[self.cell.seed % 3]
         deadline = time.monotonic() + LIMIT
@@ -316,8 +316,8 @@ class Run(Judged):
             if event is None or event["event"] != "done" or facts_of(event["body"]):
                 raise ImpossibleError(f"no rival could be held: {event}")
             if event["code"] == "idempotency_outcome_unknown":
-                # Under SERIALIZABLE the server may refuse the rival's handler because of another cell. It is parked
-                # then, and no rival can win: the cell is void, and runs again.
+                # Under SERIALIZABLE the server may refuse the rival's handler because of another cell. The rival is
+                # then parked, so no rival can win, and the cell runs again.
                 self.verdict.fired = False
                 raise ImpossibleError(f"the rival was parked: {event}")
             self.answers.append(event)
@@ -325,17 +325,17 @@ class Run(Judged):
         raise ImpossibleError(f"P7: no rival won within {LIMIT:g} s; the last one was answered {event}")
 
     def sweep(self):
-        """P7: after its lease and one sweep nothing is a claim any more."""
+        """P7: after the lease and one sweep, no claim is left."""
         self.end_lease()
         swept = self.answered(self.fork("sweep"))
         record = self.observer.record(self.key)
         if record is not None and record["status"] == "in_progress":
-            self.problem(f"P7: still a claim after its lease and a sweep, which said {swept}: {record}")
+            self.problem(f"P7: a claim is left after its lease and a sweep, which reported {swept}: {record}")
 
     # The purge's cell
 
     def purge(self):
-        """Records past retention: one that is done, and claims, live and abandoned, that no purge may touch."""
+        """Records past retention: a completed one, and a live and an abandoned claim, which no purge may touch."""
         cell = self.cell
         self.prepare()
         kept = [f"{self.key}-abandoned", f"{self.key}-live"]
@@ -352,8 +352,8 @@ class Run(Judged):
             victim.wait_until_stopped()
             self.answered(self.fork("purge"))
             if self.spec.get("wanted"):
-                # Past its retention the key is a new request, even while a frozen purge holds locks.
-                self.converge()  # which may sweep first, and so settle the abandoned claims that the purge has to keep
+                # Past its retention the key starts a new request, even while a frozen purge holds locks.
+                self.converge()
                 before = [self.observer.record(key) for key in kept]
                 payouts += self.provider is self.world.providers[False]
                 expected = "completed"
@@ -371,4 +371,4 @@ class Run(Judged):
             self.problem(f"P7: the purge touched a claim: {before}")
         if len(self.payouts()) != payouts:
             self.verdict.doubled = 1
-            self.problem(f"P1: {len(self.payouts())} payouts in place of {payouts}")
+            self.problem(f"P1: {len(self.payouts())} payouts instead of {payouts}")

@@ -1,4 +1,4 @@
-"""One world for a session's crash tests, and one behind PgBouncer, each with a database, providers and a zygote."""
+"""The worlds of a session's crash tests, directly and behind PgBouncer: a database, providers and a zygote each."""
 
 import os
 
@@ -21,7 +21,7 @@ def pgbouncer():
     try:
         find_program("pgbouncer", "pgbouncer")
     except ProgramMissingError as error:
-        pytest.skip(str(error))  # not in `tox -e faults`, which looks before and fails
+        pytest.skip(str(error))  # `tox -e faults` checks for the program first, and fails
 
 
 @pytest.fixture(scope="session")

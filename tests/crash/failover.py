@@ -21,7 +21,7 @@ from tests.harness.zygote import ROOT, wait_until
 
 STANDBY = "standby_1"
 NAMED = {"synchronous_standby_names": f"ANY 1 ({STANDBY})"}
-#: What the primary is told, by what it then waits for before it confirms a COMMIT.
+#: The settings of the primary, by the event that it waits for before it confirms a COMMIT.
 MODES = {
     "asynchronous": {},
     "local": {**NAMED, "synchronous_commit": "local"},
@@ -30,7 +30,7 @@ MODES = {
     "remote_apply": {**NAMED, "synchronous_commit": "remote_apply"},
 }
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-#: Where a COMMIT waits for the standby.
+#: The modes in which a COMMIT waits for the standby.
 SAFE = ("remote_write", "on", "remote_apply")
 
 
@@ -38,7 +38,7 @@ SAFE = ("remote_write", "on", "remote_apply")
 class Failover:
     mode: str
     storms: Storms
-    #: Whether ``check --database default`` had said that what was acknowledged may be lost.
+    #: Whether ``check --database default`` warned that acknowledged outcomes may be lost.
     warned: bool
 
     @property
@@ -66,22 +66,22 @@ def running_pair(mode):
                 wait_until(lambda: database.query(streaming, STANDBY) == [("quorum",)], "the standby is synchronous")
         yield primary, standby, network
         with suppress(embedded.EmbeddedPostgresError):
-            primary.start()  # so that it gives back the shared memory that a killed server leaves
+            primary.start()  # frees the shared memory of the killed server
 
 
 def run_failover(mode):
     with running_pair(mode) as (primary, standby, network):
         warned = warns(primary.url)
-        # Clients look for the one that takes writes, as libpq does for them.
+        # libpq connects clients to the server that takes writes.
         url = embedded.url_of(primary.directory, standby.directory) + "&target_session_attrs=read-write"
         with storms_on(url) as (storms, provider):
             storms.get_further()
             network.holding = True
             with closing(Database(primary.url)) as database:
-                # Until clients were told enough that the standby doesn't know, or each pair waits for the standby.
+                # Until clients have enough outcomes that the standby lacks, or each pair waits for the standby.
                 storms.get_further(otherwise=lambda: database.count(WAITING) >= sum(PAIRS.values()))
             primary.kill()
-            network.cut()  # and what was under way in it is gone
+            network.cut()  # data in transit is lost
             standby.promote()
             storms.get_further()
             storms.settle(standby.url, provider)
@@ -92,5 +92,5 @@ def warns(url):
     """Whether the package's check of the database warns."""
     check = [sys.executable, "manage.py", "check", "--database", "default"]
     settings = {**environment(url), "DJANGO_SETTINGS_MODULE": "testproject.settings"}
-    said = subprocess.run(check, cwd=ROOT, env=settings, check=True, capture_output=True, text=True).stderr
-    return "idempotency.W015" in said or "idempotency.W013" in said
+    output = subprocess.run(check, cwd=ROOT, env=settings, check=True, capture_output=True, text=True).stderr
+    return "idempotency.W015" in output or "idempotency.W013" in output

@@ -7,7 +7,7 @@ from tests.crash.points import Cell
 from tests.harness.answers import facts_of, recorded_facts
 from tests.harness.history import IN_PROGRESS, Call, violations
 
-#: How wrong a clock is, in seconds. No lease is longer.
+#: The error of a wrong clock, in seconds. No lease is longer.
 HOUR = 3600.0
 
 
@@ -31,7 +31,7 @@ class Verdict:
 
 
 class Judged:
-    """What ``Run`` has done, for the judge."""
+    """The part of ``Run`` that judges it."""
 
     def problem(self, what):
         self.verdict.problems.append(what)
@@ -41,7 +41,7 @@ class Judged:
         return [effect for effect in self.provider.effects() if effect.label == (label or self.key)]
 
     def effects(self, label, facts):
-        """How often each of its effects has happened. What an outcome says to be undone must not be there."""
+        """How often each effect of the operation has happened. An effect reported as undone must not exist."""
         effects = {"payout": len(self.payouts(label))}
         rows = len(self.observer.writes(label)) if self.cell.declaration == "inside" else None
         if rows is not None and facts.get("kind") == "undone":
@@ -59,18 +59,18 @@ class Judged:
             return
         self.verdict.parked = record["status"] == "parked"
         if record["status"] == "in_progress" or record["status"] == "recoverable":
-            self.problem(f"P7: the record never came to rest: {record}")
+            self.problem(f"P7: the record was never settled: {record}")
         if self.verdict.parked and self.cell.declaration != "park":
-            self.problem("parked, although its declaration knows what to do")
+            self.problem("parked, although it isn't declared PARK")
         calls = [Call.of(answer["call"]) for answer in self.answers]
-        # A broken process that can't prove its claim any more may learn that this claim is in progress.
+        # A broken process that can no longer prove its claim may get the answer that this claim is in progress.
         answered = {call.id: call for call in calls if call.answer != IN_PROGRESS or call.id not in self.broken}
-        # Leases end when the cell ends them.
+        # The cell ends the leases, so a claim may block for any time.
         for history in violations((answered.get(call.id, call) for call in self.calls), lease=HOUR).values():
             self.problem(f"P3, P5: no record explains {history}")
         given = [answer for answer in self.answers if facts_of(answer["body"])]
         if given and not facts_of(self.answers[-1]["body"]):
-            self.problem(f"P5: an outcome was given, and then taken back: {self.answers}")
+            self.problem(f"P5: an outcome was returned and later withdrawn: {self.answers}")
         self._count(record, acknowledged=bool(given))
 
     def _count(self, record, *, acknowledged):
@@ -78,13 +78,13 @@ class Judged:
         if record["status"] == "completed":
             facts = recorded_facts(record["response_body"], record["response_reference"])
             if facts["attempt"] != record["attempt"]:
-                self.problem(f"P6: attempt {record['attempt']} owned the record, and {facts} was recorded")
+                self.problem(f"P6: attempt {record['attempt']} owned the record, but {facts} was recorded")
         effects = self.effects(self.key, facts)
         if "row" in effects:
             stale = [each for each in self.observer.writes(self.key) if each != f"attempt {record['attempt']}"]
             verdict.stale_writes = len(stale)
             if stale:
-                self.problem(f"P6: attempt {record['attempt']} completed, and there are writes of {stale}")
+                self.problem(f"P6: attempt {record['attempt']} completed, but there are writes of {stale}")
         judged = judge_effects(effects, effects, effects if acknowledged else ())
         verdict.doubled, verdict.lost = len(judged.doubled), len(judged.lost)
         if verdict.doubled:

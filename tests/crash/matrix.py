@@ -16,7 +16,7 @@ AT_ONCE = 12
 class Matrix:
     database: str
     verdicts: list[Verdict] = field(default_factory=list)
-    #: The cells that make no sense, by their reason.
+    #: The excluded cells, by reason.
     excluded: dict[str, list[Cell]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -25,7 +25,7 @@ class Matrix:
 
 
 def run_matrix(world, cells, *, tell=lambda verdict: None, **spec):
-    """Run what makes sense of ``cells``. ``tell`` is called with each verdict as it comes; ``spec`` is for workers."""
+    """Run those of ``cells`` that aren't excluded. ``tell`` gets each verdict at once; ``spec`` is for workers."""
     matrix = Matrix(world.vendor)
     sensible = []
     for cell in cells:

@@ -41,7 +41,7 @@ def without_attempt(patch):
 
 
 @mutation
-def completion_on_its_own(patch):
+def completion_after_the_commit(patch):
     """The outcome is recorded in a transaction after the business transaction."""
 
     @contextmanager
@@ -70,7 +70,7 @@ def clock_of_the_application(patch):
 
 @mutation
 def park_runs_again(patch):
-    """Recovery re-executes what its author declared must not be."""
+    """Recovery runs an operation again that is declared PARK."""
     patch.setitem(lifecycle._ABANDONED, Recovery.PARK, Decision.TAKE_OVER)
     patch.setitem(sweep._SETTLED_AS, Recovery.PARK, Status.RECOVERABLE)
 
@@ -82,7 +82,7 @@ def step_unfenced(patch):
 
 
 @mutation
-def take_over_of_the_living(patch):
+def take_over_of_live_claims(patch):
     """A claim is taken over whether or not its lease is over."""
     decide = lifecycle.decide
     patch.setattr(acquisition, "decide", lambda status, **facts: decide(status, **{**facts, "lease_over": True}))
@@ -91,7 +91,7 @@ def take_over_of_the_living(patch):
 
 @mutation
 def not_executed_is_assumed(patch):
-    """Recovery assumes that what was abandoned did not happen."""
+    """Recovery assumes that an abandoned operation was not executed."""
     patch.setattr(recovery, "_call_reconciler", lambda claim: recovery.NotExecuted())
 
 

@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 from tests.harness.world import LONG_AGO, Database
 from tests.harness.zygote import wait_until
 
-#: How long a change of the observer waits for a frozen process's lock: half a second, or a whole one.
+#: Limits how long the observer waits for a frozen process's lock, to half a second or a second.
 BOUND_WAITING = {
     "sqlite": "PRAGMA busy_timeout = 500",
     "postgres": "SET lock_timeout = '500ms'",
     "mariadb": "SET innodb_lock_wait_timeout = 1",
 }
-#: Ends a session, and finds one.
+#: The statements that end and find a session.
 END_SESSION = {
     "postgres": ("SELECT pg_terminate_backend(%s::int)", "SELECT 1 FROM pg_stat_activity WHERE pid = %s"),
     "mariadb": ("KILL %s", "SELECT 1 FROM information_schema.processlist WHERE id = %s"),
@@ -25,7 +25,7 @@ END_SESSION = {
 
 
 class Observer(Database):
-    """One cell's view of the database, and its hand on the clock: a lease is ended by back-dating it."""
+    """One cell's view of the database. It ends leases by back-dating them."""
 
     def __init__(self, url, operation, path=None, pooler=None):
         super().__init__(url)
@@ -46,7 +46,7 @@ class Observer(Database):
         if not rows:
             return None
         record = dict(zip(names, rows[0], strict=True))
-        if isinstance(record["response_body"], str):  # drivers that parse a json column have parsed it
+        if isinstance(record["response_body"], str):  # other drivers have parsed it
             record["response_body"] = json.loads(record["response_body"])
         record["lease_expires_at"] = str(record["lease_expires_at"])
         return record
@@ -59,17 +59,17 @@ class Observer(Database):
         self._back_date("expires_at", "operation = %s", self.operation)
 
     def _back_date(self, column, condition, *parameters):
-        """Not for longer than a worker waits, should a frozen one hold the row: its lease is over then anyway.
+        """Give up on a row that a frozen worker locks, because its lease is over then anyway.
 
-        By its id, because MariaDB locks every row that an update reads, and by its account, because Citus lets no two
-        updates of all shards run at once.
+        Rows are selected by id, because MariaDB locks every row that an update reads, and by account, because Citus
+        runs no two updates of all shards at once.
         """
         for (record_id,) in self.query(f"SELECT id FROM idempotency_record WHERE {condition}", *parameters):
             update = f"UPDATE idempotency_record SET {column} = %s WHERE account_id = '1' AND id = %s AND {condition}"
             try:
                 self.query(update, LONG_AGO, record_id, *parameters)
-            except Exception as error:  # of the one driver or another, raised on
-                if not any(said in str(error).lower() for said in ("is locked", "lock timeout", "lock wait timeout")):
+            except Exception as error:  # each driver has its own class
+                if not any(text in str(error).lower() for text in ("is locked", "lock timeout", "lock wait timeout")):
                     raise
 
     def lease_is_over(self):
@@ -77,24 +77,24 @@ class Observer(Database):
         return bool(self.query(over, self.operation))
 
     def writes(self, label):
-        """Which attempts have left an effect in the database."""
+        """The attempts that have an effect in the database."""
         rows = self.query("SELECT recipient FROM testproject_transfer WHERE label = %s ORDER BY id", label)
         return [row[0] for row in rows]
 
     def wait_until_gone(self):
-        """Wait until the sessions of the operation's workers are gone, as they are soon after a worker was killed."""
-        if self.vendor != "postgres":  # MariaDB's sessions don't say whose they are
+        """Wait until the sessions of the operation's workers are gone. They end soon after a worker is killed."""
+        if self.vendor != "postgres":  # MariaDB's sessions don't name their operation
             return
         if pooler := self.pooler:
             wait_until(
                 lambda: self.operation[:63] not in [client["application_name"] for client in pooler.show("clients")],
-                "the pooler notices that a process was killed",
+                "the pooler detects that a process was killed",
             )
         wait_until(lambda: not self._sessions(), "the sessions of a killed process end")
 
     def _sessions(self):
-        """The sessions of a worker, without those that the pooler keeps: for another client, or because the worker has
-        a second connection. One that it has left works on with what it was sent."""
+        """The sessions of workers, without those that the pooler keeps for another client or for a worker's second
+        connection. A session may still execute a statement of a client that is gone."""
         kept = [server["remote_pid"] for server in self.pooler.show("servers")] if self.pooler else []
         of_workers = "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND pid <> ALL(%s::int[])"
         return self.query(of_workers, self.operation[:63], kept)
@@ -102,14 +102,14 @@ class Observer(Database):
     def end_session(self, session):
         """End a session of a worker.
 
-        :param session: its process on the server; behind a pooler the port of a client that was cut off.
+        :param session: the id of its server process, or behind a pooler the port of a disconnected client.
         """
         if pooler := self.pooler:
             wait_until(
                 lambda: session not in [client["port"] for client in pooler.show("clients")],
-                "the pooler notices that a client was cut off",
+                "the pooler detects that a client is gone",
             )
-            wait_until(lambda: not self._sessions(), "the server is done with what the client has sent")
+            wait_until(lambda: not self._sessions(), "the server finishes the client's statement")
             return
         end, find = END_SESSION[self.vendor]
         self.query(end, session)
@@ -118,7 +118,7 @@ class Observer(Database):
 
 @contextmanager
 def observing(world, operation):
-    """A view of the database; on SQLite a file of the cell's own, because a frozen writer locks all of one."""
+    """A view of the database. On SQLite each cell has a separate file, because a frozen writer locks a whole file."""
     if world.vendor != "sqlite":
         with closing(Observer(world.url, operation, pooler=world.pooler)) as observer:
             yield observer

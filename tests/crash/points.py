@@ -1,10 +1,10 @@
-"""The cells of the matrix: places × faults × declarations, and why some combinations make no sense."""
+"""The cells of the matrix: points × faults × declarations, and why some combinations are excluded."""
 
 from dataclasses import dataclass
 from itertools import product
 
-#: Places in the order in which an operation meets them. Those that ``idempotency.protocol.faults`` doesn't name are the
-#: harness's own: in its handler, in its call to the provider, in its reconciler, and around COMMIT.
+#: Points in the order in which an operation reaches them. Those that ``idempotency.protocol.faults`` doesn't name are
+#: in the harness: in its handler, its call to the provider and its reconciler, and around COMMIT.
 POINTS = {
     "claim.before": "before the claim",
     "claim.unanswered": "claim sent, not answered",
@@ -52,13 +52,13 @@ DECLARATIONS = {
 
 DATABASES = ("mariadb", "postgres", "sqlite")
 
-#: Where what is broken is not a first request.
+#: Points that a successful first request doesn't reach.
 OF_A_SWEEP = ("sweep.selected",)
 OF_RECONCILING = ("reconcile.before", "reconciler.asked", "reconcile.found")
 OF_RELEASING = ("release.before", "release.sent")
 
-#: Nothing but the provider can stop a call that a frozen process is about to make, so that ``NotExecuted`` would be a
-#: false finding: the call carries a deadline, the end of its lease, and the cell waits for it by the real clock.
+#: Only the provider can stop a call that a frozen process is about to make. Without a deadline, ``NotExecuted`` would
+#: be a false finding. So the call expires with its lease, and the cell waits for that in real time.
 LATE_CALL = ("step.started",)
 
 
@@ -71,27 +71,27 @@ class Cell:
 
     @property
     def kind(self):
-        """It without its seed."""
+        """The cell without its seed."""
         return self.point, self.fault, self.declaration
 
     def __str__(self):
         return "-".join((*self.kind, str(self.seed)))
 
 
-#: The cells that make no sense, by their places, faults, declarations and databases, of which ``*`` is any, and why.
+#: The excluded cells, by point, fault, declaration and database, where ``*`` stands for any; and the reason.
 EXCLUSIONS = {
     "* drop * sqlite": "SQLite is a library in the process: there is no session that another process could terminate",
-    "claim.unanswered * * mariadb,sqlite": "one call of the driver sends a statement and reads its answer, at once",
-    "commit.sent drop * mariadb": "one call of the driver sends COMMIT and reads its answer, at once",
-    "complete.sent * * postgres": "the completing update and its COMMIT are one message, with no moment between",
+    "claim.unanswered * * mariadb,sqlite": "one call of the driver sends a statement and reads its answer",
+    "commit.sent drop * mariadb": "one call of the driver sends COMMIT and reads its answer",
+    "complete.sent * * postgres": "the completing update and its COMMIT are one message",
     "complete.sent * again,ask,park sqlite": "an outcome outside of the handler's transaction commits at once",
     "complete.sent stop-live again,ask mariadb": "such an outcome commits at once, so no attempt can win",
-    "heartbeat.before * inside sqlite": "there is none: while the one writer's transaction is open none can take over",
-    "step.started,step.stored * inside *": "a step can't outlive a crash of the one transaction, and is refused there",
+    "heartbeat.before * inside sqlite": "no heartbeat: nothing can take over during the only writer's transaction",
+    "step.started,step.stored * inside *": "a crash would undo the step with the transaction, so it is refused",
     f"{','.join(OF_RECONCILING)} * inside,again,park *": "only Reconcile declares a reconciler",
-    f"{','.join(OF_RELEASING)} * park *": "PARK never gives a claim up for a retry to run",
-    "takeover.sent * park *": "PARK is never taken over",
-    # No attempt owns anything there that another one could win.
+    f"{','.join(OF_RELEASING)} * park *": "PARK never releases a claim",
+    "takeover.sent * park *": "PARK claims are never taken over",
+    # At these points no other attempt can win.
     "replay.read,complete.committed,purge.selected stop-live * *": "the outcome is recorded, or nothing is owned",
     "commit.sent stop-live * *": "COMMIT was sent before the process froze, so no attempt can win",
     "on_commit stop-live inside *": "on_commit follows the one COMMIT, so no attempt can win",
@@ -100,14 +100,14 @@ EXCLUSIONS = {
 
 
 def covers(pattern, cell, database):
-    """Whether a pattern of ``EXCLUSIONS`` is about the cell."""
+    """Whether a pattern of ``EXCLUSIONS`` matches the cell."""
     here = zip(pattern.split(), (*cell.kind, database), strict=True)
     return all(names == "*" or name in names.split(",") for names, name in here)
 
 
-#: On SQLite a frozen process that has a transaction open holds the file's one write lock, so no rival can win before it
-#: wakes. The cell is run all the same: everybody else must be refused, nothing may take effect, and all must be well
-#: once it wakes. A sweep has a transaction open at this place, and the handler at the others while it is inside of one.
+#: On SQLite a frozen process with an open transaction holds the file's only write lock, so no rival can win before it
+#: wakes. The cell still runs: meanwhile all other requests must be refused without effects, and one must succeed later.
+#: A sweep has a transaction open at the first point, and a handler inside the record's transaction at the others.
 SQLITE_WRITE_LOCK = ("sweep.selected",)
 SQLITE_WRITE_LOCK_INSIDE = (
     *("handler.before", "handler.wrote", "downstream.sent", "downstream.answered", "render.before", "render.after"),
@@ -121,7 +121,7 @@ def blocks_everybody(cell, database):
 
 
 def excluded(cell, database):
-    """Why the cell makes no sense, or None."""
+    """Why the cell is excluded, or None."""
     return next((reason for pattern, reason in EXCLUSIONS.items() if covers(pattern, cell, database)), None)
 
 

@@ -1,4 +1,4 @@
-"""Clients that never stop, while some of them freeze and the PostgreSQL under them is stopped.
+"""Clients that never stop, while some of them freeze and their PostgreSQL is stopped.
 
 At the end every operation is delivered once more. Then a record must explain the clients' responses, and the effects
 are counted in the database and in the ledger of the provider, which does not deduplicate.
@@ -21,11 +21,11 @@ from tests.harness.postgres import Server
 from tests.harness.world import Database, environment, migrate
 from tests.harness.zygote import Zygote, wait_until
 
-#: How many pairs of clients there are of each declaration. Both clients of a pair send the same keys.
+#: The number of client pairs by declaration. Both clients of a pair send the same keys.
 PAIRS = {"inside": 2, "ask": 1, "park": 1}
-#: How long a claim that a crash left is in the way, in seconds. By the real clock: nothing is back-dated here.
+#: How long a claim left by a crash blocks its key, in seconds of real time. Nothing is back-dated here.
 LEASE = 0.5
-#: Operations of each declaration that are acknowledged before anything happens, and after it.
+#: Operations of each declaration that are acknowledged before the faults, and after them.
 ENOUGH = 20
 
 
@@ -34,13 +34,13 @@ class Storm:
 
     def __init__(self, zygote, declaration, provider, marks):
         self.calls = []
-        #: Keys whose outcome clients know, and those whose outcome stayed unknown, which are not run again.
+        #: Keys whose outcome clients know, and keys whose operation is parked.
         self.known, self.parked = set(), set()
         #: Keys with answers that no record explains.
         self.unexplained = {}
-        #: Operations that were acknowledged and have no effect, and those that have several.
+        #: The numbers of acknowledged operations without an effect, and of operations with several.
         self.lost = self.doubled = 0
-        self.name = f"storm-{uuid4().hex[:8]}"  # the database may hold the effects of others
+        self.name = f"storm-{uuid4().hex[:8]}"  # the database may contain effects of other storms
         self._declaration, self._marks = declaration, marks
         spec = {
             "declaration": declaration,
@@ -54,7 +54,7 @@ class Storm:
         self._clients = [(zygote.fork(job="storm", prefix=prefix, **spec), prefix) for prefix in prefixes]
 
     def hear(self):
-        """Hear what clients were answered so far.
+        """Read the answers that clients have received so far.
 
         :returns: how many outcomes they know.
         """
@@ -68,12 +68,12 @@ class Storm:
         return len(self.known)
 
     def overtake_one(self, lots):
-        """Freeze a client while its handler runs, and wake it after its lease, when its twin has gone past it."""
+        """Freeze a client while its handler runs, and wake it after its lease, when its twin has overtaken it."""
         client, prefix = lots.choice(self._clients)
         self._marks.leave(f"freeze.{client.pid}")
         client.wait_until_stopped()
         reached = self._reached_by(prefix)
-        wait_until(lambda: self._reached_by(prefix) >= reached + 2, "a client goes past its frozen twin")
+        wait_until(lambda: self._reached_by(prefix) >= reached + 2, "a client overtakes its frozen twin")
         client.wake()
 
     def _reached_by(self, prefix):
@@ -81,8 +81,8 @@ class Storm:
         return sum(key.startswith(f"{prefix}-") for key in self.known)
 
     def redeliver(self):
-        """Let every client learn the outcome of the operation that it is at, and then of each one once more, as clients
-        and queues ask that have missed an answer.
+        """Let every client finish its current operation, and then request each outcome once more, as clients and queues
+        do that have missed an answer.
         """
         for client, _ in self._clients:
             client.go()
@@ -105,7 +105,7 @@ class Storm:
 
 @dataclass
 class Storms:
-    """Those of each declaration."""
+    """The storms of all declarations."""
 
     inside: Storm
     ask: Storm
@@ -132,7 +132,7 @@ class Storms:
 
     @property
     def figures(self):
-        """What the clients and their calls came to."""
+        """Figures for the evidence page."""
         return {
             "histories": sum(len(by_key(storm.calls)) for storm in self.all),
             "invocations": sum(len(storm.calls) for storm in self.all),
@@ -140,7 +140,7 @@ class Storms:
         }
 
     def get_further(self, *storms, by=ENOUGH, otherwise=lambda: False):
-        """Wait until the clients of ``storms``, by default all, know so many outcomes more, or ``otherwise`` holds."""
+        """Wait until the clients of ``storms``, by default all, know ``by`` more outcomes, or ``otherwise`` holds."""
         enough = [(storm, storm.hear() + by) for storm in storms or self.all]
         wait_until(
             lambda: otherwise() or all(storm.hear() >= number for storm, number in enough),
@@ -148,7 +148,7 @@ class Storms:
         )
 
     def settle(self, url, provider):
-        """Let the clients end, and judge their answers, and the effects in the database of ``url`` and the ledger."""
+        """Let the clients finish. Judge their answers and the effects in the database of ``url`` and the ledger."""
         for storm in self.all:
             storm.redeliver()
         with closing(Database(url)) as database:
@@ -174,7 +174,7 @@ def storms_on(url):
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="storm-")))
         provider = stack.enter_context(running_provider(directory / "ledger.jsonl"))
-        # It ends the clients.
+        # Closing it ends the clients.
         zygote = stack.enter_context(closing(Zygote("tests.crash.worker", environment(url), directory / "log")))
         yield Storms(**{each: Storm(zygote, each, provider, Marks(directory)) for each in PAIRS}), provider
 
@@ -196,7 +196,7 @@ def run_restarts(server, rounds, *, seed=0):
         for _ in range(rounds):
             for storm in storms.all:
                 storm.overtake_one(lots)
-            # In mid-load: clients have got through since the last restart, a few or many of them.
+            # Under load: since the last restart, a few or many operations were acknowledged.
             storms.get_further(storms.inside, by=lots.randint(20, 120))
             server.restart()
         storms.get_further()

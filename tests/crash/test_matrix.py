@@ -9,9 +9,9 @@ from tests.crash.points import DATABASES, DECLARATIONS, EXCLUSIONS, FAULTS, POIN
 KILLED = (pytest.mark.scenario_3, pytest.mark.scenario_4, pytest.mark.scenario_22, pytest.mark.failure_34)
 WOKEN = (pytest.mark.scenario_23, pytest.mark.scenario_24)
 
-#: Which scenarios a column of the matrix is: a downstream effect is not repeated, a claim is recovered after its lease,
-#: and a kill in mid-handler leaves one effect. A process that slept beyond its lease leaves nothing, and frees no other
-#: attempt's claim if it fails. One of the sessions that are ended has sent its COMMIT.
+#: The scenarios of each column: a downstream effect is not repeated, a claim is recovered after its lease, and a kill
+#: in the handler leaves one effect. An attempt that slept past its lease leaves no effect, and its failure releases no
+#: other attempt's claim. One of the ended sessions has sent its COMMIT.
 SCENARIOS = {
     "kill": dict.fromkeys(DECLARATIONS, KILLED),
     "drop": dict.fromkeys(DECLARATIONS, (pytest.mark.failure_12,)),
@@ -27,7 +27,7 @@ def columns():
 
 
 @pytest.mark.parametrize(("fault", "declaration"), list(columns()))
-def test_a_process_may_be_broken_anywhere(shared, fault, declaration):
+def test_a_fault_at_any_point_doubles_and_loses_nothing(shared, fault, declaration):
     column = [cell for cell in cells() if cell.kind[1:] == (fault, declaration)]
     matrix = run_matrix(shared, column)
 
@@ -39,13 +39,13 @@ def test_a_process_may_be_broken_anywhere(shared, fault, declaration):
         assert parked == {declaration == "park"}
 
 
-def test_only_a_fault_that_a_database_does_not_know_is_left_out():
+def test_only_a_fault_that_a_database_does_not_have_is_left_out():
     for database, left_out in (("mariadb", set()), ("postgres", set()), ("sqlite", {"drop"})):
         assert {cell.fault for cell in cells() if excluded(cell, database) is None} == set(FAULTS) - left_out
 
 
-def test_the_matrix_has_every_place_that_the_package_names():
-    # Those of the relay are no places of an operation: it is killed in the tests of the outbox.
+def test_the_matrix_has_every_fault_point_of_the_package():
+    # An operation doesn't reach the relay's points. The outbox tests kill relays there.
     assert {place for place in faults.PLACES if not place.startswith("relay.")} <= set(POINTS)
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.postgres
 #: For each mutation, the cells that must fail, and the problem that at least one must report.
 CAUGHT_BY = {
     "without_attempt": ([("handler.wrote", "stop-live", "inside"), ("release.before", "stop-live", "inside")], "P6"),
-    "completion_on_its_own": ([("on_commit", "kill", "inside")], "P1: doubled"),
+    "completion_after_the_commit": ([("on_commit", "kill", "inside")], "P1: doubled"),
     "release_unfenced": (
         [("release.before", "stop", "inside"), ("release.before", "stop-live", "again")],
         "P1: doubled",
@@ -27,8 +27,8 @@ CAUGHT_BY = {
     "clock_of_the_application": ([("step.started", "skew", "ask")], "P1: doubled"),
     "park_runs_again": ([("downstream.answered", "kill", "park"), ("downstream.sent", "kill", "park")], "P1: doubled"),
     "step_unfenced": ([("handler.wrote", "stop-live", "ask", 2)], "P1: doubled"),
-    "take_over_of_the_living": ([("step.started", "skew", "ask")], "P1: doubled"),
-    # The provider deduplicates, but not what comes under two keys.
+    "take_over_of_live_claims": ([("step.started", "skew", "ask")], "P1: doubled"),
+    # The provider deduplicates, but only calls with the same key.
     "key_of_the_attempt": ([("downstream.answered", "kill", "again")], "P1: doubled"),
     # The overtaken attempts answer 402 and 502 there.
     "refusal_unfenced": ([("handler.wrote", "stop-live", "inside"), ("render.after", "stop-live", "again")], "P6"),

@@ -25,7 +25,7 @@ from tests.harness.pgbouncer import POOL_SIZE, running_pgbouncer
 
 pytestmark = pytest.mark.postgres
 
-#: What was set in a session, but for what a pooler sets to each client's own.
+#: The settings changed in a session, except those that a pooler sets for each client.
 LEFT_BEHIND = """
 SELECT name, setting FROM pg_settings WHERE source = 'session' AND name NOT IN ('application_name', 'TimeZone')
 """
@@ -35,7 +35,7 @@ def test_a_process_leaves_no_transaction_or_settings_to_the_next_client(pooled):
     for place, fault in (("complete.before", "kill"), ("handler.wrote", "raise"), ("release.sent", "raise")):
         verdict = run_cell(pooled, Cell(place, fault, "inside"))
         assert verdict.passed, verdict
-    with ExitStack() as stack:  # open transactions hold the sessions apart
+    with ExitStack() as stack:  # open transactions give each client a separate session
         url = pooled.pooler.url.partition("?")[0]
         clients = [stack.enter_context(closing(psycopg.connect(url))) for _ in range(POOL_SIZE)]
         assert [client.execute(LEFT_BEHIND).fetchall() for client in clients] == [[]] * POOL_SIZE

@@ -19,17 +19,17 @@ def other_cell(place, fault, declaration, *marks, doubled=0, **spec):
 @pytest.mark.parametrize(
     ("cell", "doubled", "spec"),
     [
-        # Wrong clocks of processes decide nothing.
+        # Wrong clocks of processes have no effect.
         *(other_cell("claim.committed", "skew", each, pytest.mark.failure_5) for each in DECLARATIONS),
         # A process that waits inside its transaction holds SQLite's only write lock.
         other_cell("handler.wrote", "skew", "inside", pytest.mark.failure_5, pytest.mark.postgres),
-        # The documented limit: no fence can reach a call to the outside world that a frozen process makes late. In the
-        # matrix a deadline stops it, which the provider keeps.
+        # The documented limit: no fence stops a late outside call by a frozen process. In the matrix, the call has a
+        # deadline, and the provider refuses it.
         other_cell(*LATE_CALL, "stop", "ask", pytest.mark.failure_3, doubled=1, without_deadline=True),
-        # The answer of a reconciler that outlived its lease is true of the past only: another one has run the operation
+        # The answer of a reconciler that outlived its lease is outdated, because another attempt has run the operation
         # since.
         other_cell("reconcile.found", "stop", "ask", stepless=True, without_deadline=True),
-        # A frozen purge holds no key for long. On SQLite all others wait for a frozen writer.
+        # A frozen purge doesn't block a key for long. On SQLite all other writers wait for a frozen one.
         other_cell("purge.selected", "stop", "inside", pytest.mark.postgres, wanted=True),
     ],
     ids=str,
@@ -63,7 +63,7 @@ def states(run, keys):
     indirect=["run"],
 )
 def test_a_killed_or_concurrent_recovery_settles_each_claim_once(run, fault, passes):
-    """The claims belong to killed processes. Every second process was killed after its payout was made."""
+    """The claims belong to killed processes. Every second process was killed after its payout."""
     keys = [f"{run.key}-{number}" for number in range(CLAIMS)]
     for number, key in enumerate(keys):
         run.kill_at("downstream.answered" if number % 2 else "handler.before", key=key)
@@ -80,7 +80,7 @@ def test_a_killed_or_concurrent_recovery_settles_each_claim_once(run, fault, pas
         second = run.fork("sweep").expect("done")
         first.go()
         both = [first.expect("done"), second]
-        # SQLite has one writer at a time: the second one could not even begin while the first one had not ended.
+        # SQLite has one writer at a time, so it may refuse the second sweep until the first one has ended.
         refused = [sweep for sweep in both if "crashed" in sweep]
         assert not refused or run.observer.path is not None, refused
         assert sum(sweep["swept"][name] for sweep in both if "swept" in sweep for name in SETTLED) == CLAIMS, both

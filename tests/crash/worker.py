@@ -1,4 +1,4 @@
-"""The process that a cell breaks: one job, with one place armed, controlled through a channel.
+"""The process that a cell breaks: one job, with one point armed, controlled through a channel.
 
 The process is a fork of the zygote, so it has Django loaded and no connection open. It dies without cleanup: a cell
 has only its earlier messages, the rows it left in the database, and the provider's ledger.
@@ -34,13 +34,11 @@ from idempotency import PARK, REEXECUTE, Completed, NotExecuted, Operation, Reco
 from idempotency.operate.purge import purge_batches
 from idempotency.operate.sweep import recover_batches
 from idempotency.operation import registry
-from idempotency.outbox import publish
-from idempotency.outbox.relay import relay_once
 from idempotency.protocol import faults
 from idempotency.store.postgresql import PostgreSQLStore
 from testproject.harness.marks import Marks
 from testproject.models import Transfer
-from testproject.provider.client import find, pay
+from testproject.provider.client import find
 from tests.crash.mutations import MUTATIONS
 from tests.harness import answers
 from tests.harness.history import CALL_HEADER, Call
@@ -50,12 +48,12 @@ AMOUNT = 100
 
 
 def run(spec, channel):
-    """In its fork."""
+    """Called in each fork."""
     Worker(channel, spec).run()
 
 
 class BrokenError(Exception):
-    """The fault "an exception", or the handler's own failure in cells that are about what follows one."""
+    """The fault "an exception", or the handler's failure in cells about releasing a claim."""
 
 
 class Worker:
@@ -64,10 +62,10 @@ class Worker:
         self.spec = spec
         threading.excepthook = lambda arguments: None  # a heartbeat broken on purpose needs no report
         self.declaration = spec["declaration"]
-        #: What the view is: plain, drf or async.
+        #: The kind of view: plain, drf or async.
         self.kind = spec.get("kind", "plain")
         self.lease = spec.get("lease", 30.0)
-        #: The handler waits for a heartbeat to be broken; before, it might hold SQLite's write lock and freeze with it.
+        #: Set once the handler waits for the broken heartbeat. A process frozen earlier might hold SQLite's write lock.
         self.waiting = threading.Event()
         self.beaten = threading.Event()
         self._fired = False
@@ -89,10 +87,6 @@ class Worker:
         self._declare()
         self._arm()
         job = getattr(self, self.spec["job"])
-        if self.spec.get("held"):
-            connections["default"].ensure_connection()
-            self.channel.tell(event="reached")
-            self.channel.wait()
         try:
             done = job()
         except Exception as error:  # noqa: BLE001 - it is reported to the cell, which judges it
@@ -103,7 +97,7 @@ class Worker:
     # Faults
 
     def _arm(self):
-        # Where a cell may strike besides the places of the package.
+        # The harness's points, in addition to those of the package.
         own = ("on_commit", "handler.wrote", "downstream.sent", "downstream.answered", "reconciler.asked")
         faults.fault_point.update(dict.fromkeys(own, lambda: None))
         arms = {
@@ -116,13 +110,13 @@ class Worker:
                 faults.fault_point[point] = partial(self._strike, point, fault, *passes)
 
     def _strike(self, point, fault, passes=0):
-        """Do the fault, once, after so many harmless passes."""
+        """Cause the fault once, after ``passes`` harmless passes."""
         self._passes[point] += 1
         if self._fired or self._passes[point] <= passes:
             return
         self._fired = True
         if point == "heartbeat.before":
-            assert self.waiting.wait(PATIENCE), "the handler doesn't get there"
+            assert self.waiting.wait(PATIENCE), "the handler doesn't wait for a heartbeat"
         self.channel.tell(event="reached", point=point, session=self._session() if fault == "drop" else None)
         if fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -136,9 +130,9 @@ class Worker:
             raise BrokenError(point)
 
     def _session(self):
-        """The database's name for the session of the thread that is to lose it.
+        """The id of this thread's database session, which the cell will end.
 
-        Behind a pooler the thread loses its connection to the pooler, which is cut here; returns the client's port.
+        Behind a pooler, this cuts the thread's connection to the pooler, and returns the client's port.
         """
         connection = connections["default"]
         connection.ensure_connection()
@@ -152,8 +146,8 @@ class Worker:
         return connection.connection.thread_id() if connection.vendor == "mysql" else None
 
     def _arm_commit(self, point, fault):
-        """Strike when the first COMMIT of an outcome is on its way and has not been answered, or before it is sent,
-        where it is not one message with the completing update.
+        """Strike when the first COMMIT of an outcome is sent and not yet answered. At ``complete.sent``, strike before
+        it is sent, if it isn't one message with the completing update.
         """
         connection = connections["default"]
         commit = connection._commit
@@ -169,7 +163,7 @@ class Worker:
             if connection.vendor == "postgresql":
                 with self._striking_before_the_answer(connection.connection, point, fault):
                     return send()
-            answer = send()  # one call of a library: there is no moment between sending it and its end
+            answer = send()  # one call of a library both sends and ends it
             self._strike(point, fault)
             return answer
 
@@ -183,7 +177,7 @@ class Worker:
         connection.execute_wrappers.append(wrapper)
 
     def _arm_claim(self, point, fault):
-        """Strike when the first claim is on its way to the server, and its answer has not been read."""
+        """Strike when the first claim is sent, before its answer is read."""
         insert = PostgreSQLStore.insert_claim
 
         def insert_struck(store, *arguments, **options):
@@ -194,7 +188,7 @@ class Worker:
 
     @contextmanager
     def _striking_before_the_answer(self, driver, point, fault):
-        """Strike when the block's first message is on its way to the server, and its answer has not been read."""
+        """Strike when the block's first message is sent, before its answer is read."""
         wait = driver.wait
 
         def wait_struck(steps, *bounds):
@@ -204,7 +198,7 @@ class Worker:
             yield
 
     def _struck_at_first_read(self, steps, driver, point, fault):
-        """The steps of a statement as psycopg takes them: all of it is sent when it first waits for reading only."""
+        """psycopg's steps of a statement. All of it is sent when psycopg first waits for reading only."""
         ready = None
         while True:
             try:
@@ -214,7 +208,7 @@ class Worker:
             if wanted is Wait.R:
                 self._strike(point, fault)
                 if fault == "drop":
-                    driver.pgconn.finish()  # its answer may be in the socket already, and is not to be read
+                    driver.pgconn.finish()  # the answer may be in the socket already, and must not be read
                     raise psycopg.OperationalError("server closed the connection unexpectedly")
             ready = yield wanted
 
@@ -222,7 +216,7 @@ class Worker:
 
     @property
     def label(self):
-        """The client's own name of the operation, by which its effects are counted."""
+        """The client's label of the operation, by which effects are counted."""
         return self.spec.get("label", self.spec["key"])
 
     def _declare(self):
@@ -239,7 +233,7 @@ class Worker:
             "ask": {"transaction": False, "recovery": Reconcile(self._find_out)},
             "park": {"transaction": False, "recovery": PARK},
         }[self.declaration]
-        registry._operations.clear()  # a sweep of this process is to find the cell's own operation and no other
+        registry._operations.clear()  # a sweep in this process must find only the cell's operation
         view = sync_to_async(self._handle) if self.kind == "async" else self._handle
         view = idempotent(Operation(self.spec["operation"], **policy))(view)
         if self.kind == "drf":
@@ -249,13 +243,13 @@ class Worker:
     def _handle(self, request):
         claim = require_claim()
         label = self.label
-        # Before the step: a call that a frozen process makes late is refused by the provider when its lease is over.
+        # Before the step, so that the provider refuses the late call of a process that freezes in it.
         valid_until = time.time() + self.lease
         with transaction.atomic():
             transaction.on_commit(lambda: faults.fault_point["on_commit"]())
             if self.declaration == "inside":
                 Transfer.objects.create(account_id=1, label=label, amount=AMOUNT, recipient=f"attempt {claim.attempt}")
-            else:  # outside of the record's transaction a local write must be one that can be repeated
+            else:  # outside the record's transaction, a local write must be repeatable
                 Transfer.objects.get_or_create(label=f"note of {label}", defaults={"account_id": 1, "amount": AMOUNT})
         faults.fault_point["handler.wrote"]()
         if any(point == "heartbeat.before" for point, *_ in self.spec.get("arms", ())):
@@ -324,13 +318,13 @@ class Worker:
 
     def storm(self):
         """One operation after the other, each retried until its outcome is known. On a stop request, each once more."""
-        marks, asked = Marks(self.spec["marks"]), 0
+        marks, count = Marks(self.spec["marks"]), 0
         faults.fault_point["handler.wrote"] = partial(self._freeze_if_marked, marks)
         while not self.channel.has_something():
-            self._ask_until_known(asked, marks)
-            asked += 1
+            self._ask_until_known(count, marks)
+            count += 1
         self.channel.wait()
-        for number in range(asked):
+        for number in range(count):
             self._ask_until_known(number, marks)
         self.channel.tell(event="redelivered")
         return {}
@@ -342,7 +336,7 @@ class Worker:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def _ask_until_known(self, number, marks):
-        """Until one operation has its outcome, of which each draws another kind, or is parked."""
+        """Retry one operation until it has its outcome or is parked. Each operation draws another kind of outcome."""
         self.spec["key"] = f"{self.spec['prefix']}-{number}"
         self.spec["draw"] = number
         while True:
@@ -351,24 +345,10 @@ class Worker:
             if answers.facts_of(answer["body"]) or answer["code"] == "idempotency_outcome_unknown":
                 return
             time.sleep(0.01)  # a client's pause before its retry; nothing is ordered by it
-            close_old_connections()  # what a server does between requests, and Django's test client does not
+            close_old_connections()  # servers do this between requests; Django's test client doesn't
 
     def sweep(self):
         return {"swept": next(recover_batches()).as_dict()}
 
-    def publish(self):
-        with transaction.atomic():
-            for number in range(2):
-                publish(self.spec["provider"], number, sender=f"{__name__}.deliver")
-        return {}
-
-    def relay(self):
-        return {"relayed": relay_once().sent}
-
     def purge(self):
         return {"purged": next(purge_batches()).deleted}
-
-
-def deliver(message):
-    """Hand a message of the outbox to a provider that deduplicates."""
-    pay(message.topic, str(message.message_id), label=message.topic, amount=AMOUNT, timeout=PATIENCE)

@@ -17,7 +17,7 @@ RETENTION = timedelta(days=2)
 plain = Operation("tests.plain", retention=RETENTION)
 again = Operation("tests.again", retention=RETENTION, transaction=False, recovery=REEXECUTE)
 parks = Operation("tests.parks", retention=RETENTION, transaction=False, recovery=PARK)
-#: What the reconciler finds for a key, if it is not the outcome of a run.
+#: The reconciler's findings by key. For any other key it finds a completed operation.
 FINDINGS = {}
 asks = Operation(
     "tests.asks",
@@ -28,13 +28,13 @@ asks = Operation(
 
 
 def acquire(operation, key="k", payload=PAYLOAD):
-    """The claim that account 1 is given for its key, or the recorded outcome."""
+    """Acquire account 1's key. Returns its claim or the recorded outcome."""
     request = ClaimRequest(operation.policy, Scope("1", operation.name, key), payload)
     return acquisition.acquire(request, expect_record=False)
 
 
 def send_every_statement(scope):
-    """Claim a scope, and make each change of its record as long as there is a claim, and in vain once it is parked."""
+    """Claim a scope and change its record until it is parked. Every further change must be refused."""
     store, lease, retention = store_for("default"), timedelta(seconds=-1), timedelta(hours=1)
 
     def fence():

@@ -10,7 +10,7 @@ from django.db import connection
 
 
 def environment():
-    """The environment in which the settings name the database of the tests, and not the one beside it."""
+    """Environment variables with which the settings name the test database instead of the default one."""
     name = str(connection.settings_dict["NAME"])
     if connection.vendor == "sqlite":
         url = f"sqlite:///{name}"

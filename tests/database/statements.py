@@ -1,4 +1,4 @@
-"""Act just before a statement, and get its plan and the number of rows read from PostgreSQL."""
+"""Run code just before a statement, and read PostgreSQL's plans: their text, and the number of rows read."""
 
 import json
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ def execute(statement, *parameters):
 
 
 def fill(count):
-    """Add completed records, and let the planner know."""
+    """Add completed records, and update the planner's statistics."""
     execute(COMPLETED, count)
     execute("ANALYZE idempotency_record")
 
@@ -54,7 +54,7 @@ def before_statement(containing, call):
 
 @contextmanager
 def explaining(containing):
-    """The plans of those statements of the block that contain ``containing``. The planner is told of all rows first."""
+    """The plans of the block's statements that contain ``containing``, with current statistics."""
     plans = []
 
     def wrapper(execute, sql, params, many, context):
@@ -70,9 +70,9 @@ def explaining(containing):
 
 
 def most_rows_read(call):
-    """The most rows that any one step of any statement of ``call`` on records looked at.
+    """The largest number of rows that one plan node of ``call``'s statements on records read.
 
-    Without PostgreSQL's catalogs: how many rows they have is up to the database, and not to the records.
+    PostgreSQL's catalogs don't count, because their size doesn't depend on the records.
     """
     with CaptureQueriesContext(connection) as captured:
         call()
@@ -87,7 +87,7 @@ def most_rows_read(call):
 
 
 def relations_read(statement):
-    """The tables and partitions in which a statement looks for rows."""
+    """The tables and partitions that a statement scans."""
     return {node["Relation Name"] for node in _plan(statement) if node["Node Type"].endswith("Scan")}
 
 

@@ -119,10 +119,10 @@ def test_complaints_have_a_separate_exit_code_and_are_never_silenced(eat):
     eat.worms = ["a", "b"]
     assert run(eat, 1) == (7, ["Eaten 1."], ["Worm a.", "Worm b."])
     assert run(eat, 1, verbosity=0) == (7, [], ["Worm a.", "Worm b."])
-    assert run(eat, 5, max_batches=1)[0] == 3, "what is left comes first"
+    assert run(eat, 5, max_batches=1)[0] == 3, "remaining work takes precedence"
 
 
-#: What every command is called with, and what a refusal of the database means for its work.
+#: Each command's arguments, and the consequence that it reports if the database refuses.
 CALLS = {
     "purge_idempotency": ([], "Earlier batches stay done."),
     "recover_idempotency": ([], "Earlier batches stay done."),
@@ -145,7 +145,7 @@ def test_a_database_that_refuses_is_an_error_with_its_own_code(name):
 
 @pytest.mark.parametrize("database", ["nowhere", ""])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_database_that_is_not_there_is_named(name, database):
+def test_an_unknown_database_is_named(name, database):
     with pytest.raises(CommandError, match=f"--database: there is no database '{database}'") as refused:
         run_command(name, *CALLS[name][0], database=database)
     assert refused.value.returncode == 2
@@ -204,7 +204,7 @@ def raise_in(batch, signum):
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run_after_the_batch_in_hand(eat, signum, code):
+def test_a_signal_ends_the_run_after_the_current_batch(eat, signum, code):
     handlers = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
     eat.disturb = raise_in(2, signum)
     with pytest.raises(CommandError, match=rf"Stopped by {signum.name}\. More is due") as stopped:
@@ -213,7 +213,7 @@ def test_a_signal_ends_the_run_after_the_batch_in_hand(eat, signum, code):
     assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == handlers
 
 
-def test_a_signal_in_the_last_batch_comes_too_late_to_matter(eat):
+def test_a_signal_in_the_last_batch_changes_nothing(eat):
     eat.disturb = raise_in(2, signal.SIGTERM)
     assert run(eat, 3)[0] == 0
     assert eat.apples == 0
@@ -229,7 +229,7 @@ def _handlers_stay():
 
 @pytest.mark.usefixtures("_handlers_stay")
 def test_a_second_signal_has_its_usual_effect(eat):
-    # A test in a separate process may have been set to ignore Ctrl-C.
+    # The tests may run in a process that ignores Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     eat.disturb = lambda number: [signal.raise_signal(signal.SIGINT) for _ in range(2)]
     with pytest.raises(KeyboardInterrupt):
@@ -238,7 +238,7 @@ def test_a_second_signal_has_its_usual_effect(eat):
 
 
 @pytest.mark.usefixtures("_handlers_stay")
-def test_a_handler_from_outside_of_python_is_put_back_as_the_default(monkeypatch):
+def test_a_handler_installed_outside_python_becomes_the_default(monkeypatch):
     install = signal.signal
     monkeypatch.setattr(signal, "signal", lambda signum, handler: install(signum, handler) and None)
     with running.Stop():
@@ -251,7 +251,7 @@ def test_a_command_runs_in_a_thread_without_signal_handlers(eat):
 
 
 def test_a_watch_runs_until_a_signal(eat, monkeypatch):
-    """What falls due later, silence where nothing does, and what is not right, which is news once."""
+    """It does work that falls due later, is silent without work, and reports complaints only if they change."""
     happens = {
         2: lambda: vars(eat).update(apples=3, worms=["a"]),
         4: lambda: vars(eat).update(worms=["a", "b"]),
@@ -259,7 +259,7 @@ def test_a_watch_runs_until_a_signal(eat, monkeypatch):
         7: lambda: signal.raise_signal(signal.SIGTERM),
     }
     pauses = itertools.count(1)
-    # One slice of sleep per pause, so that each is a separate run.
+    # One slice of sleep per pause, so that a run follows each sleep.
     time = SimpleNamespace(
         monotonic=itertools.count().__next__, sleep=lambda seconds: happens.get(next(pauses), lambda: None)()
     )
@@ -291,11 +291,11 @@ def test_a_verbose_watch_reports_each_run(eat, monkeypatch):
     assert run(eat, 1, watch=1.0, verbosity=0)[1] == []
 
 
-def test_a_watch_outlives_a_database_that_refuses_for_a_while(eat, monkeypatch):
+def test_a_watch_survives_a_temporary_refusal_by_the_database(eat, monkeypatch):
     eat.disturb = Mock(side_effect=[OperationalError("terminating connection"), None])
     monkeypatch.setattr(time, "sleep", lambda seconds: eat.apples or signal.raise_signal(signal.SIGTERM))
     close = Mock()
     monkeypatch.setattr(connections["default"], "close", close)
     refused = "Database 'default' refused: terminating connection"
     assert run(eat, 1, watch=0.01) == (0, ["Eaten 1."], [refused])
-    assert close.call_count == 1, "it may be the connection that is broken"
+    assert close.call_count == 1, "the connection may be broken"

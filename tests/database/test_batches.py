@@ -37,9 +37,9 @@ class Work:
     make_due: Callable[..., Any]
     batches: Callable[..., Iterator[BatchResult]]
     largest: int = 10_000
-    #: Which of the rows are left.
+    #: Returns the keys of the remaining rows.
     left: Callable[[], set[int]] = remaining
-    #: The word by which the statement is known that changes what was found.
+    #: Text that identifies the statement that changes the selected rows.
     changes: str = "DELETE"
     rows: Any = IdempotencyRecord.objects
 
@@ -87,7 +87,7 @@ KINDS = {
     "erasure": ERASURE,
 }
 every_kind = pytest.mark.parametrize("work", KINDS.values(), ids=KINDS)
-#: An erasure waits for a row that another transaction holds.
+#: An erasure waits for rows that another transaction has locked.
 every_kind_that_skips = pytest.mark.parametrize("work", [*KINDS.values()][:-1], ids=[*KINDS][:-1])
 
 
@@ -109,7 +109,7 @@ def test_batches_go_on_until_nothing_is_due(work, count):
 
 @every_kind
 def test_a_large_batch_fits_the_database(work):
-    """A database takes a bounded number of parameters in a statement."""
+    """Databases limit the number of parameters in a statement."""
     count = min(work.largest, 1_001)
     work.make_due(count)
     assert work.take(work.largest).touched == count
@@ -117,7 +117,7 @@ def test_a_large_batch_fits_the_database(work):
 
 @every_kind
 def test_a_batch_is_refused_inside_a_transaction(work):
-    """It would be neither committed nor bounded by itself."""
+    """Otherwise the outer transaction would decide when the batch commits and releases its locks."""
     work.make_due(1)
     with transaction.atomic(), pytest.raises(RuntimeError, match="durable"):
         work.take(1)
@@ -147,7 +147,7 @@ def test_a_batch_takes_the_oldest(work):
 
 @pytest.mark.parametrize("work", [PURGE, PURGE_BODIES, PURGE_MESSAGES], ids=["purge", "bodies", "messages"])
 def test_a_batch_starts_where_the_one_before_it_ended(work):
-    """It would read again the index entries of all rows that were deleted."""
+    """Otherwise it would read the index entries of all deleted rows again."""
     work.make_due(3)
     batches = work.batches(batch_size=2)
     next(batches)
@@ -164,11 +164,11 @@ def test_a_batch_starts_where_the_one_before_it_ended(work):
 @pytest.mark.failure_9
 @pytest.mark.failure_30
 @every_kind_that_skips
-def test_batches_of_several_at_once_share_the_work(work):
+def test_concurrent_batches_share_the_work(work):
     kept = make_records(20, expires=HOUR)
     kept += abandon(20, "tests.batches.unknown")
     work.make_due(150)
-    # A database that locks no rows while it looks lets one find what another one has taken, and end.
+    # Without row locks, a batch may find only rows that another one has taken, and end.
     shares = race([lambda: sum(batch.touched for batch in work.batches(batch_size=7))] * 4)
     assert sum(shares) + sum(batch.touched for batch in work.batches()) == 150
     assert not work.left() - {*kept}
@@ -194,23 +194,23 @@ def test_a_record_reclaimed_between_selection_and_change_stays(work):
 @pytest.mark.failure_30
 @pytest.mark.parametrize("vendor", [PostgreSQLStore, Store], ids=["postgresql", "portable"])
 @every_kind_that_skips
-def test_a_row_that_is_locked_is_passed_over(work, vendor, monkeypatch):
-    """As by a claim that starts the record over. MySQL and MariaDB run the portable statement, as here."""
+def test_a_locked_row_is_skipped(work, vendor, monkeypatch):
+    """A claim that starts a record over locks it. MySQL and MariaDB run the portable statement tested here."""
     locked, *_ = work.make_due(3)
     monkeypatch.setattr(batches, "store_for", lambda using: vendor(connections[using]))
     with transaction.atomic():
         work.rows.filter(pk=locked).update(error="is written at this moment")
-        # A batch that takes nothing is the last one, so that a loop over batches ends.
+        # An empty batch is the last one, so that a loop over batches ends.
         assert elsewhere(lambda: [batch.touched for batch in work.batches(batch_size=1)]) == [1, 1, 0]
     assert work.left() == {locked}
 
 
 @pytest.mark.failure_16
 @pytest.mark.postgres
-@pytest.mark.parametrize("races", [1, 5], ids=["one race", "race upon race"])
+@pytest.mark.parametrize("races", [1, 5], ids=["one race", "five races"])
 @pytest.mark.parametrize("kind", ["purge", "bodies", "sweep", "relay"])
-def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(kind, races):
-    """It is refused under REPEATABLE READ because a row has changed since the snapshot."""
+def test_a_batch_that_loses_a_race_is_retried_up_to_a_limit(kind, races):
+    """REPEATABLE READ refuses the batch because a row has changed since the snapshot."""
     work, rounds = KINDS[kind], []
     field = "attempts" if work is RELAY else "attempt"
 
@@ -241,7 +241,7 @@ def test_a_batch_that_loses_a_race_is_repeated_and_not_for_ever(kind, races):
         pytest.param(PURGE_MESSAGES, "idempotency_outbox_sent", id="messages"),
     ],
 )
-def test_a_purge_walks_its_index(work, index):
+def test_a_purge_scans_its_index(work, index):
     fill(2_000)
     fill_outbox(2_000)
     work.make_due(10)
@@ -256,7 +256,7 @@ def test_a_purge_walks_its_index(work, index):
 @pytest.mark.postgres
 @pytest.mark.whole_table
 def test_a_purge_uses_its_index_without_statistics_of_the_table():
-    """As after an upgrade of the server. It would sort all that is due for each batch."""
+    """Upgrading the server drops statistics. Without the index, each batch would sort all due records."""
     fill(20_000)
     IdempotencyRecord.objects.update(expires_at=from_now(-HOUR))
     with explaining("SKIP LOCKED") as plans:
@@ -267,7 +267,7 @@ def test_a_purge_uses_its_index_without_statistics_of_the_table():
     assert "Sort" not in plan
 
 
-def test_where_others_hold_the_first_rows_the_next_ones_are_locked():
+def test_if_the_first_rows_are_taken_the_next_ones_are_locked():
     ids = sorted(make_records(5, Status.COMPLETED))
     rows = IdempotencyRecord.objects.order_by("pk")
     free = {ids[1], ids[3], ids[4]}
@@ -301,7 +301,7 @@ def test_results_add_up_and_the_later_one_decides_whether_more_is_due(first, sec
     assert repr(first) == before
 
 
-def test_a_batch_has_touched_what_it_has_changed():
+def test_touched_counts_the_rows_that_a_batch_changed():
     assert PurgeResult(3).touched == 3
     assert RelayResult(sent=1, postponed=2, dead=4, put_back=8).touched == 7
     with pytest.raises(NotImplementedError):

@@ -1,4 +1,4 @@
-"""Claims and their records: what each statement reads and writes, how long a record is kept, and why it failed."""
+"""Claims and their records: what each statement reads and writes, retention, and errors of failed attempts."""
 
 import re
 from contextlib import nullcontext
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 rolls_back = Operation("tests.claims.rolls_back", recovery=PARK)
 
-# The writer's connection, and its database
+# What a claim reads, writes and waits for
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_duplicate_polls_for_the_outcome_for_as_long_as_declared(monkeypatch, 
     ):
         assert acquire_or_wait(ClaimRequest(operation.policy, owned.scope, PAYLOAD)) == OUTCOME
     assert slept == pytest.approx(pauses)
-    assert expecting == [False] + [True] * len(pauses)  # only the first look may insert
+    assert expecting == [False] + [True] * len(pauses)  # only the first query may insert
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_duplicate_polls_for_the_outcome_for_as_long_as_declared(monkeypatch, 
         (False, False, KeyExpiredError(), "read"),
     ],
 )
-def test_a_record_is_read_first_where_an_insert_would_wait_or_be_in_vain(
+def test_a_record_is_read_first_if_an_insert_would_wait_or_fail(
     monkeypatch, is_expected, has_one_writer, refusal, first
 ):
     ownership.record(acquire(plain), OUTCOME)
@@ -105,23 +105,24 @@ def test_a_record_is_read_first_where_an_insert_would_wait_or_be_in_vain(
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_a_store_receives_what_it_may_lose_and_when_it_may_commit(operation, undone_by_crash, commits):
-    """Losing a claim does no harm if the effects are in a later transaction in the same database and run again."""
-    told = {}
+def test_a_store_is_passed_what_it_may_lose_and_when_to_commit(operation, undone_by_crash, commits):
+    """A lost claim is harmless if its effects follow in the same database and may run again."""
+    received = {}
     store = store_for("default")
     with (
-        just_before(store, "insert_claim", lambda *args, **options: told.update(options)),
-        just_before(store, "complete", lambda *args, **options: told.update(options)),
-        just_before(store, "own_transaction", lambda what: told.update(whole=True)),  # where one statement is enough
+        just_before(store, "insert_claim", lambda *args, **options: received.update(options)),
+        just_before(store, "complete", lambda *args, **options: received.update(options)),
+        # Called where one statement isn't enough.
+        just_before(store, "own_transaction", lambda what: received.update(whole=True)),
         claim(operation, account_id="1", key="k"),
     ):
         pass
-    assert (told["undone_by_crash"], told["commit"]) == (undone_by_crash, commits)
-    assert ("whole" in told) is (connection.vendor == "mysql")
+    assert (received["undone_by_crash"], received["commit"]) == (undone_by_crash, commits)
+    assert ("whole" in received) is (connection.vendor == "mysql")
 
 
 def test_every_statement_about_a_record_names_its_account():
-    """On a table partitioned by account, it then reads one partition."""
+    """On a table partitioned by account, each statement then reads a single partition."""
     with CaptureQueriesContext(connection) as captured:
         abandoned = acquire(asks)
         with claim(again, account_id="1", key="k") as run:
@@ -153,13 +154,13 @@ def test_a_record_taken_over_since_it_was_read_keeps_its_steps(change, expires):
 
 
 @pytest.mark.django_db
-def test_a_claim_leaves_nothing_to_the_commit_of_a_test(django_capture_on_commit_callbacks):
+def test_a_claim_registers_no_on_commit_callback_in_a_test_case(django_capture_on_commit_callbacks):
     with django_capture_on_commit_callbacks() as left, claim(plain, account_id="1", key="k"):
         pass
     assert left == []
 
 
-# What a statement reads, and what it leaves behind in a transaction that is not its own
+# What a statement reads, and what it leaves behind in a surrounding transaction
 
 
 def take_over(owned):
@@ -175,7 +176,7 @@ def take_over(owned):
     ids=["complete", "release", "park", "renew", "take over"],
 )
 def test_a_fenced_change_reads_its_own_record_and_no_other_claim(change):
-    """Not even where the planner believes that nothing is in progress, and its index of that empty."""
+    """This holds even if the planner believes that no record is in progress and that their index is empty."""
     fill(2000)
     owned = acquire(parks)
     make_records(500, Status.IN_PROGRESS, expires=HOUR, lease=HOUR)
@@ -184,7 +185,7 @@ def test_a_fenced_change_reads_its_own_record_and_no_other_claim(change):
 
 @pytest.mark.failure_84
 @pytest.mark.postgres
-def test_a_claim_that_is_interrupted_leaves_a_connection_that_works():
+def test_an_interrupted_claim_leaves_a_usable_connection():
     def interrupted():
         with store_for("default").own_statement("A claim"):
             connection.connection.pgconn.send_query(b"SELECT 1")  # its answer is never read
@@ -196,7 +197,7 @@ def test_a_claim_that_is_interrupted_leaves_a_connection_that_works():
     assert connection.get_autocommit()
 
 
-@pytest.mark.skipif(connection.vendor == "mysql", reason="BEGIN commits there what is open")
+@pytest.mark.skipif(connection.vendor == "mysql", reason="BEGIN commits the open transaction")
 def test_a_claim_is_refused_in_a_transaction_that_bypassed_django():
     with connection.cursor() as cursor:
         cursor.execute("BEGIN")
@@ -208,7 +209,7 @@ def test_a_claim_is_refused_in_a_transaction_that_bypassed_django():
     assert isinstance(acquire(parks), Ownership)
 
 
-def test_an_error_in_a_transaction_is_not_taken_for_an_open_one():
+def test_an_error_in_own_transaction_is_raised_unchanged():
     with pytest.raises(RuntimeError, match="on purpose"), store_for("default").own_transaction("A claim"):
         raise RuntimeError("on purpose")
 
@@ -221,8 +222,8 @@ def bounds():
 @pytest.mark.postgres
 @pytest.mark.failure_59
 @pytest.mark.django_db
-def test_nothing_is_left_in_force_in_the_transaction_of_a_test():
-    """That transaction lasts as long as the test, and a pause of a few seconds would end its connection."""
+def test_no_session_setting_remains_in_a_tests_transaction():
+    """The transaction lasts as long as the test, so a leftover timeout would end its connection after a short pause."""
     before = bounds()
     for replayed in (False, True):
         with claim(plain, account_id="1", key="k") as run:
@@ -258,7 +259,7 @@ def own_again(**state):
     ],
     ids=["first", "abandoned", "released", "past retention", "parked by hand"],
 )
-def test_an_owner_has_a_whole_lease(own):
+def test_an_owner_gets_a_full_lease(own):
     assert isinstance(own(), Ownership)
     assert (
         timedelta(0)
@@ -284,7 +285,7 @@ def is_kept_for_the_whole_retention():
 
 
 def test_an_outcome_is_dated_when_it_is_written_not_at_transaction_start():
-    """On PostgreSQL ``now()`` stands still during a transaction."""
+    """On PostgreSQL ``now()`` doesn't advance during a transaction."""
     with claim(plain, account_id="1", key="k") as run:
         run.result = 1
         database_now()  # BEGIN is sent with it
@@ -333,20 +334,20 @@ def test_a_late_outcome_is_kept_for_full_retention_and_not_extended_by_use():
     assert not is_kept_for_the_whole_retention()
 
 
-def test_a_body_is_kept_from_its_outcome_on():
+def test_body_retention_starts_with_the_outcome():
     ownership.record(acquire(plain), Outcome(201, body="1", body_retention=HOUR))
     assert timedelta(0) <= HOUR - (IdempotencyRecord.objects.get().body_expires_at - database_now()) < MINUTE
 
 
 @pytest.mark.failure_69
-def test_a_retention_that_ends_later_by_an_earlier_policy_stays():
+def test_a_longer_retention_of_an_earlier_policy_is_kept():
     owned = acquire(plain)
     IdempotencyRecord.objects.update(expires_at=from_now(10 * RETENTION))
     ownership.record(owned, OUTCOME)
     assert IdempotencyRecord.objects.get().expires_at - database_now() > 9 * RETENTION
 
 
-# Why the latest failed attempt failed is kept with the record, at no cost for those that succeed
+# A record keeps the error of its latest failed attempt, at no cost for attempts that succeed
 
 
 def fail(operation):
@@ -364,13 +365,13 @@ def fail(operation):
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_a_failed_attempt_leaves_its_reason(operation, left):
+def test_a_failed_attempt_stores_its_error(operation, left):
     fail(operation)
     record = IdempotencyRecord.objects.get()
     assert (record.status, record.error) == (left, "ValueError: no such customer")
 
 
-def test_a_later_attempt_keeps_it_and_a_new_request_under_the_key_does_not():
+def test_a_later_attempt_keeps_the_error_and_a_new_request_clears_it():
     fail(plain)
     release_or_park(acquire(plain, payload=Payload(None)))  # no error, but a response that is not recorded
     for _ in range(2):
@@ -398,5 +399,5 @@ class UnreadableError(Exception):
         (KeyError(), "KeyError: "),
     ],
 )
-def test_a_reason_can_be_stored_for_any_error(error, reason):
+def test_any_error_has_a_reason_that_can_be_stored(error, reason):
     assert reason_of(error) == reason

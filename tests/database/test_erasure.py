@@ -44,7 +44,7 @@ def consume(message):
         run.result = "to alice@example.test"
 
 
-def test_nothing_is_erased_if_the_caller_does_not_say_who_decides():
+def test_an_erasure_requires_a_by_argument():
     make_records(1, Status.COMPLETED, account_id="alice")
     with pytest.raises(TypeError, match="by= must be a user"):
         erase_account("alice", by="")
@@ -74,7 +74,7 @@ def test_live_and_undecided_rows_are_not_erased_by_default():
     make_unfinished()
     make_records(1, account_id="alice")
     assert erase() == (1, 0, {"live": 1, "abandoned": 2, "parked": 3, "pending": 4, "dead": 5})
-    # A live claim may have its effect yet, and a message has to be sent.
+    # A live claim may still have its effect, and a pending message is still to be sent.
     assert erase(include_unresolved=True) == (5, 5, {"live": 1, "pending": 4})
 
 
@@ -97,14 +97,14 @@ def test_rows_in_a_state_of_a_newer_release_are_left_and_counted():
 def test_each_row_is_in_exactly_one_state_of_the_count():
     make_unfinished()
     for status in (*Status, "sealed"):
-        make_records(1, status, account_id="alice")  # no lease, not even a claim's
+        make_records(1, status, account_id="alice")  # without a lease, even if it is a claim
     for status in (*MessageStatus, "sealed"):
         make_messages(1, status, account_id="alice")
     counts = find_rows("alice").count()
     assert sum(counts.values()) == IdempotencyRecord.objects.count() + OutboxMessage.objects.count()
 
 
-def test_a_record_whose_message_is_still_to_be_delivered_is_left():
+def test_a_record_with_an_undelivered_message_is_left():
     """A relay that died before it marked a message leaves it pending and consumed; without the record it runs again."""
     message = operate("alice")
     OutboxMessage.objects.update(status=MessageStatus.PENDING)
@@ -123,7 +123,7 @@ def test_batches_are_bounded_and_the_outbox_is_read_in_windows(monkeypatch):
     assert found == [(3, 0, 3), (3, 0, 3), (1, 0, 1), (0, 3, 3), (0, 3, 3), (0, 1, 1)]
 
 
-def test_a_claim_that_is_taken_between_the_look_and_the_deletion_is_left():
+def test_a_record_claimed_between_selection_and_deletion_is_left():
     [pk] = make_records(1, Status.RECOVERABLE, account_id="alice")
     found = find_rows("alice")
     IdempotencyRecord.objects.update(status=Status.IN_PROGRESS, lease_expires_at=from_now(HOUR))
@@ -132,7 +132,7 @@ def test_a_claim_that_is_taken_between_the_look_and_the_deletion_is_left():
 
 
 @pytest.mark.parametrize("account_id", ["", None, 7, "a\ud800", "a\0", "a" * 256], ids=ascii)
-def test_an_account_is_a_text_that_a_record_can_have(account_id):
+def test_an_account_that_no_record_can_have_is_refused(account_id):
     with pytest.raises(ValueError, match="account_id must be 1 to 255 printable characters"):
         find_rows(account_id)
 
@@ -184,7 +184,7 @@ def test_a_dry_run_counts_and_erases_nothing(include, first):
     assert IdempotencyRecord.objects.count() == 2
 
 
-def test_a_signal_ends_it_after_the_batch_in_hand():
+def test_a_signal_ends_an_erasure_after_the_current_batch():
     make_messages(2, MessageStatus.SENT, account_id="alice")
     with (
         before_statement("DELETE FROM", lambda: signal.raise_signal(signal.SIGTERM)),
@@ -196,7 +196,7 @@ def test_a_signal_ends_it_after_the_batch_in_hand():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"account_id": ""}, "account must be 1 to 255 printable"),
         ({"account_id": "a\ud800"}, "account must be 1 to 255 printable"),
@@ -204,7 +204,7 @@ def test_a_signal_ends_it_after_the_batch_in_hand():
     ],
     ids=ascii,
 )
-def test_wrong_arguments_are_refused(options, said):
-    with pytest.raises(CommandError, match=said) as refused:
+def test_wrong_arguments_are_refused(options, message):
+    with pytest.raises(CommandError, match=message) as refused:
         command(**options)
     assert refused.value.returncode == running.EXIT_USAGE

@@ -24,7 +24,7 @@ def operation():
 
 
 def extra(record):
-    """What a JSON formatter writes of a record, as it reads it again."""
+    """The attributes that a JSON formatter writes of a record, parsed again."""
     named = {name.removeprefix("idempotency_"): value for name, value in vars(record).items() if "idempotency_" in name}
     return json.loads(json.dumps(named))
 
@@ -44,7 +44,7 @@ def test_each_event_is_one_line_without_account_and_key(lines, operation):
     signals.purged.send(OutboxMessage, count=3)
     signals.unprotected.send(operation)
     signals.message_dead.send(OutboxMessage, **DEAD)
-    empty = {"operation": "", "trace": "", "attempt": ""}  # as the filter has it
+    empty = {"operation": "", "trace": "", "attempt": ""}  # the filter's defaults
     assert [extra(line) for line in lines.records] == [
         {"event": "claimed", **OF},
         {"event": "recovered", "status": "parked", **OF},
@@ -65,7 +65,7 @@ def test_a_line_within_another_claim_keeps_its_own_operation(lines, operation, d
     assert extra(replayed) == {"event": "replayed", **OF}
 
 
-def test_nothing_is_logged_below_its_level_nor_connected_without_one(caplog, operation):
+def test_receivers_need_a_level_and_lower_events_are_not_logged(caplog, operation):
     assert log.logger.level == logging.NOTSET
     log.connect_if_named()
     assert not is_connected()

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 DAY = 24 * HOUR
 
-#: In what the claim differs that has the id and the attempt of the lost one.
+#: The one part in which the stored claim differs from the owner's.
 OTHERS = {
     "account": {"account_id": "2"},
     "operation": {"operation": "tests.fence.other"},
@@ -35,7 +35,7 @@ OTHERS = {
 }
 
 
-#: What an attempt may end with. Each is fenced alike.
+#: The possible outcomes of an attempt. All are fenced alike.
 OUTCOMES = {
     "201": OUTCOME,
     "402": Outcome(402, (), "{}"),
@@ -55,7 +55,7 @@ def complete(owned, outcome=OUTCOME):
 
 
 def complete_inside(owned, outcome):
-    """In the transaction of the attempt, whose COMMIT it sends along."""
+    """Complete in the attempt's transaction, and send COMMIT with it."""
     try:
         with transaction.atomic(durable=True):
             ownership.complete(owned, outcome, commit=True)
@@ -64,7 +64,7 @@ def complete_inside(owned, outcome):
     return True
 
 
-#: By the owner of a claim.
+#: Changes by the owner of a claim.
 CHANGES = {
     **{f"complete, {name}": partial(complete, outcome=outcome) for name, outcome in OUTCOMES.items()},
     **{f"complete inside, {name}": partial(complete_inside, outcome=outcome) for name, outcome in OUTCOMES.items()},
@@ -76,7 +76,7 @@ CHANGES = {
 
 
 def by_a_request(answer):
-    """By a request that reads the record after its lease, and after its retention."""
+    """A change by a request that reads the record after its lease and retention have ended."""
 
     def read(owned):
         IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR), expires_at=from_now(-HOUR))
@@ -86,7 +86,7 @@ def by_a_request(answer):
     return read
 
 
-#: What a request makes of a claim. Each is called with the claim when the request reads it, and returns the change.
+#: Changes by other requests. Each is called with the claim when the request reads it, and returns the change.
 ANSWERS = {
     "take over": by_a_request(
         lambda store, seen: store.take_over(seen, lease=HOUR, retention=DAY, undone_by_crash=True)
@@ -135,7 +135,7 @@ def update(**fields):
     return lambda owned: IdempotencyRecord.objects.update(**fields)
 
 
-#: What may happen to a claim between its reading and the change of a request that has read it.
+#: What may happen to a claim after a request has read it and before the request changes it.
 SETTLED = {
     "renewed": renew,
     "completed": complete,
@@ -156,7 +156,7 @@ def test_a_request_changes_no_claim_whose_owner_was_only_late(read, settle):
 
 
 @pytest.mark.parametrize("read", ANSWERS.values(), ids=ANSWERS)
-def test_one_of_two_that_have_read_the_same_claim_gets_it(read):
+def test_one_of_two_readers_of_a_claim_gets_it(read):
     answer = read(acquire(plain))
     assert [answer() for _ in range(2)] == [True, False]
     assert only_claims_in_progress_have_a_lease()

@@ -63,13 +63,13 @@ def messages(handler):
     return sent
 
 
-#: The messages of a handler, with the claim and with the one that completes and commits.
+#: The number of messages by handler, including the claim and the message that completes and commits.
 COSTS = {
     write: 3,
     write_twice: 4,
     # The savepoint is the first statement.
     transaction.atomic(write): 5,
-    # The BEGIN of the driver's own comes before what can't be a part of a longer message.
+    # The driver sends its own BEGIN before a statement that can't share a message.
     write_many: 4,
     lambda: None: 3,
     # ROLLBACK and the release.
@@ -78,14 +78,14 @@ COSTS = {
 
 
 @pytest.mark.parametrize(("handler", "sent"), COSTS.items())
-def test_a_first_execution_sends_two_messages_to_the_server(handler, sent):
+def test_a_first_execution_sends_a_known_number_of_messages(handler, sent):
     assert messages(handler) == sent
 
 
 @pytest.mark.parametrize("options", [{}, {"isolation_level": 3}], ids=["", "REPEATABLE READ"])
-def test_no_begin_is_sent_twice(options):
-    """The driver's own BEGIN is kept away by an attribute that is not public. If one of the ``TESTED`` releases
-    renames it, this fails: the server then warns of a transaction in progress, and a message more is sent."""
+def test_begin_is_sent_once(options):
+    """A private attribute suppresses the driver's own BEGIN. If one of the ``TESTED`` releases renames it, one more
+    message is sent, and the server warns of a transaction in progress."""
     warnings = []
     with reconnected(**options):
         connection.ensure_connection()
@@ -97,7 +97,7 @@ def test_no_begin_is_sent_twice(options):
 
 
 @pytest.mark.parametrize(("version", "sent"), [("3.1.20", 4), ("3.2", 3), ("3.3.9", 3), ("3.4", 4), ("4.0.dev1", 4)])
-def test_a_release_of_psycopg_that_was_not_tested_sends_its_own_begin(monkeypatch, version, sent):
+def test_an_untested_release_of_psycopg_sends_its_own_begin(monkeypatch, version, sent):
     monkeypatch.setattr(connection.Database, "__version__", version)
     assert messages(write) == sent
 
@@ -128,7 +128,7 @@ def preparing():
 
 
 @pytest.mark.usefixtures("preparing")
-def test_where_statements_are_prepared_a_duplicate_sends_one_message():
+def test_a_duplicate_sends_one_message_if_statements_are_prepared():
     protect(write)
     assert messages(fail) == 1
     assert protect(fail)
@@ -153,13 +153,13 @@ def test_one_message_claims_or_reads_despite_concurrent_changes():
         assert insert() is None  # the record is too new to be read
     found = insert()
     assert isinstance(found, Row)
-    # The old record is read, but the claim counts.
+    # The old record is read, but the new claim is returned.
     with changing_elsewhere(IdempotencyRecord.objects.all().delete):
         claimed = insert()
     assert claimed == IdempotencyRecord.objects.get().pk != found.fence.id
 
 
-def test_where_the_server_binds_parameters_each_statement_is_a_message():
+def test_if_the_server_binds_parameters_each_statement_is_a_message():
     with reconnected(server_side_binding=True):
         connection.ensure_connection()
         assert messages(write) == 5
@@ -176,7 +176,7 @@ def pool():
         yield pooled
 
 
-def test_a_pool_gets_its_session_back_as_it_was(pool):
+def test_a_pool_gets_its_session_back_unchanged(pool):
     store_for("default")
     sessions = []
     for key in ("a", "b"):
@@ -197,7 +197,7 @@ def write_and_be_taken_over():
     IdempotencyRecord.objects.update(attempt=2)
 
 
-def test_a_setting_of_the_role_is_not_taken_for_the_note_of_an_update():
+def test_a_setting_of_the_role_does_not_fake_a_completed_update():
     execute("SELECT set_config('idempotency.completed', 'true', false)")
     try:
         with pytest.raises(LeaseLostError):

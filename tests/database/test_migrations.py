@@ -6,12 +6,12 @@ from django.db import migrations, models
 from django.db.migrations.loader import MigrationLoader
 from django.db.models.functions import Now
 
-#: The apps that have tables, and the one on whose model the rules are tried.
+#: The apps with tables, and the app whose model the rules are tested on.
 APPS = {"idempotency", "idempotency_dashboard", "idempotency_outbox"}
 APP = "idempotency_outbox"
 FIRST = "0001_initial"
 
-#: What the earlier release doesn't notice.
+#: Operations that don't affect the earlier release.
 HARMLESS = (
     migrations.AddIndex,
     migrations.AlterModelManagers,
@@ -20,12 +20,12 @@ HARMLESS = (
 )
 
 
-#: Django can't see what these do, so its models and the tables may differ without a notice of ``makemigrations``.
+#: Django doesn't know what these change, so ``makemigrations`` can't detect that models and tables differ.
 UNSEEN = (migrations.RunPython, migrations.RunSQL, migrations.SeparateDatabaseAndState)
 
 
 def not_additive(operation, before, app=APP):
-    """Why the earlier release, which doesn't know of the operation, may fail after it. None if it can't."""
+    """Return why the earlier release may fail after the operation, or None if it can't."""
     if isinstance(operation, HARMLESS):
         return None
     if isinstance(operation, migrations.AddField):

@@ -64,16 +64,16 @@ QUESTIONS = (
         (sqlite, OperationalError("table record has no column named later"), {"is_permanent"}),
         (sqlite, OperationalError("database is locked"), {"is_busy"}),
         (sqlite, OperationalError("disk I/O error"), set()),
-        # An unknown database is known by the kinds of its errors.
+        # For an unknown database, only the class of the error counts.
         (portable, IntegrityError("of any text"), {"is_duplicate", "commit_was_refused"}),
         (portable, ProgrammingError("of any text"), {"is_permanent"}),
         (portable, OperationalError("of any text"), set()),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Store) else str(*getattr(value, "args", ())[:1]),
 )
-def test_the_errors_of_a_database_have_their_meanings(store, error, expected):
-    asked = {question for question in QUESTIONS if getattr(store, question)(error)}
-    assert asked == expected
+def test_the_errors_of_each_database_are_classified(store, error, expected):
+    meanings = {question for question in QUESTIONS if getattr(store, question)(error)}
+    assert meanings == expected
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_claim_opens_a_transaction_if_the_driver_can_not_report_one():
 
 
 @pytest.mark.django_db
-def test_a_counter_that_another_process_has_created_meanwhile_is_added_to():
+def test_a_counter_that_another_process_just_created_is_added_to():
     one = {"hour": 0, "operation": "charges.create", "event": "claimed"}
     counters = IdempotencyCounter.objects.filter(**one)
     create = iter([lambda: IdempotencyCounter.objects.create(**one, total=1)])
@@ -168,7 +168,7 @@ def test_mysql_statements_that_end_a_transaction_are_recognised(statement, ends)
 @pytest.mark.parametrize(
     ("store", "statement", "ends"),
     [(mysql, "CREATE TABLE t (a INT)", True), (mysql, "SELECT 1 / 0", False), (portable, "COMMIT", False)],
-    ids=["of mysql on the schema", "of mysql", "elsewhere"],
+    ids=["mysql, schema", "mysql, rows", "another database"],
 )
 def test_a_statement_ends_a_transaction_before_it_fails(store, statement, ends):
     watch = store.watch_transaction()
@@ -181,7 +181,7 @@ def test_a_statement_ends_a_transaction_before_it_fails(store, statement, ends):
 @pytest.mark.parametrize(
     ("mariadb", "begins"), [(True, "SET STATEMENT innodb_lock_wait_timeout = 1 FOR "), (False, "")]
 )
-def test_mariadb_s_claims_wait_for_a_bounded_time(mariadb, begins, monkeypatch):
+def test_claims_on_mariadb_have_a_lock_timeout(mariadb, begins, monkeypatch):
     monkeypatch.setitem(vars(connection), "mysql_is_mariadb", mariadb)
     sent = []
     with mysql.bounded_wait(), connection.execute_wrapper(lambda execute, sql, *rest: sent.append(sql)):
@@ -190,7 +190,7 @@ def test_mariadb_s_claims_wait_for_a_bounded_time(mariadb, begins, monkeypatch):
 
 
 @pytest.mark.django_db
-def test_each_claim_and_each_change_of_one_is_bounded_on_mysql(monkeypatch):
+def test_each_claim_and_its_changes_have_a_lock_timeout_on_mysql(monkeypatch):
     bounded = []
     monkeypatch.setattr(mysql, "bounded_wait", lambda: nullcontext(bounded.append(None)))
     scope, minute = Scope("1", "tests.bounded", "k"), timedelta(minutes=1)
@@ -201,7 +201,7 @@ def test_each_claim_and_each_change_of_one_is_bounded_on_mysql(monkeypatch):
 
 
 @pytest.mark.django_db
-def test_mysql_s_claim_is_committed_with_its_statement_but_in_a_test_case(monkeypatch):
+def test_a_claim_on_mysql_commits_itself_except_in_a_test_case(monkeypatch):
     monkeypatch.setattr(mysql, "own_transaction", lambda what: nullcontext())
     driver = Mock()
     monkeypatch.setattr(connection, "connection", driver)
@@ -266,16 +266,16 @@ def test_keys_are_compared_byte_for_byte_and_texts_have_any_characters(vendor, m
 
 
 @pytest.mark.django_db
-def test_a_database_of_mysql_is_known_by_its_server_and_its_name():
-    asked = []
+def test_a_mysql_database_is_identified_by_its_server_and_name():
+    statements = []
 
     def answer(execute, sql, params, many, context):
-        asked.append(sql)
+        statements.append(sql)
         return execute("SELECT 'db.internal', 3306, 'shop'", params, many, context)
 
     with connection.execute_wrapper(answer):
         assert mysql.identity() == ("db.internal", 3306, "shop")
-    assert asked == ["SELECT @@hostname, @@port, DATABASE()"]
+    assert statements == ["SELECT @@hostname, @@port, DATABASE()"]
 
 
 @pytest.mark.parametrize(("vendor", "limited"), [("mysql", True), ("oracle", False)])

@@ -24,7 +24,7 @@ from tests.records import from_now
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_message_is_there_when_its_transaction_has_committed():
+def test_a_message_exists_once_its_transaction_has_committed():
     message = send(payload={"id": 1}, headers={"tenant": "a"})
     assert OutboxMessage.objects.values().get() == {
         **{name: getattr(message, name) for name in ("id", "message_id", "created_at", "next_try_at")},
@@ -79,14 +79,14 @@ def test_an_attempt_that_lost_its_lease_publishes_nothing(lose):
     def block():
         lose()
         publish("orders.placed", sender=SENDER)
-        assert lose is be_overtaken, "it goes on though it knows"
+        assert lose is be_overtaken, "a lease known to be lost refuses the message"
 
     with pytest.raises(LeaseLostError):
         run(inside, block)
     assert ids() == []
 
 
-def test_outside_of_a_transaction_it_is_refused_with_the_remedy():
+def test_publishing_outside_a_transaction_is_refused_with_the_remedy():
     with pytest.raises(NoTransactionError, match=r"inside transaction\.atomic\(using='default'\)"):
         publish("orders.placed", sender=SENDER)
     with pytest.raises(NoTransactionError):
@@ -105,7 +105,7 @@ def test_the_transaction_of_a_test_case_is_not_the_callers():
 def test_a_message_costs_one_statement():
     with transaction.atomic(), CaptureQueriesContext(connection) as statements:
         publish("orders.placed", sender=SENDER)
-    # Elsewhere a message that is there already is an error, which takes a savepoint to survive.
+    # Elsewhere an existing message raises an error, so the insert needs a savepoint.
     assert len(statements) == (1 if connection.vendor == "postgresql" else 3)
 
 
@@ -127,7 +127,7 @@ TOO_DEEP = functools.reduce(lambda inner, _: [inner], range(100_000), [])
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"payload": object()}, TypeError, "must be JSON"),
         ({"payload": float("nan")}, TypeError, "must be JSON"),
@@ -151,14 +151,14 @@ TOO_DEEP = functools.reduce(lambda inner, _: [inner], range(100_000), [])
     ],
     ids=itertools.count(),
 )
-def test_what_can_not_be_sent_is_refused_before_anything_is_written(options, error, said):
+def test_an_unsendable_message_is_refused_before_anything_is_written(options, error, message):
     with transaction.atomic(), CaptureQueriesContext(connection) as statements:
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             publish(**{"topic": "orders.placed", "sender": SENDER, **options})
         assert not statements.captured_queries
 
 
-def test_under_a_claim_its_identity_is_derived_from_it():
+def test_a_message_under_a_claim_derives_its_identity_from_it():
     with claim(inside, account_id="alice", key="k"):
         message = publish("orders.placed", sender=SENDER)
         scope = require_claim().scope
@@ -176,7 +176,7 @@ def test_a_message_published_before_is_returned_in_any_state():
     assert relay_once().sent == 0
 
 
-def test_messages_with_names_may_come_in_another_order():
+def test_named_messages_may_be_published_in_another_order():
     def both(*names):
         return lambda: [send(payload=name, name=name) for name in names] and None
 
@@ -187,7 +187,7 @@ def test_messages_with_names_may_come_in_another_order():
     assert len({*before}) == 2
 
 
-def test_no_topic_and_no_name_are_taken_for_others():
+def test_similar_topics_and_names_make_separate_messages():
     def block():
         for topic in ("a", "a", "a#2", "a:b", "1:a"):
             send(topic)
@@ -205,7 +205,7 @@ def test_each_operation_and_account_publishes_separate_messages():
     assert len({*ids()}) == 3
 
 
-def test_a_step_that_is_skipped_does_not_shift_what_comes_after_it():
+def test_a_skipped_step_does_not_shift_later_messages():
     def block():
         require_claim().step("pack", lambda: send(payload="in the step") and None)
         send(payload="after it")
@@ -229,7 +229,7 @@ def test_a_different_message_in_the_same_place_is_refused(payload):
     assert [message.payload for message in OutboxMessage.objects.order_by("pk")] == ['{"id": 1}', '"next"']
 
 
-def test_the_sender_is_nudged_once_a_transaction_and_after_its_commit():
+def test_the_sender_is_nudged_once_per_transaction_after_its_commit():
     def look():
         assert not connection.in_atomic_block
         assert OutboxMessage.objects.count() == 3
@@ -260,8 +260,8 @@ def test_a_nudge_that_fails_changes_nothing(caplog):
     assert relay_once().sent == 1
 
 
-def test_a_nudge_that_publishes_and_relays_by_itself_is_nudged_for_that():
-    """As a Celery that runs its tasks in place does."""
+def test_a_message_published_by_a_nudge_is_nudged_for():
+    """Celery does this if its tasks are eager."""
 
     def relay():
         broker.on_nudge = lambda: None
@@ -276,7 +276,7 @@ def test_a_nudge_that_publishes_and_relays_by_itself_is_nudged_for_that():
     assert broker.payloads == [1, 2]
 
 
-def test_a_sender_that_can_not_be_nudged_is_left_alone():
+def test_a_sender_without_a_nudge_still_sends():
     send(sender=PLAIN_SENDER)
     assert relay_once().sent == 1
     assert len(broker.deliveries) == 1

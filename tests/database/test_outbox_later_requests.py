@@ -22,18 +22,18 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_5]
 DAY = timedelta(days=1)
 
 record_may_be_purged = pytest.mark.parametrize(
-    "purged", [False, True], ids=["the record is there", "the record was purged"]
+    "purged", [False, True], ids=["the record is kept", "the record was purged"]
 )
 
 
 def end_retention():
-    """Four days pass: the records' retention is over, and their messages are as old."""
+    """Let four days pass, which is longer than the records' retention."""
     IdempotencyRecord.objects.update(expires_at=from_now(-DAY), created_at=from_now(-4 * DAY))
     OutboxMessage.objects.update(created_at=from_now(-4 * DAY))
 
 
 def consume(message):
-    """Whether a consumer, which remembers what it has consumed, runs for this message."""
+    """Whether an idempotent consumer runs for this message."""
     with claim("tests.outbox.consumer", account_id=message.account_id, key=message.idempotency_key) as attempt:
         return not attempt.replayed
 
@@ -54,7 +54,7 @@ def test_a_consumer_that_remembers_the_first_request_runs_for_the_second(operati
     assert consume(OutboxMessage.objects.latest("pk"))
 
 
-def test_what_earlier_requests_left_unsent_is_sent_beside_the_new_message():
+def test_unsent_messages_of_earlier_requests_are_sent_with_the_new_one():
     for payload in ("first", "second", "third"):
         run(inside, lambda payload=payload: send(payload=payload))
         end_retention()
@@ -63,7 +63,7 @@ def test_what_earlier_requests_left_unsent_is_sent_beside_the_new_message():
     assert broker.payloads == ["first", "second", "third"]
 
 
-@pytest.mark.parametrize("purged", [False, True], ids=["the old message is there", "the old message was purged"])
+@pytest.mark.parametrize("purged", [False, True], ids=["the old message is kept", "the old message was purged"])
 def test_every_attempt_of_the_new_request_publishes_the_same_message(purged):
     run(outside, lambda: send(payload="first"))
     relay_once()
@@ -96,7 +96,7 @@ def test_a_name_for_two_messages_is_refused_in_a_new_request_too(purged):
 
 
 def test_a_crash_that_loses_record_and_message_changes_no_id():
-    """A message that was sent before a database was restored is the same one to its consumer afterwards."""
+    """To its consumer, a message sent before and after a database is restored is the same."""
     run(inside, send)
     first = ids()
     IdempotencyRecord.objects.all().delete()
@@ -107,7 +107,7 @@ def test_a_crash_that_loses_record_and_message_changes_no_id():
 
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_a_record_in_another_database_decides_nothing_about_messages(attempts):
-    """A crash of that database may lose the record, and the message stays."""
+    """A crash of that database may lose the record while the message is kept."""
 
     def elsewhere():
         owned = require_claim().ownership

@@ -29,7 +29,7 @@ def test_without_a_due_message_there_is_no_delay(waiting):
     assert backlog() == Backlog(pending=waiting, oldest_due=None, dead=0)
 
 
-def test_the_backlog_is_what_was_not_sent_and_how_long_it_has_been_due():
+def test_the_backlog_has_unsent_and_dead_counts_and_the_longest_delay():
     make_messages(2, due=-HOUR)
     make_messages(due=-2 * HOUR)
     make_messages(2, due=HOUR)
@@ -47,7 +47,7 @@ def test_counting_has_a_bound(monkeypatch):
 
 
 @pytest.mark.postgres
-def test_the_backlog_is_read_from_the_index_of_what_is_not_sent():
+def test_the_backlog_is_read_from_the_index_of_unsent_messages():
     fill_outbox(3_000)
     make_messages(5)
     make_messages(5, MessageStatus.DEAD)
@@ -67,27 +67,27 @@ def test_a_dead_message_is_requeued_as_if_it_were_new(caplog):
     now = OutboxMessage.objects.get(pk=pk)
     assert (now.status, now.attempts, now.message_id) == (MessageStatus.PENDING, 0, dead.message_id)
     assert abs(timezone.now() - now.next_try_at) < timedelta(minutes=1)
-    assert now.error == "no such queue", "until it is sent, it is worth knowing"
-    assert dead.status == MessageStatus.DEAD, "what was decided on is left as it was seen"
+    assert now.error == "no such queue", "the error is kept until the message is sent"
+    assert dead.status == MessageStatus.DEAD, "the caller's object is unchanged"
     line = f"Message {dead.message_id} on 'orders.placed': requeued by 'the night shift', reason: 'queue made'"
     assert line in caplog.text
     assert not LogEntry.objects.exists()
 
 
-def test_a_user_who_requeues_leaves_an_entry_in_the_log_of_the_admin():
+def test_a_requeue_by_a_user_adds_an_entry_to_the_admin_log():
     user = User.objects.create(username="operator")
     expected = []
-    for reason, said in (("queue made", "requeued: queue made"), ("", "requeued")):
+    for reason, message in (("queue made", "requeued: queue made"), ("", "requeued")):
         (pk,) = make_messages(1, MessageStatus.DEAD)
         dead = OutboxMessage.objects.get(pk=pk)
         requeue(dead, by=user, reason=reason)
-        expected.append((user.pk, str(pk), f"orders.placed {dead.message_id}", said))
+        expected.append((user.pk, str(pk), f"orders.placed {dead.message_id}", message))
     entries = LogEntry.objects.order_by("pk").values_list("user_id", "object_id", "object_repr", "change_message")
     assert [*entries] == expected
 
 
 @pytest.mark.parametrize(
-    ("status", "change", "said"),
+    ("status", "change", "message"),
     [
         (MessageStatus.PENDING, {}, "not dead"),
         (MessageStatus.SENT, {}, "not dead"),
@@ -96,25 +96,25 @@ def test_a_user_who_requeues_leaves_an_entry_in_the_log_of_the_admin():
     ],
     ids=["pending", "sent", "attempts", "next_try_at"],
 )
-def test_only_a_dead_message_that_has_not_changed_is_requeued(status, change, said):
+def test_only_a_dead_message_that_has_not_changed_is_requeued(status, change, message):
     make_messages(1, status, attempts=3)
     seen = OutboxMessage.objects.get()
     OutboxMessage.objects.update(**{"attempts": 3} | change)
-    with pytest.raises(ResolutionRefusedError, match=said):
+    with pytest.raises(ResolutionRefusedError, match=message):
         requeue(seen, by=User.objects.create(username="operator"))
     assert statuses() == [(status, change.get("attempts", 3))]
     assert not LogEntry.objects.exists()
 
 
 @pytest.mark.parametrize("by", ["", None, 1])
-def test_requeueing_names_who_decides(by):
+def test_a_requeue_requires_a_by_argument(by):
     make_messages(1, MessageStatus.DEAD)
     with pytest.raises(TypeError, match="by="):
         requeue(OutboxMessage.objects.get(), by=by)
     assert statuses() == [("dead", 0)]
 
 
-def test_what_was_sent_longer_ago_than_the_retention_goes_and_nothing_else():
+def test_a_purge_deletes_only_messages_sent_before_the_retention():
     make_messages(3, MessageStatus.SENT, sent=-4 * DAY)
     remains = {
         *make_messages(2, MessageStatus.SENT, sent=-2 * DAY),

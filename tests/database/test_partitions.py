@@ -22,7 +22,7 @@ PARTITIONS = "SELECT count(DISTINCT tableoid) FROM idempotency_record"
 
 @pytest.fixture
 def partitioned():
-    """Until the end of the test, which rolls everything back."""
+    """Partition the tables. The test's rollback undoes it."""
     partition(4)
 
 
@@ -44,7 +44,7 @@ def described(table):
     }
 
 
-def test_the_partitioned_tables_have_what_the_tables_had():
+def test_partitioning_keeps_rows_columns_indexes_and_constraints():
     ids = make_records(20, account_id="acme") + make_records(20, Status.PARKED)
     IdempotencyStep.objects.create(account_id="acme", record_id=ids[0], name="charge", result="1")
     tables = ("idempotency_record", "idempotency_step")

@@ -31,7 +31,7 @@ def states():
 recover = partial(run_command, "recover_idempotency")
 
 
-def test_it_settles_abandoned_claims_and_reports_them(monkeypatch):
+def test_the_command_settles_abandoned_claims_and_reports_them(monkeypatch):
     monkeypatch.setitem(FINDINGS, "unknown", Unknown())
     abandon(3, again)
     abandon(2, parks)
@@ -44,15 +44,15 @@ def test_it_settles_abandoned_claims_and_reports_them(monkeypatch):
     assert recover() == (0, ["Settled 0 claims: 0 recoverable, 0 completed, 0 parked."], [])
 
 
-def test_the_longest_abandoned_comes_first():
+def test_the_claim_abandoned_longest_is_settled_first():
     (late,) = abandon(1, again, lease=-MINUTE)
-    abandon(1, parks, lease=-9 * HOUR)  # of another declaration, and in the same batch
+    abandon(1, parks, lease=-9 * HOUR)  # another declaration doesn't need another batch
     assert next(recover_batches(batch_size=1)).settled == 1
     assert abandoned().get().pk == late
 
 
-def test_what_was_taken_over_since_the_batch_was_selected_is_left_alone(monkeypatch):
-    """A database that can't skip locked rows locks none. What another process does to them then, this one does."""
+def test_a_claim_taken_over_since_its_selection_is_left_alone(monkeypatch):
+    """Databases without SKIP LOCKED lock no rows, so another process may take over. Here this process does."""
     taken_over = {"attempt": 2, "lease_expires_at": from_now(HOUR)}
     monkeypatch.setitem(fault_point, "sweep.selected", lambda: IdempotencyRecord.objects.update(**taken_over) and None)
     for operation in (again, parks, asks):
@@ -63,7 +63,7 @@ def test_what_was_taken_over_since_the_batch_was_selected_is_left_alone(monkeypa
     assert recovered == parked == []
 
 
-def test_the_pause_before_a_reconciler_is_called_again_has_a_bound():
+def test_the_pause_between_calls_of_a_reconciler_has_a_bound():
     abandon(1, patient, attempt=30)
     assert next(recover_batches()).postponed == 1
     assert MINUTE < IdempotencyRecord.objects.get().lease_expires_at - database_now() < 5 * MINUTE
@@ -74,8 +74,8 @@ def test_claims_of_unknown_operations_stay_and_are_reported():
     abandon(2, "tests.recover.elsewhere")
     code, lines, errors = recover()
     assert (code, lines) == (4, ["Settled 1 claim: 1 recoverable, 0 completed, 0 parked."])
-    told = "Skipped 2 claims of operation 'tests.recover.elsewhere', which is not declared in this process. "
-    assert errors == [f"{told}Declare it in an app's operations.py, or import the module of its task."]
+    skipped = "Skipped 2 claims of operation 'tests.recover.elsewhere', which is not declared in this process. "
+    assert errors == [f"{skipped}Declare it in an app's operations.py, or import the module of its task."]
     assert states() == {"recoverable": 1, "in_progress": 2}
     assert recover(verbosity=0)[:2] == (4, [])
 
@@ -99,8 +99,8 @@ def test_a_dry_run_counts_and_settles_nothing(monkeypatch):
 
 
 @pytest.mark.postgres
-def test_a_sweep_reads_what_is_abandoned_and_nothing_else():
-    """Whatever the size of the table, and however old the records: the index holds unfinished ones only."""
+def test_a_sweep_reads_only_abandoned_claims():
+    """The size of the table and the age of the records don't matter: the index has only unfinished records."""
     fill(20_000)
     old = IdempotencyRecord.objects.filter(idempotency_key__in=["bulk-1", "bulk-10000", "bulk-19999"])
     old.update(status=Status.IN_PROGRESS, operation=again.name, attempt=2, lease_expires_at=from_now(-MINUTE))

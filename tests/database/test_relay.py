@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def relay_killed(place=None):
-    """A relay is killed at this place, or by its message."""
+    """Run a relay that is killed at this fault point, or by its message."""
     if place:
         faults.fault_point[place] = Mock(side_effect=Killed)
     with pytest.raises(Killed):
@@ -56,10 +56,10 @@ def statements_of(count):
 
 
 def test_a_batch_costs_the_same_statements_however_many_it_sends():
-    # BEGIN, the bounds of the transaction on PostgreSQL, two on MariaDB to find, take, lease, COMMIT; and the mark.
+    # BEGIN, select, lease, COMMIT and mark. PostgreSQL sets a timeout first, and MariaDB selects in more statements.
     expected = {"sqlite": 5, "postgresql": 6, "mysql": 7}[connection.vendor]
     assert statements_of(1) == statements_of(20) == expected
-    # A batch that fails for one reason is postponed by one statement, instead of the mark.
+    # One statement postpones a batch that fails for one reason. It replaces the mark.
     broker.refuse(*range(20), error=BROKEN)
     assert statements_of(1) == statements_of(20) == expected
     assert statements_of(0) == (4 if connection.vendor == "postgresql" else 3)
@@ -76,7 +76,7 @@ def test_a_batch_is_found_through_the_index_of_unsent_messages():
     assert "Seq Scan" not in plan
 
 
-# A relay that is killed, frozen, or not alone: nothing is lost, and what is sent again has the same id
+# A relay that is killed, frozen or concurrent: no message is lost, and one sent again keeps its id
 
 
 @pytest.mark.failure_53
@@ -84,11 +84,11 @@ def test_a_batch_is_found_through_the_index_of_unsent_messages():
     ("place", "before", "after"),
     [("relay.claimed", [], [0, 1]), ("relay.published", [0], [0, 1]), ("relay.marked", [0, 1], [])],
 )
-def test_what_a_killed_relay_has_not_marked_is_sent_again_with_the_same_id(place, before, after):
+def test_unmarked_messages_of_a_killed_relay_are_sent_again_with_their_ids(place, before, after):
     make_messages(2)
     relay_killed(place)
     assert broker.payloads == before
-    assert relay_once().sent == 0, "the lease of the dead relay runs"
+    assert relay_once().sent == 0, "the dead relay's lease is still running"
     make_due()
     assert sum(batch.sent for batch in relay_batches()) == len(after)
     assert broker.payloads == before + after
@@ -97,14 +97,14 @@ def test_what_a_killed_relay_has_not_marked_is_sent_again_with_the_same_id(place
 
 
 def another_has_sent_it():
-    """The lease is over, and another relay sends what this one has taken."""
+    """The lease ends, and another relay sends the message that this one has taken."""
     faults.disarm()
     make_due()
     relay_once()
 
 
 def an_earlier_one_is_confirmed():
-    """It was slow, and got its confirmation while this one had the message."""
+    """A slow earlier relay gets its confirmation while this one owns the message."""
     OutboxMessage.objects.update(status=MessageStatus.SENT)
 
 
@@ -122,7 +122,7 @@ def another_is_sending_it():
         (another_is_sending_it, MAX_ATTEMPTS - 1, ("pending", MAX_ATTEMPTS + 1)),  # and not dead
     ],
 )
-def test_the_failure_of_a_frozen_relay_undoes_nothing_of_another(meanwhile, attempts, left, error):
+def test_a_failure_of_a_frozen_relay_does_not_undo_another_relays_work(meanwhile, attempts, left, error):
     def freeze():
         meanwhile()
         broker.refuse(0, error=error)
@@ -131,11 +131,11 @@ def test_the_failure_of_a_frozen_relay_undoes_nothing_of_another(meanwhile, atte
     faults.fault_point["relay.claimed"] = freeze
     assert relay_once().touched == 0
     assert statuses() == [left]
-    assert relay_once().touched == 0, "the message is not taken from who has it"
+    assert relay_once().touched == 0, "the message stays with its owner"
 
 
 @pytest.mark.parametrize(("meanwhile", "sent"), [(another_has_sent_it, 0), (another_is_sending_it, 1)])
-def test_the_first_confirmation_counts_whoever_has_the_message_by_now(meanwhile, sent):
+def test_the_first_confirmation_counts_even_after_a_take_over(meanwhile, sent):
     make_messages()
     faults.fault_point["relay.claimed"] = meanwhile
     assert relay_once().sent == sent
@@ -168,14 +168,14 @@ def test_a_message_that_kills_its_relay_dies_alone():
         make_due()
     with pytest.raises(Killed):
         list(relay_batches())
-    assert statuses() == [("sent", 3), ("pending", 3), ("pending", 2), ("pending", 2)], "from now on one at a time"
-    assert sum(batch.sent for batch in relay_batches()) == 2, "the lease of the one that kills runs, not the others'"
+    assert statuses() == [("sent", 3), ("pending", 3), ("pending", 2), ("pending", 2)], "from now on, one at a time"
+    assert sum(batch.sent for batch in relay_batches()) == 2, "only the message that kills is still leased"
     assert broker.payloads == [0, 0, 0, 2, 3]
     for _ in range(4, MAX_ATTEMPTS + 1):
         make_due()
         (new,) = make_messages(due=timedelta(0))
         relay_killed()
-        assert OutboxMessage.objects.get(pk=new).status == MessageStatus.SENT, "what is new is sent and marked first"
+        assert OutboxMessage.objects.get(pk=new).status == MessageStatus.SENT, "new messages are sent and marked first"
     make_due()
     assert relay_once().dead == 1
     assert statuses()[:4] == [("sent", 3), ("dead", MAX_ATTEMPTS), ("sent", 3), ("sent", 3)]

@@ -1,4 +1,4 @@
-"""Messages that could not be sent; what a relay reports about its work; and ``manage.py relay_outbox``."""
+"""Messages that can't be sent, the reports of a relay, and ``manage.py relay_outbox``."""
 
 from datetime import timedelta
 from functools import partial
@@ -24,11 +24,11 @@ def message(pk):
 
 
 def is_postponed(pk, seconds, *, since):
-    """Whether the next try is due so many seconds after a moment since then."""
+    """Whether the next try is due this many seconds after a moment between ``since`` and now."""
     return since <= message(pk).next_try_at - timedelta(seconds=seconds) <= database_now()
 
 
-def test_a_message_that_is_refused_is_tried_again_later_and_later():
+def test_a_refused_message_is_retried_with_growing_pauses_until_dead():
     (pk,) = make_messages()
     broker.refuse(0, error=ValueError("no such queue"))
     for attempt in range(1, MAX_ATTEMPTS):
@@ -50,7 +50,7 @@ def test_a_message_that_is_refused_is_tried_again_later_and_later():
     assert message(pk).error == ""
 
 
-def test_a_broker_that_can_not_be_reached_counts_as_no_attempt():
+def test_an_unreachable_broker_uses_up_no_attempt():
     first, second = make_messages(2)
     broker.refuse(0, 1, error=UNREACHABLE)
     for _ in range(MAX_ATTEMPTS + 1):
@@ -66,13 +66,13 @@ def test_a_broker_that_can_not_be_reached_counts_as_no_attempt():
     assert statuses() == [("sent", 1)] * 2
 
 
-def test_an_unreachable_broker_is_tried_once_a_run_and_blocks_no_other():
-    broker.answer = asked = Mock(side_effect=UNREACHABLE)
+def test_an_unreachable_broker_is_tried_once_per_run_and_blocks_no_other():
+    broker.answer = sending = Mock(side_effect=UNREACHABLE)
     make_messages(3, due=-HOUR)
     make_messages(3, due=-HOUR, sender=OTHER_SENDER)
     make_messages(3, due=-HOUR)
     results = list(relay_batches(batch_size=2))
-    assert [call.args[0].payload for call in asked.call_args_list] == ["0"]
+    assert [call.args[0].payload for call in sending.call_args_list] == ["0"]
     assert other_broker.payloads == [0, 1, 2]
     total = sum(results, RelayResult())
     assert (total.sent, total.put_back, total.exhausted) == (3, 2, True)
@@ -84,8 +84,8 @@ def test_a_signal_reports_how_many_were_sent():
     broker.refuse(1, error=ConnectionError())
     with receiving(signals.relayed) as received:
         relay_once()
-    (told,) = received
-    assert (told["sender"], told["count"]) == (OutboxMessage, 2)
+    (sent,) = received
+    assert (sent["sender"], sent["count"]) == (OutboxMessage, 2)
 
 
 @pytest.mark.parametrize("lease", [None, -MINUTE])
@@ -96,9 +96,9 @@ def test_a_signal_reports_a_dead_message(lease, caplog):
     with receiving(signals.message_dead) as received:
         assert relay_once().dead == 1
     dead = message(pk)
-    (told,) = received
+    (sent,) = received
     of_it = {"message_id": dead.message_id, "account_id": "alice", "idempotency_key": dead.idempotency_key}
-    assert told == {**told, "sender": OutboxMessage, **of_it, "topic": "orders.placed", "attempt": MAX_ATTEMPTS}
+    assert sent == {**sent, "sender": OutboxMessage, **of_it, "topic": "orders.placed", "attempt": MAX_ATTEMPTS}
     assert f"Message {dead.message_id} on orders.placed is dead" in caplog.text
     assert "secret" not in caplog.text
 
@@ -146,10 +146,10 @@ def test_an_unreachable_broker_has_a_separate_exit_code():
     make_messages(2)
     make_messages(1, sender=OTHER_SENDER)
     broker.refuse(0, 1, error=UNREACHABLE)
-    told = "Sender tests.outbox.broker can't reach its broker: BrokerUnavailableError: no route"
-    assert run() == (5, ["Sent 1 message, 2 not tried."], [told])
+    complaint = "Sender tests.outbox.broker can't reach its broker: BrokerUnavailableError: no route"
+    assert run() == (5, ["Sent 1 message, 2 not tried."], [complaint])
     make_due()
-    assert run(verbosity=0) == (5, [], [told])
+    assert run(verbosity=0) == (5, [], [complaint])
 
 
 def test_a_dry_run_counts_and_sends_nothing():

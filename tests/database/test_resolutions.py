@@ -35,7 +35,7 @@ UNRECORDED = {"X-Secret": "s", "Set-Cookie": "session=s"}
 
 
 def record(operation=parks, status=Status.PARKED, **fields):
-    """A record as a person who decides looks at it."""
+    """A record as displayed to an operator."""
     name = operation if isinstance(operation, str) else operation.name
     values = {"idempotency_key": "k", "expires": HOUR, "request_hash": PAYLOAD.request_hash, "operation": name}
     (pk,) = make_records(1, status, **values | fields)
@@ -57,7 +57,7 @@ def state(seen):
         (None, 200, "application/json", b"null"),
     ],
 )
-def test_what_did_happen_is_replayed(found, status, content_type, content):
+def test_a_recorded_outcome_is_replayed(found, status, content_type, content):
     seen = record()
     record_outcome(seen, found, by="ops")
     assert state(seen) == ("completed", 1)
@@ -98,16 +98,16 @@ def test_an_unrecordable_outcome_is_refused(found, error):
     assert state(seen) == ("parked", 1)
 
 
-def test_no_outcome_is_recorded_for_an_operation_that_is_not_known():
+def test_no_outcome_is_recorded_for_an_unknown_operation():
     seen = record("tests.resolutions.removed")
     with pytest.raises(ImproperlyConfigured, match=r"tests\.resolutions\.removed.*operations\.py"):
         record_outcome(seen, {}, by="ops")
-    mark_not_executed(seen, by="ops")  # needs to know nothing of it
+    mark_not_executed(seen, by="ops")  # doesn't need the declaration
     assert state(seen) == ("recoverable", 1)
 
 
 @pytest.mark.parametrize("operation", [plain, parks, asks, again, "tests.resolutions.removed"], ids=str)
-def test_a_claim_is_released_under_the_next_attempt_once_it_is_abandoned(operation):
+def test_an_abandoned_claim_is_released_with_the_next_attempt_number(operation):
     seen = record(operation, Status.IN_PROGRESS, lease=HOUR)
     with pytest.raises(ResolutionRefusedError, match=r"lease is running.*Wait until \d{4}-.* UTC"):
         release(seen, by="ops")
@@ -140,8 +140,8 @@ def test_the_owner_of_a_released_claim_has_lost_its_lease(operation):
     assert state(seen) == ("completed", 3)
 
 
-@pytest.mark.postgres  # SQLite has one writer at a time: the person waits for the owner's commit
-def test_an_owner_that_is_about_to_commit_is_left_to_commit():
+@pytest.mark.postgres  # SQLite has one writer at a time: the operator waits for the owner's commit
+def test_an_owner_about_to_commit_is_left_alone():
     owner = acquire(plain)
     IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
     seen = IdempotencyRecord.objects.get()
@@ -177,7 +177,7 @@ def test_a_forgotten_operation_runs_once_more_as_a_new_request(payload):
     assert IdempotencyRecord.objects.filter(expires_at__gt=from_now(HOUR)).exists()
 
 
-def test_of_two_people_who_forget_a_record_one_does():
+def test_only_one_of_two_operators_forgets_a_record():
     seen = completed()
     forget(seen, by="ops")
     with pytest.raises(ResolutionRefusedError, match=r"is past its retention, so the next request .* runs anyway"):
@@ -196,7 +196,7 @@ def test_only_a_completed_operation_is_forgotten(status):
     assert (state(seen), seen.expires_at) == ((status, 1), IdempotencyRecord.objects.get().expires_at)
 
 
-def test_a_forgotten_record_is_audited_and_was_not_recovered(audited):
+def test_forgetting_a_record_is_audited_and_sends_no_recovered_signal(audited):
     user, received = User.objects.create(username="olga"), Mock()
     seen = completed()
     recovered.connect(received)
@@ -224,41 +224,41 @@ DECISIONS = {
         *itertools.product(["mark_not_executed", "record_outcome"], [Status.IN_PROGRESS], [HOUR, -HOUR]),
     ],
 )
-def test_a_settled_or_live_record_can_not_be_decided(decision, status, lease):
+def test_a_decision_on_a_settled_or_live_record_is_refused(decision, status, lease):
     seen = record(status=status, lease=lease)
-    said = f"is {status.replace('_', ' ')}, attempt 1. The decision is not possible"
-    with pytest.raises(ResolutionRefusedError, match=said):
+    message = f"is {status.replace('_', ' ')}, attempt 1. The decision is not possible"
+    with pytest.raises(ResolutionRefusedError, match=message):
         DECISIONS[decision](seen)
     assert state(seen) == (status, 1)
 
 
 @pytest.mark.parametrize("decision", DECISIONS)
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"status": "completed"}, "is now completed, attempt 1; it was parked, attempt 1"),
         ({"attempt": 2}, "is now parked, attempt 2"),
         ({"status": "in_progress", "attempt": 2}, "is now in progress, attempt 2"),
-        # As a database that was restored could have it: the whole scope is in the fence.
+        # This can happen in a restored database. The fence has the whole scope.
         ({"idempotency_key": "another row that took the id"}, "being settled"),
         (None, "has been purged"),
     ],
 )
-def test_a_decision_on_an_outdated_state_changes_nothing(decision, change, said):
+def test_a_decision_on_an_outdated_state_changes_nothing(decision, change, message):
     seen = record()
     if change is None:
         IdempotencyRecord.objects.all().delete()
     else:
         IdempotencyRecord.objects.update(**change)
     before = list(IdempotencyRecord.objects.values())
-    with pytest.raises(ResolutionRefusedError, match=said):
+    with pytest.raises(ResolutionRefusedError, match=message):
         DECISIONS[decision](seen)
     assert list(IdempotencyRecord.objects.values()) == before
     assert not LogEntry.objects.exists()
 
 
 @pytest.mark.parametrize("by", [None, "", 7])
-def test_a_decision_names_who_decides(by):
+def test_a_decision_requires_a_by_argument(by):
     seen = record()
     with pytest.raises(TypeError, match="by="):
         mark_not_executed(seen, by=by)
@@ -291,7 +291,7 @@ def test_a_decision_leaves_an_audit_entry(decision, audited):
 
 
 @pytest.mark.parametrize("commits", [False, True])
-def test_in_a_transaction_of_the_callers_it_stands_or_falls_with_it(commits, caplog):
+def test_a_decision_commits_with_the_callers_transaction(commits, caplog):
     seen = record()
     with transaction.atomic():
         mark_not_executed(seen, by="ops")
@@ -299,11 +299,11 @@ def test_in_a_transaction_of_the_callers_it_stands_or_falls_with_it(commits, cap
         assert caplog.text == ""
     assert state(seen) == ("recoverable" if commits else "parked", 1)
     assert ("marked not executed by 'ops'" in caplog.text) is commits
-    assert not LogEntry.objects.exists(), "who decided is no user"
+    assert not LogEntry.objects.exists(), "ops is not a user"
 
 
 @pytest.mark.parametrize("forged", ["\n", "\r", "\x1b[2K", "\x85", "\u2028", "\u202e", "', reason: 'x"])
-def test_nothing_that_a_person_or_a_caller_named_forges_an_audit_line(forged, audited):
+def test_no_name_or_reason_can_forge_an_audit_line(forged, audited):
     seen = record(f"an{forged}operation", idempotency_key="k" * 9)
     mark_not_executed(seen, by=f"ops{forged}", reason=f"asked{forged}")
     (line,) = audited()
@@ -311,7 +311,7 @@ def test_nothing_that_a_person_or_a_caller_named_forges_an_audit_line(forged, au
     assert line.endswith(f"marked not executed by {f'ops{forged}'!r}, reason: {f'asked{forged}'!r}")
 
 
-def test_without_the_admin_there_is_the_log_alone(settings, caplog):
+def test_without_the_admin_only_the_log_is_written(settings, caplog):
     user = User.objects.create(username="olga")
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django.contrib.admin"]
     mark_not_executed(record(), by=user)
@@ -319,7 +319,7 @@ def test_without_the_admin_there_is_the_log_alone(settings, caplog):
     assert not LogEntry.objects.exists()
 
 
-def test_a_decision_without_its_audit_entry_is_none(monkeypatch):
+def test_a_decision_is_undone_if_its_audit_entry_fails(monkeypatch):
     monkeypatch.setattr(LogEntry.objects, "create", Mock(side_effect=RuntimeError("no room")))
     seen = record()
     with pytest.raises(RuntimeError, match="no room"):

@@ -39,7 +39,7 @@ def make_step(record, account="1"):
 
 
 def make_claims():
-    """A live one, an abandoned one, and one without a lease. None of them may ever be purged."""
+    """A live claim, an abandoned one, and one without a lease. None may ever be purged."""
     return [pk for lease in (HOUR, -HOUR, None) for pk in make_records(1, Status.IN_PROGRESS, lease=lease)]
 
 
@@ -60,18 +60,18 @@ def test_the_application_clock_plays_no_part(monkeypatch):
 
 @pytest.mark.scenario_27
 @pytest.mark.failure_30
-def test_steps_go_with_their_records_and_no_others():
+def test_steps_are_purged_only_with_their_records():
     gone, parked, *kept = [*make_records(1), *make_records(1, Status.PARKED), *make_records(1, expires=HOUR)]
     other_account, *_ = make_records(1, Status.PARKED, account_id="2")
     for pk, account in IdempotencyRecord.objects.values_list("pk", "account_id"):
         make_step(pk, account)
-    make_step(gone, "2")  # an id that another account has, too, as after rows were copied between databases
+    make_step(gone, "2")  # two accounts share an id, as after copying rows between databases
     assert next(purge_batches()).deleted == 1
     left = IdempotencyStep.objects.values_list("account_id", "record_id")
     assert {*left} == {("1", parked), ("2", other_account), ("2", gone), *(("1", pk) for pk in kept)}
 
 
-def test_records_that_are_kept_do_not_keep_a_batch_from_those_behind_them():
+def test_kept_records_do_not_block_due_records_behind_them():
     make_records(3, expires=-3 * HOUR)
     kept = make_records(9, Status.PARKED, expires=-2 * HOUR)
     make_records(3)
@@ -156,7 +156,7 @@ def test_a_dry_run_counts_and_deletes_nothing():
         *("bodies are due", "the last batch of bodies was full"),
     ],
 )
-def test_a_run_reports_whether_its_last_batches_have_left_anything(records, messages, bodies, more):
+def test_a_run_reports_whether_its_last_batches_left_work(records, messages, bodies, more):
     make_records(records)
     make_sent(messages)
     make_bodies(bodies)
@@ -166,7 +166,7 @@ def test_a_run_reports_whether_its_last_batches_have_left_anything(records, mess
     assert len(remaining()) - bodies + with_bodies + OutboxMessage.objects.count() == int(more)
 
 
-def test_what_falls_due_after_the_last_batch_is_left_to_the_next_run():
+def test_rows_due_after_the_last_batch_are_left_to_the_next_run():
     make_records(1)
     with receiving(purged, then=make_records):
         assert purge() == (0, ["Purged 1 record from database 'default'."])
@@ -209,12 +209,12 @@ def test_due_bodies_are_deleted_with_their_steps_and_the_record_stays(reference,
     assert IdempotencyStep.objects.get().record_id == kept
 
 
-# Beside transactions that hold its records or the whole table, and under load
+# With concurrent transactions that lock records or the whole table, and under load
 
 
 @pytest.mark.postgres
-def test_a_lock_of_the_whole_table_is_waited_for():
-    """As when an index is built. The batch has locked nothing meanwhile."""
+def test_a_purge_waits_for_a_lock_on_the_table():
+    """Building an index takes this lock. The waiting batch holds none."""
     make_records(3)
     with ThreadPoolExecutor(1) as pool:
         with transaction.atomic():
@@ -234,8 +234,8 @@ def test_a_lock_of_the_whole_table_is_waited_for():
         *(pytest.param(level, marks=pytest.mark.postgres) for level in ("REPEATABLE_READ", "SERIALIZABLE")),
     ],
 )
-def test_purges_sweeps_relays_and_claims_at_once_end_and_no_claim_is_lost(level):
-    """Nor does a claim wait for the others long enough to be turned away, which would raise here."""
+def test_concurrent_purges_sweeps_and_relays_lose_no_claim(level):
+    """No claim waits long enough to be refused either, which would raise an error here."""
     live = []
     abandoned = []
     for account in "abcdefghij":  # on a cluster they are in several shards
@@ -244,11 +244,11 @@ def test_purges_sweeps_relays_and_claims_at_once_end_and_no_claim_is_lost(level)
         abandoned += abandon(6, again, account_id=account)
     make_messages(60)
     keys = [f"again-{number}" for number in range(40)]
-    for key in keys[::2]:  # their retention is over, all the same to their claimants
+    for key in keys[::2]:  # past retention, which makes no difference to their claimants
         make_records(1, operation=plain.name, idempotency_key=key, request_hash=PAYLOAD.request_hash)
 
     def again_and_again(take):
-        """Until nothing is due. The database may refuse a batch because of the others."""
+        """Take batches until nothing is due. The database may refuse a batch because of concurrent ones."""
         while True:
             try:
                 for _ in take():

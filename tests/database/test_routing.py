@@ -76,7 +76,7 @@ def test_a_record_stays_in_the_database_of_its_operation_or_account():
     assert kept("default") == [("near", Status.COMPLETED)]
     near = [Scope("near", name, "k") for name in (invoices.name, "charges", "tests.routing.none")]
     far = [Scope("far", "tests.routing.charges", "k"), Scope("far", "tests.routing.charges", "another")]
-    statuses = [key_statuses(dict.fromkeys(asked, invoices.policy)) for asked in (near, far)]
+    statuses = [key_statuses(dict.fromkeys(scopes, invoices.policy)) for scopes in (near, far)]
     completed = [{scope: status.status for scope, status in found.items()} for found in statuses]
     assert completed == [dict.fromkeys(near[:2], "completed"), {far[0]: "completed"}]
 
@@ -95,7 +95,7 @@ def test_a_claim_is_swept_and_resolved_in_its_database():
     assert kept(ELSEWHERE) == [("near", Status.RECOVERABLE)]
 
 
-def test_steps_are_kept_read_and_forgotten_in_the_database_of_their_record():
+def test_steps_are_written_read_and_deleted_in_their_records_database():
     ran = []
 
     def attempt(name):
@@ -124,13 +124,13 @@ def test_steps_are_kept_read_and_forgotten_in_the_database_of_their_record():
 
 @pytest.mark.failure_14
 @pytest.mark.failure_28
-def test_nothing_else_about_a_record_is_read_from_a_replica():
+def test_nothing_about_a_record_is_read_from_a_replica():
     with pytest.raises(ConnectionDoesNotExist):
         IdempotencyRecord.objects.count()
     abandoned = acquire(asks)
     with pytest.raises(InProgressError):
         acquire(asks)
-    with transaction.atomic():  # the claim that lost has left the connection as it was
+    with transaction.atomic():  # the refused claim has left the connection unchanged
         publish("orders.placed", 1, sender=SENDER)
     IdempotencyRecord.objects.using("default").update(lease_expires_at=from_now(-MINUTE))
     assert isinstance(acquire_or_wait(ClaimRequest(asks.policy, abandoned.scope, PAYLOAD)), Outcome)

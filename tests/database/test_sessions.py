@@ -1,4 +1,4 @@
-"""The session of a claim's handler ends, and a retry or a sweep acts on it."""
+"""The database session of a claim's handler ends, and a retry or a sweep settles the claim."""
 
 import threading
 from contextlib import contextmanager
@@ -48,7 +48,7 @@ def is_listed(session):
 
 
 def claim_and_die(**options):
-    """A process claims, and is gone. The claim is a second old."""
+    """Make a claim in a session that then ends, and age the claim by a second."""
     owned = elsewhere(lambda: acquire(plain, **options))
     assert eventually(lambda: not is_listed(record().session))
     grow_old()
@@ -66,7 +66,7 @@ def test_a_claim_names_its_session_if_a_crash_undoes_the_attempt(operation):
     assert record().session == (own_session() if operation is plain else None)
 
 
-def test_no_other_database_names_sessions():
+def test_claims_on_other_databases_name_no_session():
     acquire(plain)
     if connection.vendor == "postgresql":
         IdempotencyRecord.objects.update(session=None)
@@ -87,7 +87,7 @@ def test_a_claim_behind_a_pooler_names_no_session(monkeypatch):
 
 
 @of_postgres
-def test_a_claim_within_a_testcase_and_one_of_the_test_helpers_name_none():
+def test_claims_in_a_testcase_and_by_test_helpers_name_no_session():
     with transaction.atomic(), transaction.atomic():
         store_for("default").insert_claim(
             Scope("1", plain.name, "k"), "v1:1", lease=HOUR, retention=HOUR, undone_by_crash=True
@@ -98,7 +98,7 @@ def test_a_claim_within_a_testcase_and_one_of_the_test_helpers_name_none():
 
 
 @of_postgres
-def test_a_retry_takes_over_after_a_second_from_a_session_that_is_gone():
+def test_a_retry_takes_over_from_a_gone_session_after_a_second():
     claim_and_die()
     assert acquire(plain).attempt == 2
     assert entries() == [("session_over", 1), ("taken_over", 2)]
@@ -126,9 +126,9 @@ def test_an_operation_redeclared_as_one_to_park_is_parked():
 
 
 @of_postgres
-def test_a_younger_claim_is_left_to_its_owner_without_a_look():
+def test_a_younger_claim_is_left_without_checking_its_session():
     claim_and_die()
-    grow_old(-HOUR)  # a longer lease, so that the time which this test takes does not count
+    grow_old(-HOUR)  # a longer lease, so that the duration of the test doesn't matter
     with pytest.raises(InProgressError) as refused:
         acquire(plain)
     assert refused.value.retry_after == 1
@@ -137,7 +137,7 @@ def test_a_younger_claim_is_left_to_its_owner_without_a_look():
 
 @contextmanager
 def as_stranger():
-    """A role without any right to see what the sessions of others do."""
+    """Use a role that may not read other sessions' activity."""
     execute("CREATE ROLE stranger; GRANT ALL ON ALL TABLES IN SCHEMA public TO stranger; SET ROLE stranger")
     try:
         yield
@@ -146,7 +146,7 @@ def as_stranger():
 
 
 @of_postgres
-def test_a_session_that_lives_keeps_its_claim_whoever_looks():
+def test_a_live_session_keeps_its_claim_for_any_role():
     gate = Gate()
 
     def hold():
@@ -169,7 +169,7 @@ def test_a_session_that_lives_keeps_its_claim_whoever_looks():
 
 
 @of_postgres
-def test_a_process_id_that_another_session_has_by_now_looks_alive():
+def test_a_process_id_reused_by_another_session_counts_as_alive():
     claim_and_die()
     gate, sessions = Gate(), []
 
@@ -215,7 +215,7 @@ def test_an_attempt_that_lost_its_session_commits_nothing(ended_by):
 def test_a_sweep_settles_claims_of_gone_sessions_only():
     claim_and_die()
     acquire(plain, key="alive")
-    make_records(1, Status.IN_PROGRESS, operation=plain.name, lease=HOUR)  # that names none
+    make_records(1, Status.IN_PROGRESS, operation=plain.name, lease=HOUR)  # names no session
     assert next(recover_batches()).recoverable == 1
     settled = IdempotencyRecord.objects.get(status=Status.RECOVERABLE)
     assert [entry["event"] for entry in settled.history] == ["session_over", "lease_over"]
@@ -235,7 +235,7 @@ def test_a_sweep_ends_no_more_leases_than_its_batch_takes():
 
 @of_postgres
 def test_a_sweep_skips_a_claim_newer_than_its_list_of_sessions(monkeypatch):
-    """The sweep is held between its list and its lock. Meanwhile a session missing from the list takes over."""
+    """The sweep is held after it lists the sessions and before it locks. Meanwhile a newer session takes over."""
     claim_and_die()
     wait = "(SELECT gone.* FROM gone, LATERAL (SELECT pg_advisory_xact_lock(32, gone.attempt)) AS held) AS gone"
     assert store._END_LEASES.count("FROM gone ") == 1
@@ -274,7 +274,7 @@ def _take_over_and_live(gate):
 
 @of_postgres
 @pytest.mark.parametrize("chosen", [PostgreSQLStore, CitusStore])
-def test_a_cluster_of_citus_names_no_sessions(chosen):
+def test_claims_on_a_citus_cluster_name_no_session(chosen):
     scope = Scope("1", plain.name, "k")
     chosen(connection).insert_claim(scope, "v1:1", lease=HOUR, retention=HOUR, undone_by_crash=True)
     assert (record().session is None) is (chosen is CitusStore)
@@ -287,7 +287,7 @@ def test_a_cluster_of_citus_names_no_sessions(chosen):
 
 @of_postgres
 @pytest.mark.parametrize("threshold", [None, 0])
-def test_the_statements_are_the_same_if_the_server_binds(threshold):
+def test_a_take_over_works_if_the_server_binds_parameters(threshold):
     claim_and_die()
     with reconnected(server_side_binding=True, prepare_threshold=threshold):
         assert acquire(plain).attempt == 2

@@ -151,7 +151,7 @@ def test_in_a_test_case_nothing_is_set(store):
 
 @contextmanager
 def locked(fence):
-    """Another session holds the record."""
+    """Another session locks the record."""
     with closing(connection.copy()) as other:
         other.set_autocommit(False)
         with other.cursor() as cursor:
@@ -159,7 +159,7 @@ def locked(fence):
         yield
 
 
-def test_a_change_sets_its_bound_before_it_waits_for_the_record(store, monkeypatch):
+def test_a_change_sets_its_timeout_before_it_waits_for_the_record(store, monkeypatch):
     monkeypatch.setattr(statements, "WAITING", statements.Setting("lock_timeout", "10ms"))
     for name, change in CHANGES.items():
         fence = begun(store)
@@ -187,7 +187,7 @@ def test_a_server_reports_what_its_commit_waits_for(store):
         execute("RESET synchronous_commit")
 
 
-def test_a_pooler_is_noticed_by_the_process_of_the_server(store, monkeypatch):
+def test_a_pooler_is_detected_by_the_process_id_of_the_server(store, monkeypatch):
     assert not store.is_pooled()
     monkeypatch.setattr(type(connection.connection.info), "backend_pid", 0)
     assert store.is_pooled()
@@ -211,7 +211,7 @@ def kind(store):
 
 
 @pytest.mark.parametrize(("autocommit", "sent"), [(False, 0), (False, 1), (True, 0)])
-def test_the_question_for_the_extension_leaves_the_transaction_as_it_was(unknown, autocommit, sent):
+def test_the_query_for_the_extension_leaves_the_transaction_unchanged(unknown, autocommit, sent):
     unknown.set_autocommit(autocommit)  # off, as atomic() does
     with unknown.cursor() as cursor:
         for _ in range(sent):
@@ -223,8 +223,8 @@ def test_the_question_for_the_extension_leaves_the_transaction_as_it_was(unknown
     unknown.rollback()
 
 
-def test_a_database_that_has_the_extension_gets_its_store(unknown):
-    with unknown.cursor() as cursor:  # a temporary table is found before the catalog's
+def test_a_database_with_the_extension_gets_the_citus_store(unknown):
+    with unknown.cursor() as cursor:  # a temporary table shadows the catalog's
         cursor.execute("CREATE TEMPORARY TABLE pg_extension AS SELECT 'citus' AS extname")
     assert kind(choose(unknown)) == (CitusStore, False)
 
@@ -246,7 +246,7 @@ def test_a_database_that_can_not_be_queried_is_queried_again(unknown):
     assert kind(choose(unknown)) == (PostgreSQLStore, False)
 
 
-def test_only_a_store_that_was_chosen_for_sure_is_kept(unknown):
+def test_a_provisional_store_is_not_kept(unknown):
     host = unknown.settings_dict["HOST"]
 
     def take():

@@ -37,8 +37,8 @@ asks = Operation(
 
 @pytest.fixture(params=[False, True], ids=["receiver", "failing receiver"])
 def received(request):
-    """What was sent, each time outside of transactions. Every test here runs a second time with a receiver that fails
-    after it took note, and must come out the same."""
+    """The signals sent, none of them in a transaction. Each test runs again with a receiver that raises an error after
+    recording its signal. The result must be the same."""
     received, inside = [], []
 
     def receive(sender, signal, **arguments):
@@ -125,7 +125,7 @@ def test_an_attempt_that_declined_and_then_failed_is_a_failure(received):
     assert received[1:] == [sent("released"), sent("claimed", attempt=2)]
 
 
-def test_an_abandoned_claim_is_taken_over_and_its_owner_learns_it(received):
+def test_a_take_over_and_the_owners_lost_lease_are_announced(received):
     owner = acquire()
     end_lease()
     winner = acquire()
@@ -211,7 +211,7 @@ def named():
     return fields["idempotency_operation"], fields["idempotency_trace"], fields["idempotency_attempt"]
 
 
-def test_a_log_line_names_the_operation_trace_and_attempt_it_belongs_to():
+def test_a_log_line_names_its_operation_trace_and_attempt():
     with claim("tests.log", account_id="7", key=f"{'0' * 32}.{'1' * 36}") as run:
         run.result = named()
     assert run.result == ("tests.log", "0" * 32, 1)

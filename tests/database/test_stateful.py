@@ -44,7 +44,7 @@ OPERATIONS = {
     "park": Operation("tests.stateful.park", transaction=False, recovery=PARK),
 }
 SEQUENCES = 20
-#: What an attempt ends with: a result, or what a view may answer.
+#: Outcomes of an attempt: results of a function, and responses of a view.
 OUTCOMES = {
     "result": outcome_of_result(1, OPERATIONS["again"].policy),
     "another result": outcome_of_result(2, OPERATIONS["again"].policy),
@@ -67,17 +67,17 @@ class Record:
     retention_over: bool = False
     outcome: Outcome | None = None
     steps: set[str] = field(default_factory=set)
-    #: The number of the operation that the key stands for.
+    #: Identifies the request. After its retention, a key stands for a new one.
     life: int = field(default_factory=partial(next, itertools.count()))
 
     def owned_again(self):
-        """An owner, or an outcome, was written: lease and retention begin."""
+        """An owner or an outcome was written: lease and retention restart."""
         self.lease_over = self.retention_over = False
 
 
 @dataclass
 class Held:
-    """A claim that an attempt was given, and may have lost."""
+    """A claim that an attempt was given and may have lost."""
 
     scope: tuple[str, str]
     record: Record
@@ -118,7 +118,7 @@ class Machine(RuleBasedStateMachine):
     # A request
 
     def expected(self, scope, payload):
-        """What a request gets: an error, an outcome, or the record that it owns now."""
+        """Apply a request to the model. Returns an error, an outcome, or the record that the request now owns."""
         record = self.records.get(scope)
         if record is None:
             self.records[scope] = record = Record(payload)
@@ -341,7 +341,7 @@ def try_sequences(count):
     )
 
 
-def test_any_sequence_of_calls_does_what_the_model_does(count, seed):
+def test_any_sequence_of_calls_matches_the_model(count, seed):
     before = Machine.steps_made
     with recording("sequences", database=connection.display_name.lower(), seed=seed) as figures:
         try:
@@ -359,7 +359,7 @@ def play(*moves):
         machine.the_table_is_as_the_model()
 
 
-#: What may follow a claim. Its first attempt and the last one may end in different ways.
+#: Calls that may follow a claim. Its first and its last attempt may end in different ways.
 MOVES = [
     ("ask", {"payload": 0}),
     ("complete", {"which": 0, "kind": "refused"}),
@@ -373,7 +373,7 @@ LENGTH = 3
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_short_sequence_does_what_the_model_does(operation):
+def test_every_short_sequence_matches_the_model(operation):
     begin, *others = [(name, {"scope": (operation, "a"), **given} if name == "ask" else given) for name, given in MOVES]
     before = Machine.steps_made
     with recording("sequences: short", kind=operation, database=connection.display_name.lower()) as figures:
@@ -383,7 +383,7 @@ def test_every_short_sequence_does_what_the_model_does(operation):
     assert figures["calls"] == len(MOVES) ** LENGTH * (1 + LENGTH)
 
 
-def test_a_sweep_that_frees_what_may_not_run_again_is_found(monkeypatch):
+def test_a_sweep_that_releases_an_operation_to_park_is_detected(monkeypatch):
     moves = [("ask", {"scope": ("park", "a"), "payload": 0}), ("lease_ends", {"which": 0}), ("sweep", {})]
     play(*moves)
     settle = sweep.settle_as
@@ -392,7 +392,7 @@ def test_a_sweep_that_frees_what_may_not_run_again_is_found(monkeypatch):
         play(*moves)
 
 
-def test_a_refusal_of_an_overtaken_attempt_is_found(monkeypatch):
+def test_an_unfenced_refusal_by_an_overtaken_attempt_is_detected(monkeypatch):
     ask, over = ("ask", {"scope": ("again", "a"), "payload": 0}), ("lease_ends", {"which": 0})
     moves = [ask, over, ask, ("complete", {"which": 0, "kind": "refused"})]
     play(*moves)

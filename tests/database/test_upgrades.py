@@ -27,7 +27,7 @@ TABLES = [model._meta.db_table for model in (IdempotencyRecord, IdempotencyStep,
 
 @pytest.fixture
 def newer_tables():
-    """Tables as an additive migration leaves them: each has a nullable column more, and one with a default."""
+    """Tables after an additive migration, which adds a nullable column and one with a default to each."""
     for table in TABLES:
         execute(f"ALTER TABLE {table} ADD COLUMN later_note varchar(20) NULL")
         execute(f"ALTER TABLE {table} ADD COLUMN later_count integer DEFAULT 7 NOT NULL")
@@ -37,7 +37,7 @@ def newer_tables():
         execute(f"ALTER TABLE {table} DROP COLUMN later_count")
 
 
-def test_the_life_of_a_record_goes_on_while_a_newer_release_migrates(newer_tables):
+def test_a_record_runs_through_its_states_on_newer_tables(newer_tables):
     first = acquire(parks)
     Claim(first).step("pay", lambda: 71)
     assert ownership.release(first, "refused")

@@ -1,4 +1,4 @@
-"""Delivery, broken on purpose: real brokers and real worker processes, with each message counted where it takes effect.
+"""Delivery under faults: real brokers and worker processes, with the effects of each message counted where they happen.
 
 ``roles`` are the jobs of the forked processes; ``tasks`` are the protected task and its control. A ``stage`` is the
 broker, database and providers that they share. ``faults`` are the scripts, one for each delivery failure, and ``tally``

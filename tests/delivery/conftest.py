@@ -7,13 +7,13 @@ import pytest
 from tests.delivery.stage import BROKERS, stage
 from tests.harness.servers import skip_without_redis
 
-#: Redis comes with the test environment. An environment with RabbitMQ installed requests it.
+#: The test environment contains Redis. An environment with RabbitMQ selects that instead.
 BROKER = os.environ.get("DELIVERY_BROKER", "redis")
 
 
 @pytest.fixture(scope="session")
 def shared():
-    assert BROKER in BROKERS, f"DELIVERY_BROKER is one of {list(BROKERS)}, and not {BROKER!r}"
+    assert BROKER in BROKERS, f"DELIVERY_BROKER must be one of {list(BROKERS)}, not {BROKER!r}"
     if BROKER == "redis":
         skip_without_redis()
     with stage(BROKER, os.environ["DATABASE_URL"]) as made:

@@ -18,21 +18,21 @@ from tests.harness.proxy import Proxy
 from tests.harness.strikes import Strike, held
 from tests.harness.world import LONG_AGO
 
-#: Seconds for which the claim of a worker that was killed is in the way of the next one, by the real clock.
+#: For how many seconds of real time a killed worker's claim blocks the next delivery.
 LEASE = 2.0
 
 
 @dataclass(frozen=True)
 class Fault:
     script: Callable[[Scene, Verdict], None]
-    #: What the control has to show: the count of this name is not zero. Empty where nothing could show.
+    #: The count of the control that must not be zero. Empty if the control can show nothing.
     control: str = "doubled"
-    #: A run is cut off in its middle, so only a provider that deduplicates by key can pay once.
+    #: Runs are interrupted, so only a provider that deduplicates by key can pay once.
     deduplicate: bool = False
 
 
 def run(stage, name, messages, **defaults):
-    """Play a script with so many messages of each kind. ``defaults`` are part of every process's specification."""
+    """Run a script with ``messages`` of each kind. ``defaults`` are part of every process's specification."""
     fault, verdict = FAULTS[name], Verdict(name, stage.broker.name)
     started = time.monotonic()
     with closing(Scene(stage, name, messages, deduplicate=fault.deduplicate, **defaults)) as scene:
@@ -41,22 +41,22 @@ def run(stage, name, messages, **defaults):
     verdict.seconds = time.monotonic() - started
     if fault.control:
         verdict.expect(
-            getattr(verdict.plain, fault.control), f"the control shows nothing {fault.control}: the test does not bite"
+            getattr(verdict.plain, fault.control), f"the control counts 0 {fault.control}, so the test proves nothing"
         )
     return verdict
 
 
 def consume(scene, verdict, *strikes, meanwhile=lambda: None, **options):
-    """Workers that are struck consume all messages, which a relay sends while they come up.
+    """Workers under strikes consume all messages, which a relay sends while the workers start.
 
-    kombu takes a message off Redis' list first and notes that it has it afterwards. If the worker's main
-    process or the server dies in between, the message is lost, and it is sent again. RabbitMQ must lose none.
+    kombu removes a message from Redis' list before it stores it as unacknowledged. If the worker's main process or the
+    server dies in between, the message is lost, and it is sent again. RabbitMQ must lose none.
     """
     keeper = scene.start_workers(*strikes, **options)
     relay = scene.start_relay()
     scene.publish()
     scene.settle(meanwhile=meanwhile)
-    verdict.lost_by_broker = scene.send_again_what_was_lost()
+    verdict.lost_by_broker = scene.resend_lost_messages()
     if not isinstance(scene.broker, Redis):
         verdict.expect(not verdict.lost_by_broker, f"the broker has lost {verdict.lost_by_broker} messages")
     scene.finish(relay)
@@ -72,36 +72,36 @@ def consume_outbox(scene, **options):
 
 
 def one_in(scene, share, least=2):
-    """Of how many messages one is struck, so that ``share`` of them are, and at least ``least`` in all."""
+    """Strike one in this many messages: in ``share``, or in fewer, so that at least ``least`` are struck."""
     return max(1, min(share, scene.count // least))
 
 
 def struck_by(act, place, share, **options):
-    """A process of a worker is killed at a place that one message in ``share`` reaches."""
+    """A script in which a worker's process is killed at a place by one message in ``share``."""
 
     def script(scene, verdict):
         every = one_in(scene, share)
-        # Protected messages and the control's are struck far from each other. A process that dies takes along what else
-        # its worker has at hand, and of a message that was just committed there is no second run that could be struck.
+        # Protected messages and the control's are struck far apart. A process that dies interrupts the other messages
+        # of its worker, and a message that was just committed has no second run to strike.
         kept = Strike(place, act, every=every, among="-kept-")
         plain = Strike(place, act, every=every, offset=every // 2, among="-plain-")
         keeper = consume(scene, verdict, kept, plain, lease=LEASE, **options)
         verdict.struck = scene.marks.count(f"{act}.*")
         verdict.expect(scene.marks.count(f"{act}.*-kept-*"), "no protected message was struck")
         if act != "child":
-            verdict.expect(keeper.restarts, "no main process was seen dead")
+            verdict.expect(keeper.restarts, "no dead main process was detected")
         judge(scene, verdict)
 
     return script
 
 
 def redelivered_while_it_runs(scene, verdict):
-    """Redis: the visibility timeout is shorter than the task. RabbitMQ: the connection is lost, and with it the
-    delivery. In both the message is delivered again while its first run goes on, and goes on to its end.
+    """Redis: the visibility timeout is shorter than the task. RabbitMQ: the connection is lost, and the delivery with
+    it. In both, the message is delivered again while its first run continues to its end.
     """
     fault = Strike("handler", "hold", every=one_in(scene, 100))
     if isinstance(scene.broker, Redis):
-        # Children enough for what is held and for its second delivery, which is what lets it go.
+        # Enough children for held messages and for their second deliveries, which release them.
         release = release_each(scene, lambda label: scene.deliveries_of(label.split("-")[-2])[label] > 1)
         consume(scene, verdict, fault, meanwhile=release, visibility=1.0, concurrency=6)
     else:
@@ -117,7 +117,7 @@ def redelivered_while_it_runs(scene, verdict):
 
 
 def release_each(scene, may_go):
-    """For each message that a task is held at, something is done until it may go."""
+    """A function that releases each held message for which ``may_go`` returns a truthy value."""
 
     def release():
         for label in held(scene.marks):
@@ -147,7 +147,7 @@ def confirm_lost(scene, verdict):
 
 
 def relay_killed(scene, verdict):
-    """Between the broker's confirm and the mark that it was sent."""
+    """Relays are killed between the broker's confirm and marking the message as sent."""
     scene.start_workers()
     scene.publish()
     times = max(3, scene.count // 50)
@@ -185,7 +185,7 @@ def relay_frozen(scene, verdict):
 
 
 def relays_at_once(scene, verdict):
-    """Four relays on one backlog: nothing is even published twice."""
+    """Four relays share one backlog. No message is even published twice."""
     scene.start_workers()
     scene.publish()
     # Each waits with its first batch, so that none sends everything before the others have begun.
@@ -205,8 +205,8 @@ def relays_at_once(scene, verdict):
 
 
 def producer_rolled_back(scene, verdict):
-    """Of four operations one is rolled back for good, and one is rolled back and tried again. The control publishes as
-    it is done without an outbox. Others commit so late that messages with higher ids are sent before.
+    """Of four operations, one is rolled back for good, and one is rolled back and retried. The control publishes
+    without an outbox. Other operations commit so late that messages with higher ids are sent first.
     """
     scene.start_workers()
     late = scene.labels("kept", range(90_000, 90_000 + max(2, scene.count // 100)))
@@ -214,7 +214,7 @@ def producer_rolled_back(scene, verdict):
     written = [writer.expect("written")["id"] for writer in writers]
     relay = scene.start_relay()
     scene.publish(rolled_back=True)
-    scene.until(lambda: not scene.unsent(), "what is committed is sent")
+    scene.until(lambda: not scene.unsent(), "all committed messages are sent")
     highest = scene.database.count("SELECT max(id) FROM idempotency_outbox_message WHERE status = 'sent'")
     skipped = sum(number < highest for number in written)
     for writer in writers:
@@ -223,14 +223,14 @@ def producer_rolled_back(scene, verdict):
     scene.settle()
     scene.finish(relay)
     verdict.struck = scene.marks.count("rollback.*")
-    verdict.expect(skipped == len(late), "a late message has not appeared below the highest id that was sent")
+    verdict.expect(skipped == len(late), "a late message has a higher id than all sent messages")
     committed = [number for number in range(scene.count) if number % 4]
     judge(scene, verdict, scene.labels("kept", committed) + late, scene.labels("plain", committed))
 
 
 def broker_restarted(scene, verdict):
-    """Killed in mid-load, with messages queued and others under way. While it is gone a task ends, whose message can't
-    be acknowledged then. It is started again, on what it has on disk, when a worker has failed to reach it.
+    """The broker is killed under load, with messages queued and running. While it is down, a task ends whose message
+    can't be acknowledged. When the workers have failed to reach the broker, it is started again with its data on disk.
     """
     restarts = max(1, min(5, scene.count // 300))
     workers = 2
@@ -242,7 +242,10 @@ def broker_restarted(scene, verdict):
         broker.kill()
         scene.marks.leave(f"go.{label}")
         scene.until(lambda: label in scene.rows(label.split("-")[-2]), f"{label} is committed")
-        scene.until(lambda: scene.log().count("Cannot connect to") >= failures + workers, "workers miss the broker")
+        scene.until(
+            lambda: scene.log().count("Cannot connect to") >= failures + workers,
+            "the workers detect that the broker is down",
+        )
         broker.start()
         return True
 
@@ -277,7 +280,7 @@ def other_payload(scene, verdict):
 
 
 def poison(scene, verdict):
-    """Messages that kill their worker's child at every run. The control's are let through after the sixth, because
+    """Each run of these messages kills the worker's child. The control's are let through after the sixth run, because
     nothing else would end them.
     """
     every, most = one_in(scene, 50), 6
@@ -293,8 +296,8 @@ def poison(scene, verdict):
 
 
 def forgotten(scene, verdict):
-    """All messages are delivered again long after. For the second half the inbox has forgotten by then, which is what a
-    retention shorter than the broker's longest redelivery comes to: they serve as the control.
+    """All messages are delivered again much later. The records of the second half are purged by then, as if their
+    retention were shorter than the broker's longest redelivery. That half serves as the control.
     """
     consume_outbox(scene)
     gone = scene.labels("kept", range(scene.count // 2, scene.count))

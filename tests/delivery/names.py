@@ -4,7 +4,7 @@
 KEPT = "delivery.kept"
 PLAIN = "delivery.plain"
 
-#: The queue in which protected messages are dead-lettered, and how many runs of one may be cut off until it is.
+#: The queue for dead-lettered protected messages, and after how many interrupted runs a message is dead-lettered.
 DEAD = "delivery.dead"
 MAX_ATTEMPTS = 3
 

@@ -22,12 +22,12 @@ from testproject.harness.marks import Marks
 from tests.delivery import names, tasks
 from tests.harness.strikes import Strike, Strikes
 
-#: Whose operations the producers run, and so whose messages are consumed.
+#: The account of the producers' operations and of their messages.
 ACCOUNT = "7"
 ORDER = "delivery.order"
-#: Seconds between two looks of a relay that found nothing due.
+#: Seconds between two queries of a relay that found nothing due.
 PAUSE = 0.02
-#: What every process would load by itself, and the zygote loads for all.
+#: Modules that every process needs. The zygote loads them once.
 LOADED_ONCE = (
     *("celery.apps.worker", "celery.concurrency.prefork", "celery.worker.consumer"),
     *("kombu.transport.pyamqp", "kombu.transport.redis"),
@@ -37,7 +37,7 @@ for module in LOADED_ONCE:
 
 
 def run(spec, channel):
-    """In its fork: point it at its broker, break it where specified, and run its job."""
+    """Called in each fork: set its broker, arm its strikes, and run its job."""
     app.conf.update(
         broker_url=spec["broker"],
         task_default_queue=spec["queue"],
@@ -51,9 +51,9 @@ def run(spec, channel):
     faults.fault_point["complete.committed"] = lambda: strikes.here("committed")
     for place in ("relay.claimed", "relay.published"):
         faults.fault_point[place] = strikes.each(place)
-    told = ROLES[spec["role"]](spec, channel)
-    if told is not None:
-        channel.tell(event="done", **told)
+    report = ROLES[spec["role"]](spec, channel)
+    if report is not None:
+        channel.tell(event="done", **report)
     connections.close_all()
 
 
@@ -74,7 +74,7 @@ def work(spec, channel):
 
 
 def relay(spec, channel):
-    """Relay until nothing has been due for a moment and the harness has let go, and tell how much was sent."""
+    """Relay until the harness requests the end and nothing is due. Returns how many messages were sent."""
     channel.tell(event="ready")
     channel.wait()
     sent = 0
@@ -83,14 +83,13 @@ def relay(spec, channel):
             sent += batch.sent
         if channel.has_something():
             return {"sent": sent}
-        time.sleep(PAUSE)  # a relay looks again after a while; nothing tells it of a new message
+        time.sleep(PAUSE)  # a relay polls, because nothing notifies it of a new message
 
 
 def produce(spec, channel):
     """Publish a message to each task for every number, each pair from a separate operation.
 
-    Of ``rolled_back`` operations, every fourth is rolled back for good, and the one after it is rolled back and tried
-    again.
+    Of ``rolled_back`` operations, every fourth is rolled back for good, and the next one is rolled back and retried.
     """
     passes = {0: [True], 1: [True, False]} if spec.get("rolled_back") else {}
     for number in range(*spec["numbers"]):
@@ -121,7 +120,7 @@ def _order(spec, number, rolls_back):
 
 
 def produce_late(spec, channel):
-    """Publish, and hold the transaction open until released: the message has a low id and appears late."""
+    """Publish, and hold the transaction open until released: the message has a low id and is committed late."""
     with transaction.atomic():
         message = publish(names.KEPT, {"label": spec["label"]}, sender=names.ONCE)
         channel.tell(event="written", id=message.pk)
@@ -130,7 +129,7 @@ def produce_late(spec, channel):
 
 
 def call_tasks(spec, channel):
-    """Publish past the outbox. The file ``calls`` has lists of a task's name, its arguments and options."""
+    """Publish without the outbox. The file ``calls`` lists each task's name, arguments and options."""
     for name, kwargs, options in json.loads(Path(spec["calls"]).read_text()):
         app.send_task(name, kwargs=kwargs, **options)
     return {}
@@ -142,7 +141,7 @@ def purge(spec, channel):
 
 
 def resend(spec, channel):
-    """Have those messages sent again that never reached their consumer."""
+    """Send the messages again that never reached their consumer."""
     return {"found": resend_lost_messages(older_than=timedelta(0))}
 
 

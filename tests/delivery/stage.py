@@ -22,14 +22,13 @@ from tests.harness.world import LONG_AGO, Database, World, world
 from tests.harness.zygote import ImpossibleError
 
 BROKERS = {"redis": running_redis, "rabbitmq": running_rabbitmq}
-#: Seconds after which Redis delivers an unacknowledged message again, in scripts that don't say otherwise.
-#: Far longer than any of them.
+#: The default visibility timeout on Redis, in seconds. It is far longer than any script.
 VISIBILITY = 600.0
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One broker and one database, on which one script runs after the other."""
+    """One broker and one database, on which the scripts run one after the other."""
 
     broker: Redis | Rabbit
     world: World
@@ -37,10 +36,10 @@ class Stage:
 
 
 class Scene:
-    """What one script has to itself: names, a queue, marks, and the processes that it starts."""
+    """The names, queue, marks and processes of one script."""
 
     def __init__(self, stage, name, count, *, deduplicate=False, **defaults):
-        """:param count: of how many messages of each kind."""
+        """:param count: the number of messages of each kind."""
         self.broker, self.database = stage.broker, stage.database
         self.name = f"{name}-{uuid4().hex[:6]}"
         self.count = count
@@ -49,7 +48,7 @@ class Scene:
         self._zygote, self._log = stage.world.zygote, stage.world.log
         self._provider = stage.world.providers[deduplicate]
         self._defaults = defaults
-        #: How often the broker, or the connection to it, was taken from the workers.
+        #: How often the workers have lost the broker or the connection to it.
         self.outages = 0
         self._processes = []
         self._keepers = []
@@ -86,7 +85,7 @@ class Scene:
         return process
 
     def run(self, role, **more):
-        """Start a process, wait until it has done its work, and return what it tells of it."""
+        """Start a process, wait until it has done its work, and return its report."""
         return self.start(role, **more).expect("done")
 
     def publish(self, **more):
@@ -94,7 +93,7 @@ class Scene:
         self.run("producer", numbers=[0, self.count], **more)
 
     def start_workers(self, *strikes, count=2, **more):
-        """Workers that are started again when they have died."""
+        """Start workers that are restarted when they die."""
         spec = self.spec("worker", *strikes, **more)
         keeper = Keeper(
             *(partial(self._zygote.fork, **spec) for _ in range(count)),
@@ -111,12 +110,12 @@ class Scene:
         return process
 
     def finish(self, relay):
-        """Let a relay end when nothing is due, and say how much it has sent."""
+        """Let a relay end when nothing is due, and return how many messages it has sent."""
         relay.go()
         return relay.expect("done")["sent"]
 
     def relay_all(self, **more):
-        """Relay until nothing is left to be sent, also what other relays have taken."""
+        """Relay until all messages are sent, including those that other relays have taken."""
         relay = self.start_relay(**more)
         self.until(lambda: not self.unsent(), "the outbox is empty", meanwhile=partial(self.back_date, "next_try_at"))
         return self.finish(relay)
@@ -124,10 +123,10 @@ class Scene:
     def close(self):
         for keeper in self._keepers:
             for process in keeper.started:
-                process.end(leftovers=True)  # what a killed main process has left running is in its group
+                process.end(leftovers=True)  # the children of a killed main process are in its group
         for process in self._processes:
             process.end()
-        # Only a script that failed has left anything, and that must not fail those after it.
+        # A failed script leaves messages, which must not make later scripts fail.
         self.database.query("DELETE FROM idempotency_outbox_message WHERE status <> 'sent'")
         forget(self.broker)
         self._directory.cleanup()
@@ -139,12 +138,12 @@ class Scene:
         late = f"UPDATE idempotency_outbox_message SET {column} = %s WHERE status = 'pending' AND {column} > now()"
         self.database.query(late, LONG_AGO)
 
-    # Looking
+    # Observing
 
     def until(self, condition, what, *, meanwhile=lambda: None, limit=60.0, pause=0.02):
-        """Wait until it holds, for as long as messages still take effect and ``limit`` seconds longer.
+        """Wait until ``condition`` holds, at most until ``limit`` seconds after the last progress.
 
-        :raises ImpossibleError: nothing happens any more, or a worker keeps ending by itself.
+        :raises ImpossibleError: there is no more progress, or a worker keeps ending by itself.
         """
         last, progress = time.monotonic(), None
         while not (found := condition()):
@@ -154,41 +153,41 @@ class Scene:
             if (seen := (self.deliveries(), self.unsent(), self.marks.count("*"))) != progress:
                 last, progress = time.monotonic(), seen
             if time.monotonic() > last + limit:
-                raise ImpossibleError(f"{what}: nothing has happened for {limit:g} s\n{self.log()[-6000:]}")
-            time.sleep(pause)  # between two looks at other processes, which have no event to wait for
+                raise ImpossibleError(f"{what}: no progress for {limit:g} s\n{self.log()[-6000:]}")
+            time.sleep(pause)  # polls, because other processes have no event to wait for
         return found
 
     def complaint(self):
-        """Why the workers can't be relied on, or nothing."""
+        """Why the workers can't be relied on, or an empty text."""
         return "; ".join(f"A worker {words}" for keeper in self._keepers if (words := keeper.complaint()))
 
     def log(self):
-        """What the script's processes have written."""
+        """The output of the script's processes."""
         return self._log.read_bytes()[self._log_offset :].decode(errors="replace")
 
     def unsent(self):
         return self.database.count("SELECT count(*) FROM idempotency_outbox_message WHERE status = 'pending'")
 
     def deliveries(self):
-        """How often a message has reached a task."""
+        """How often messages have reached a task."""
         return len(self.marks.notes("deliveries"))
 
     def deliveries_of(self, kind):
         return Counter(label for label in self.marks.notes("deliveries") if label.startswith(f"{self.name}-{kind}-"))
 
     def rows(self, kind):
-        """How many rows there are of each message that has any."""
+        """The number of rows by message."""
         return self.database.transfers(f"{self.name}-{kind}")
 
     def payouts(self, kind):
-        """How often the provider has paid for each message that it has paid for."""
+        """The number of the provider's payouts by message."""
         return self._provider.payouts(f"{self.name}-{kind}")
 
     def settle(self, meanwhile=lambda: None):
-        """Wait until nothing is to be sent, nothing is queued, and nothing is with a worker.
+        """Wait until no message is unsent, queued or with a worker.
 
-        A worker has acknowledged a message when the broker no longer counts it. Looked at twice, because kombu takes a
-        message off a Redis list a moment before it notes that it has it.
+        The broker counts a message until a worker acknowledges it. The check is made twice, because kombu removes a
+        message from a Redis list a moment before it stores it as unacknowledged.
         """
         calm = []
 
@@ -199,16 +198,16 @@ class Scene:
             calm.append(self.deliveries())
             return len(calm) > 1 and calm[-1] == calm[-2]
 
-        # Less often: to ask a broker takes a connection.
+        # Less often, because each query of a broker takes a connection.
         self.until(idle, "all messages are consumed", meanwhile=meanwhile, pause=0.1)
 
-    def send_again_what_was_lost(self):
-        """Have those protected messages sent again that the broker had confirmed and that never reached their inbox,
-        until every one has, and say how many there were.
+    def resend_lost_messages(self):
+        """Send protected messages again that the broker confirmed and that never reached their inbox, until all have.
+        Returns how many there were.
         """
         sent_again = 0
         while missing := self._without_record():
-            # It waits for longer the longer a message has been waiting.
+            # The older a message is, the longer the next resend waits, so the messages are aged each time.
             self.database.query(
                 "UPDATE idempotency_outbox_message "
                 "SET created_at = (created_at AT TIME ZONE 'UTC' - interval '1 hour') AT TIME ZONE 'UTC', "
@@ -218,13 +217,13 @@ class Scene:
             )
             found = self.run("resender")["found"]
             if found < missing:
-                raise ImpossibleError(f"{missing} messages have no record, and {found} were found")
+                raise ImpossibleError(f"{missing} messages have no record, but only {found} were found")
             sent_again += found
             self.settle()
         return sent_again
 
     def _without_record(self):
-        # Citus joins no table that is spread over servers with one that is not, so this is two questions.
+        # Citus joins no distributed table with a local one, so this takes two queries.
         known = set(
             self.database.query("SELECT idempotency_key FROM idempotency_record WHERE operation = %s", names.KEPT)
         )
@@ -236,7 +235,7 @@ class Scene:
         return sum(key not in known for key in keys)
 
     def dead_letters(self):
-        """Take what lies in the dead-letter queue: the headers of each message."""
+        """Empty the dead-letter queue, and return the headers of each message."""
         found = []
         with Connection(self.broker.url) as connection:
             queue = connection.SimpleQueue(names.DEAD)
@@ -252,19 +251,19 @@ class Scene:
 
 
 def forget(broker):
-    """Throw away what no worker consumes: nudges, and what a script that failed has left."""
+    """Delete messages that no worker consumes: nudges, and those that a failed script has left."""
     if isinstance(broker, Redis):
         with broker.client() as client:
             client.flushall()
         return
-    # Each script has its own queue, so what one leaves there disturbs no other.
+    # Each script has a separate queue, so messages left there disturb no other script.
     with Connection(broker.url) as connection, connection.channel() as channel:
         channel.queue_delete(names.NUDGES)
 
 
 @contextmanager
 def stage(broker_name, url=None):
-    """Bring everything up; ``url`` as for ``world``."""
+    """Start everything; ``url`` as for ``world``."""
     with (
         BROKERS[broker_name]() as broker,
         world("tests.delivery.roles", url) as shared,

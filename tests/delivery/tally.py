@@ -1,4 +1,4 @@
-"""The effects of one fault, counted where they happen, and whether they are right."""
+"""The effects under one fault, counted where they happen, and judged."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ from tests.delivery import names
 
 @dataclass
 class Count:
-    """The effects of one kind of message, of which ``expected`` are to have one each and no other any."""
+    """The effects of one kind of message. Each of ``expected`` messages must have one, and no other message any."""
 
     expected: int = 0
     #: Messages with more than one row, or more than one payout.
     doubled: int = 0
-    #: Messages that were published and have no row, or no payout.
+    #: Published messages without a row, or without a payout.
     lost: int = 0
-    #: Messages of transactions that rolled back, and that took effect.
+    #: Messages of rolled-back transactions that took effect.
     ghosts: int = 0
     deliveries: int = 0
-    #: Some of the messages that are wrong.
+    #: Some of the wrong messages.
     examples: list[str] = field(default_factory=list)
 
     def __str__(self):
@@ -41,7 +41,7 @@ class Verdict:
     lost_by_broker: int = 0
     #: Protected messages that were dead-lettered.
     dead_letters: int = 0
-    #: Anything else that is not as it must be.
+    #: All other problems.
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -85,8 +85,8 @@ def judge(scene, verdict, kept=None, plain=None, *, dead_letters=0, cut_off=0, l
     :param kept: the protected messages that must have taken effect; by default all.
     :param plain: those of the control.
     :param dead_letters: how many protected messages must have been dead-lettered.
-    :param cut_off: how many of these had runs that were cut off, so that their records are not completed.
-    :param leave_out: protected messages that are none of this.
+    :param cut_off: how many of these had interrupted runs, so that their records are not completed.
+    :param leave_out: protected messages to ignore.
     """
     left_out = set(leave_out)
     verdict.kept = count(scene, "kept", scene.labels("kept") if kept is None else kept, left_out)
@@ -98,7 +98,7 @@ def judge(scene, verdict, kept=None, plain=None, *, dead_letters=0, cut_off=0, l
     verdict.dead_letters = len(scene.dead_letters())
     verdict.expect(
         verdict.dead_letters == dead_letters,
-        f"{verdict.dead_letters} messages were dead-lettered, and not {dead_letters}",
+        f"{verdict.dead_letters} messages were dead-lettered instead of {dead_letters}",
     )
     states = Counter(
         dict(

@@ -21,7 +21,7 @@ from tests.harness.strikes import Strikes
 
 DELIVERY = {"acks_late": True, "reject_on_worker_lost": True}
 
-#: What this process was started with.
+#: The strikes of this process.
 strikes = Strikes(Marks(""))
 
 
@@ -67,13 +67,13 @@ def send_twice(message):
 
 
 def send_without_identity(message):
-    """What is to be one message for ever is a new one each time."""
+    """Give the message a new identity each time it is sent."""
     message.message_id = uuid4()
     message.idempotency_key = str(message.message_id)
     celery.send(message)
 
 
 def send_most(message):
-    """Says of every third message that it was sent, and sends it not."""
+    """Report every third message as sent without sending it."""
     if message.pk % 3:
         celery.send(message)

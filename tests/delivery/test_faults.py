@@ -1,7 +1,7 @@
 """Every fault of delivery, once and with few messages. ``python -m tools.deliveries`` runs them in full.
 
-On PostgreSQL only: these processes write all the time, and on SQLite they would wait for its one write lock and show
-nothing of delivery. What an inbox and an outbox do on SQLite is tested in ``tests/contrib`` and ``tests/database``.
+They run on PostgreSQL only. These processes write constantly, so on SQLite they would wait for its only write lock and
+test nothing about delivery. ``tests/contrib`` and ``tests/database`` test the inbox and the outbox on SQLite.
 """
 
 import pytest
@@ -14,9 +14,9 @@ pytestmark = pytest.mark.postgres
 
 MESSAGES = 20
 
-#: What a message that comes again must not do.
+#: The scenario and failure of messages that are delivered twice.
 DELIVERED_TWICE = (pytest.mark.scenario_7, pytest.mark.failure_53)
-#: Which scenario and failures a fault is about.
+#: The scenarios and failures of each fault.
 MARKS = {
     **dict.fromkeys(("child-killed", "main-killed", "group-killed", "after-commit"), DELIVERED_TWICE),
     **dict.fromkeys(("redelivered", "published-twice", "confirm-lost"), DELIVERED_TWICE),
@@ -38,7 +38,7 @@ def test_the_broker_is_the_requested_one(shared):
     assert type(shared.broker).__name__.lower().startswith(BROKER[:5])
 
 
-# Does the harness see anything? It must fail where a message loses its identity, and where one is never sent.
+# The harness must detect a message that loses its identity, and one that is never sent.
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ KINDS = {
     "file": (200, BYTES),  # recorded by a reference
     "undone": (402, JSON),  # after the handler has marked its transaction for rollback
 }
-#: Those that keep what the handler has written.
+#: The kinds that keep the handler's writes.
 KEPT = [kind for kind in KINDS if kind != "undone"]
 LARGE = "x" * 20_000
-#: With this a body is stored that is not plain JSON.
+#: The key under which a body that isn't plain JSON is stored.
 ENVELOPE = "$idempotency-envelope"
 
 
@@ -42,17 +42,17 @@ def answer(claim, kind, **facts):
 
 
 def rebuild(reference, request):
-    """The file again."""
+    """Rebuild the response with the file."""
     status, content_type = KINDS["file"]
     return HttpResponse(reference, content_type, status)
 
 
-#: What an operation declares to answer any of them.
+#: The options of an operation that may return any of them.
 DECLARED = {"recordable": lambda status: True, "rebuild": rebuild}
 
 
 def facts_of(content):
-    """What an outcome says; None for any other answer, such as a refusal of the package's."""
+    """The facts in an outcome; None for any other answer, such as the package's refusals."""
     try:
         facts = json.loads(content)
     except ValueError:
@@ -61,7 +61,7 @@ def facts_of(content):
 
 
 def recorded_facts(body, reference):
-    """What a record's columns say of its outcome."""
+    """The facts in a record's outcome, from its columns."""
     if reference is not None:
         return facts_of(reference)
     kept = json.loads(body) if isinstance(body, str) else body

@@ -34,7 +34,7 @@ class Cluster:
         return _in(self.coordinator, f"/{database}")
 
     def spread(self, url):
-        """Make a database of the coordinator one of the cluster, and return its URL."""
+        """Distribute a database of the coordinator over the cluster, and return its URL."""
         database = urlsplit(url).path
         for worker in self.workers:
             with psycopg.connect(worker, autocommit=True) as server:
@@ -43,7 +43,7 @@ class Cluster:
         for place in places:
             with psycopg.connect(place, autocommit=True) as connection:
                 connection.execute("CREATE EXTENSION citus")
-                # By this name a server reaches itself.
+                # The name by which a server reaches itself.
                 connection.execute(f"ALTER SYSTEM SET citus.local_hostname = '{host_of(place)}'")
                 connection.execute("SELECT pg_reload_conf()")
         with psycopg.connect(places[-1], autocommit=True) as coordinator:

@@ -24,12 +24,12 @@ CAN_CUT = os.geteuid() == 0 and Path("/dev/loop-control").exists() and shutil.wh
 
 
 class ServerOnADisk(Server):
-    """One that is restarted by a power cut."""
+    """A server that a power cut restarts."""
 
     def __init__(self, url, mounted, image):
         super().__init__(url)
         self._mounted, self._image = mounted, image
-        os.sync()  # what belongs to the installation
+        os.sync()  # the installation must survive
 
     def _stop_disk(self):
         root = os.open(self._mounted, os.O_RDONLY)
@@ -42,10 +42,10 @@ class ServerOnADisk(Server):
         self.kill()
         unmount(self._mounted)
         mount(self._image, self._mounted)
-        # Its name may be there, because a sync of another file has committed it to the journal.
+        # Its name may exist, because a sync of another file has committed it to the journal.
         if unsynced.exists() and unsynced.read_text():
-            raise ImpossibleError("the disk has kept what was not synced")
-        # The killed server may be a zombie here, for which another one would wait. After a boot there is none.
+            raise ImpossibleError("the disk has kept unsynced data")
+        # The killed server may be a zombie, for which a new one would wait. After a boot there are no zombies.
         for lock in ("data/postmaster.pid", f"{SOCKET_NAME}.lock"):
             (self.directory / lock).unlink(missing_ok=True)
         self.start()
@@ -56,7 +56,7 @@ def mount(image, place):
 
 
 def unmount(place):
-    """Killed processes may have files open for a moment more."""
+    """Unmount. Killed processes may keep files open for a moment."""
     wait_until(lambda: subprocess.run(["umount", place], check=False, capture_output=True).returncode == 0, "umount")
 
 
@@ -68,7 +68,7 @@ def server_on_a_disk():
         image, mounted = Path(directory, "image"), Path(directory, "mounted")
         mounted.mkdir()
         with image.open("wb") as file:
-            file.truncate(1 << 30)  # bytes, of which few are ever written
+            file.truncate(1 << 30)  # in bytes; the file is sparse
         subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
         mount(image, mounted)
         with ExitStack() as stack:

@@ -2,8 +2,8 @@
 
 A history is linearizable if each call can be given a moment between its start and its end, so that the calls, one after
 the other at these moments, are answered as a record would answer them. The search is Wing and Gong's ("Testing and
-Verifying Concurrent Objects", 1993). Lowe's paper ("Testing for Linearizability", 2017) has its two shortcuts: each key
-is searched alone, and no configuration twice.
+Verifying Concurrent Objects", 1993), with two shortcuts from Lowe's paper ("Testing for Linearizability", 2017): each
+key is searched separately, and no configuration twice.
 """
 
 import json
@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from math import inf
 
-#: The values of Idempotency-Status, and one for the status "unknown" of an operation that is parked.
+#: The values of Idempotency-Status. PARKED stands for the status "unknown" of a parked operation.
 EXECUTED, REPLAYED, RECORDED, PARKED = "executed", "replayed", "recorded", "parked"
 IN_PROGRESS, REUSED, UNKNOWN = "in-progress", "reused", "unknown"
-#: The header by which a handler learns the id of the call that it answers.
+#: The header that passes the id of a call to its handler.
 CALL_HEADER = "X-Call"
 
 
@@ -27,18 +27,18 @@ class Call:
     key: str
     payload: str = ""
     start: float
-    #: Infinite if the answer doesn't say what became of the operation, because that may still take effect.
+    #: Infinite if the answer leaves the result open, because the operation may still take effect.
     end: float = inf
     answer: str = UNKNOWN
     outcome: str | None = None
-    #: The call whose handler has made the outcome, if the outcome names it. A reconciler's outcome does not.
+    #: The call whose handler made the outcome, if the outcome names it. A reconciler's outcome names none.
     author: str | None = None
 
     @classmethod
     def answered(cls, *, end, headers, status, body, **sent):
         """The call that was ``sent``, with its answer."""
         answer = headers.get("Idempotency-Status", UNKNOWN)
-        if answer in {UNKNOWN, "ignored"}:  # a route without protection, which has crashed
+        if answer in {UNKNOWN, "ignored"}:  # an unprotected route has crashed
             is_parked = b"idempotency_outcome_unknown" in body
             return cls(**sent, **{"end": end, "answer": PARKED} if is_parked else {})
         if answer not in {EXECUTED, REPLAYED}:
@@ -70,9 +70,9 @@ def by_key(calls):
 
 
 def violations(calls, *, lease):
-    """The history of each key that no record explains, as a text.
+    """The histories that no record explains, as texts, by key.
 
-    :param lease: for how many seconds a claim can be in the way that its attempt could not release.
+    :param lease: for how many seconds a claim blocks its key if its attempt could not release it.
     """
     return {
         key: "; ".join(map(str, sorted(history, key=lambda call: call.start)))
@@ -93,11 +93,11 @@ def is_linearizable(calls, record):
         if configuration in tried:
             continue
         tried.add(configuration)
-        # What ends first has had its moment before any call that starts after that.
+        # The call that ends first took effect before any call that starts later.
         first_end = min(calls[place].end for place in left)
         possible = [place for place in left if calls[place].start <= first_end]
         following = [(left - {place}, after) for place in possible for after in record.after(state, calls[place])]
-        # What changes nothing is as good now as later, because it enables and prevents no other call.
+        # A call that changes nothing may as well come now, because it neither enables nor prevents another call.
         to_try += [each for each in following if each[1] == state][:1] or following
     return False
 
@@ -105,13 +105,13 @@ def is_linearizable(calls, record):
 class Record:
     """The model. Its state is None before the outcome, and then the outcome with its payload, or PARKED.
 
-    That a claim is live is no state: no client sees when it begins and ends. A refusal because of it needs another call
-    whose attempt may be running.
+    A live claim is not a state, because clients can't observe when it begins and ends. A refusal because of it needs
+    another call whose attempt may be running.
     """
 
     def __init__(self, calls, lease):
         self._lease = lease
-        #: What an attempt without an answer may have recorded: the outcomes that a client has got.
+        #: The outcomes that an attempt without an answer may have recorded: those that clients have received.
         self._replayed = {(call.outcome, call.author) for call in calls if call.answer in {REPLAYED, RECORDED}}
         #: The ids of answers that an attempt of another call explains.
         self._explained = {
@@ -125,12 +125,12 @@ class Record:
             # A reconciler may find the effect of an attempt that has lost its lease, regardless of its response.
             return call.author is None and other.answer in {REPLAYED, IN_PROGRESS} and other.payload == call.payload
         if call.answer == IN_PROGRESS:
-            # An attempt that could not release its claim leaves it in the way until its lease is over.
+            # A claim that its attempt could not release blocks the key until its lease is over.
             return other.end + self._lease >= call.start
         return call.answer == PARKED or other.payload != call.payload
 
     def after(self, state, call):
-        """The states after a call; none if the record doesn't answer so in this state."""
+        """The states after a call. There are none if the record would not give this answer in this state."""
         match call.answer:
             case "executed":
                 # Once, and with the outcome of its own handler.
@@ -148,7 +148,7 @@ class Record:
                 is_other = state[1] != call.payload if isinstance(state, tuple) else call.id in self._explained
                 return [state] * is_other
             case "not-recorded":
-                # What its handler has answered is never replayed: only an executed and an unknown call have an outcome.
+                # Its response is never replayed: only executed and unknown calls have an outcome.
                 return [state] * (state is None)
             case "unknown":
                 outcomes = {outcome for outcome, author in self._replayed if author in {None, call.id}}

@@ -2,7 +2,7 @@
 
 
 class Keeper:
-    """Restarts processes that have died, each time that it is asked for its complaint.
+    """Restarts dead processes at each call of ``complaint``.
 
     Celery's workers sometimes end by themselves when their broker dies, because of faults in how they reconnect. So
     each outage of a broker excuses one end of each process.
@@ -17,7 +17,7 @@ class Keeper:
         self._running = dict(zip(starts, self.started, strict=True))
 
     def complaint(self):
-        """What is wrong with the processes, or an empty text."""
+        """Restart dead processes. Returns what is wrong, or an empty text."""
         for start, process in self._running.items():
             if not process.alive:
                 self._running[start] = start()

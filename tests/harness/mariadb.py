@@ -17,7 +17,7 @@ def running_mariadb():
         program = find_program("mariadb-install-db", "mariadb")
         install = [program, "--no-defaults", f"--datadir={data}", "--skip-test-db", *owner]
         subprocess.run([*install, "--auth-root-authentication-method=normal"], check=True, capture_output=True)
-        # The server's own character set is one that can't hold every text.
+        # The server's default character set can't hold every text.
         (directory / "create.sql").write_text("CREATE DATABASE app CHARACTER SET latin1;\n")
         command = [find_program("mariadbd", "mariadb"), "--no-defaults", f"--datadir={data}"]
         command += [

@@ -10,8 +10,8 @@ from testproject.embedded import UNPRIVILEGED_USER
 from testproject.harness.processes import Daemon, answers, free_port, short_directory
 from tests.harness.servers import find_program
 
-#: Server sessions. A process that is frozen inside its transaction keeps one, so there are more of them than cells run
-#: at once, and fewer than the clients of these cells.
+#: Server sessions. A process frozen inside its transaction keeps one, so there are more sessions than cells at a time,
+#: but fewer than these cells have clients.
 POOL_SIZE = 16
 
 CONFIGURATION = """\
@@ -40,10 +40,10 @@ class Pooler:
         self.url = f"postgres://{self._place}{parts.path}?DISABLE_SERVER_SIDE_CURSORS=true"
 
     def show(self, what):
-        """One of the tables that PgBouncer has of itself, such as ``clients``."""
+        """One of PgBouncer's status tables, such as ``clients``."""
         rows = psycopg.rows.dict_row
         console = f"postgres://{self._place}/pgbouncer"
-        # It takes simple queries only, and refuses BEGIN.
+        # The console takes only simple queries, and refuses BEGIN.
         with closing(psycopg.connect(console, autocommit=True, row_factory=rows)) as connection:
             return psycopg.ClientCursor(connection).execute(f"SHOW {what}").fetchall()
 
@@ -55,7 +55,7 @@ class Pooler:
 
 @contextmanager
 def running_pgbouncer(url, size=POOL_SIZE):
-    """Run one in front of the server of ``url``, with so many server sessions for each database."""
+    """Run a PgBouncer in front of the server of ``url``, with ``size`` server sessions for each database."""
     parts, port = urlsplit(url), free_port()
     server = {
         "host": parse_qs(parts.query)["host"][0] if parts.hostname is None else parts.hostname,

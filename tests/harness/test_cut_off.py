@@ -8,7 +8,7 @@ import sys
 from tests.harness.world import own_database
 from tests.harness.zygote import ROOT
 
-#: pytest-timeout ends a test by the signal that each second one sends itself. pytest-django keeps their order.
+#: Every second test sends itself the signal by which pytest-timeout ends a test. pytest-django keeps their order.
 TESTS = """
 import signal
 
@@ -52,7 +52,7 @@ def test_after_it():
 """
 
 
-def test_a_test_that_is_cut_off_fails_alone(tmp_path):
+def test_a_test_that_times_out_fails_alone(tmp_path):
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["tests.conftest"]')
     (tmp_path / "test_cut_off.py").write_text(TESTS)
     options = ["-c", ROOT / "pyproject.toml", f"--rootdir={tmp_path}", "-p", "no:randomly", "--timeout=240", "-v"]

@@ -17,7 +17,7 @@ CALL = re.compile(
 RULES = """
 an operation is executed once
     a 0-1 executed X; b 2-3 replayed X | a 0-1 executed X; b 2-3 executed X
-of two calls at once one is executed
+only one of two concurrent calls is executed
     a 0-1 executed X; b 0-1 replayed X | a 0-1 executed X; b 0-1 executed Y
 a replay has the outcome that was executed
     a 0-1 executed X; b 2-3 replayed X | a 0-1 executed X; b 2-3 replayed Y
@@ -35,7 +35,7 @@ a call without an answer may take effect late or never
     a 0- unknown; b 2-3 not-recorded; c 4-5 replayed Y | a 0- unknown; b 2-3 replayed Y; c 4-5 not-recorded
 an outcome names the call that executed it
     a 0-1 executed X of a | a 0-1 executed X of b
-what is replayed was made by a call whose end is not known
+a replayed outcome may be of a call whose end is not known
     a 0- unknown; b 0-1 not-recorded; c 2-3 replayed Y of a | a 0- unknown; b 0-1 not-recorded; c 2-3 replayed Y of b
 a reconciler finds the effect of an attempt that lost its lease
     a 0-3 in-progress; b 1-2 replayed X | a 0-3 not-recorded; b 1-2 replayed X
@@ -43,35 +43,35 @@ only a reconciler finds an effect
     a 0-3 in-progress; b 1-2 replayed X | a 0-3 in-progress; b 1-2 replayed X of a
 an effect is found for its payload
     a 0-3 in-progress; b 1-2 replayed X | a 0-3 in-progress for q; b 1-2 replayed X
-what was not recorded is not replayed
+an unrecorded response is not replayed
     a 0-1 not-recorded; b 2-3 executed Y | a 0-1 not-recorded; b 2-3 replayed Y
-not-recorded is no answer once there is an outcome
+not-recorded is impossible once there is an outcome
     a 0-1 executed X; b 0.5-3 not-recorded | a 0-1 executed X; b 2-3 not-recorded
-in-progress is an answer while another attempt may be running
+in-progress is possible while another attempt may be running
     a 0-1 executed X; b 0.5-0.6 in-progress | a 0.7-1 executed X; b 0.5-0.6 in-progress
-in-progress is no answer once there is an outcome
+in-progress is impossible once there is an outcome
     a 0- unknown; b 0-1 executed X; c 0.9-3 in-progress | a 0- unknown; b 0-1 executed X; c 2-3 in-progress
-in-progress is an answer after an attempt whose end is not known
+in-progress is possible after an attempt whose end is not known
     a 0- unknown; b 9-10 in-progress | b 9-10 in-progress
-a claim that was not released is in the way until its lease is over
+an unreleased claim blocks its key until its lease is over
     a 0-1 not-recorded; b 2-3 in-progress | a 0-1 not-recorded; b 4-5 in-progress
-reused is an answer to another payload
+reused answers another payload
     a 0-1 executed X; b 2-3 reused for q | a 0-1 executed X; b 2-3 reused
-reused is an answer to the later payload
+reused answers the later payload
     a 0- unknown; b 2-3 reused for q | a 0- unknown; b 2-3 reused
-a refusal of another payload is no attempt
+a refused payload starts no attempt
     a 0-1 in-progress; b 0-1 reused for q; c 0-3 executed X | a 0-1 in-progress; b 0-1 reused for q; c 9-10 executed X
-another payload is not replayed to
+another payload gets no replay
     a 0-1 executed X; b 2-3 replayed X | a 0-1 executed X; b 2-3 replayed X for q
-an outcome that can't be sent is one
+an outcome that can't be sent counts
     a 0- unknown; b 2-3 recorded | a 0- unknown; b 2-3 recorded; c 4-5 executed Y
-an outcome that can't be sent is that of the payload
+an outcome that can't be sent belongs to its payload
     a 0-1 executed X; b 2-3 recorded | a 0-1 executed X; b 2-3 recorded for q
-what is parked was cut off
+a parked operation was interrupted
     a 0- unknown; b 2-3 parked | b 2-3 parked
-what is parked stays so
+a parked operation stays parked
     a 0- unknown; b 2-3 parked; c 4-5 parked | a 0- unknown; b 2-3 parked; c 4-5 executed X
-what has an outcome is not parked
+an operation with an outcome is not parked
     a 0- unknown; b 0-3 parked; c 1-2 in-progress | a 0- unknown; a 0-1 executed X; b 2-3 parked
 """
 
@@ -84,7 +84,7 @@ def history(text):
 
 
 @pytest.mark.parametrize(("rule", "histories"), re.findall(r"^(\w.*)\n    (.*)", RULES, re.MULTILINE))
-def test_a_history_that_breaks_a_rule_is_found_and_its_twin_is_not(rule, histories):
+def test_an_illegal_history_is_detected_and_its_legal_twin_is_not(rule, histories):
     legal, illegal = histories.split(" | ")
     assert violations(history(legal), lease=LEASE) == {}, rule
     assert set(violations(history(illegal), lease=LEASE)) == {"k"}, rule

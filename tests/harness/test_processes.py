@@ -37,7 +37,7 @@ def start(daemon):
     return daemon
 
 
-def test_a_daemon_is_killed_with_what_it_forked_and_started_again(tmp_path):
+def test_a_daemon_is_killed_with_its_forks_and_started_again(tmp_path):
     children = tmp_path / "children"
     script = f"sleep 1000 & echo $! >> {children}; wait"
     ready = lambda: children.exists() and "\n" in children.read_text()  # noqa: E731
@@ -92,11 +92,11 @@ def test_a_sockets_directory_is_short_wherever_temporary_files_are(tmp_path, mon
     assert not directory.exists()
 
 
-# A strike hits whom it is meant for, as often as planned, and leaves a mark that outlives it
+# A strike hits its target as often as planned, and leaves a mark that survives the process
 
 
 def struck(tmp_path, strike, *passes):
-    """The status with which a forked process ends after these passes; negative, if a signal ended it."""
+    """The exit status of a forked process after these passes. It is negative if a signal ended the process."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -17,7 +17,7 @@ from testproject.provider import Provider, running_providers
 from tests.harness.pgbouncer import Pooler, running_pgbouncer
 from tests.harness.zygote import PATIENCE, ROOT, Zygote
 
-#: A moment long gone. A lease that ended then has ended by anybody's clock.
+#: A moment long past. A lease that ended then is over by every clock.
 LONG_AGO = "2000-01-01 00:00:00"
 
 PREPARE = """
@@ -31,12 +31,12 @@ User.objects.create(pk=1, username="alice")
 
 
 def vendor_of(url):
-    """The name of a kind of database, as ``--database`` has it."""
+    """The kind of a database, as ``--database`` names it."""
     return {"sqlite": "sqlite", "mysql": "mariadb"}.get(urlsplit(url).scheme, "postgres")
 
 
 class Database:
-    """A connection that knows nothing of the package. Statements mark their parameters with ``%s``."""
+    """A connection that is independent of the package. Statements mark their parameters with ``%s``."""
 
     def __init__(self, url):
         self.vendor = vendor_of(url)
@@ -62,7 +62,7 @@ class Database:
         return [] if cursor.description is None else list(cursor.fetchall())
 
     def transfers(self, prefix, table="transfer"):
-        """How many rows there are of each label with this prefix, as an effect in the database is one."""
+        """The number of rows of each label with this prefix. Each row is an effect in the database."""
         statement = f"SELECT label, count(*) FROM testproject_{table} WHERE label LIKE %s GROUP BY label"
         return Counter(dict(self.query(statement, f"{prefix}-%")))
 
@@ -75,9 +75,9 @@ class World:
     url: str
     directory: Path
     zygote: Zygote
-    #: One that deduplicates by key (True), and one that pays for each call that reaches it.
+    #: One that deduplicates by key (True), and one that pays for each call (False).
     providers: dict[bool, Provider]
-    #: What the forks have written.
+    #: The output of the forks.
     log: Path
     #: The server that the forks connect to instead of the database, if any.
     pooler: Pooler | None = None
@@ -88,7 +88,7 @@ class World:
 
 
 def environment(url):
-    """What processes see: the run's own database, and no broker that the environment names for another purpose.
+    """The environment of processes, with the run's database and without a broker for other purposes.
 
     Their coverage is not measured, because it would slow them down and they end without writing it.
     """
@@ -100,8 +100,8 @@ def environment(url):
 def world(module, url=None, *, pooled=False):
     """Bring up what a run shares.
 
-    :param module: what the zygote's forks run.
-    :param url: of a server to make a database in, or "sqlite:". Without it a PostgreSQL is run.
+    :param module: the module that the zygote's forks run.
+    :param url: of a server on which to create a database, or "sqlite:". By default, a PostgreSQL is started.
     :param pooled: put a PgBouncer between the forks and the PostgreSQL.
     """
     with ExitStack() as stack:
@@ -133,5 +133,5 @@ def own_database(url):
 
 
 def migrate(url):
-    """The tables, and the one user whom every effect belongs to."""
+    """Create the tables, and the user who owns every effect."""
     subprocess.run([sys.executable, "-W", "ignore", "-c", PREPARE], cwd=ROOT, env=environment(url), check=True)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from testproject.harness import processes
 
-#: A bound for every wait, in seconds. Correct code comes nowhere near it.
+#: The limit of every wait, in seconds. Correct code never comes near it.
 PATIENCE = 120
 ROOT = Path(__file__).resolve().parents[2]
 MAX_MESSAGE = 65_536
@@ -37,12 +37,12 @@ class ImpossibleError(Exception):
     """The harness could not carry out a step. A failure of the test, never a pass."""
 
 
-#: As in ``processes``, for as long as the harness waits for anything.
+#: ``processes.wait_until`` with the harness's limit.
 wait_until = partial(processes.wait_until, limit=PATIENCE)
 
 
 def state_of(pid):
-    """The letter by which the kernel knows a process's state; empty if it is gone."""
+    """The kernel's letter for a process's state; empty if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -61,7 +61,7 @@ class Channel:
         self._socket.sendall(json.dumps(event).encode() + b"\n")
 
     def wait(self):
-        """The next line from the other side. If that is gone, EOFError."""
+        """Return the next line from the other side. Raises ``EOFError`` if that is gone."""
         line = self._lines.readline()
         if not line:
             raise EOFError
@@ -92,24 +92,24 @@ class Fork:
         return self._descriptor is not None and not select.select([self._descriptor], [], [], 0)[0]
 
     def hear(self):
-        """What it tells next; None when it has died."""
+        """Its next event; None if it has died."""
         try:
             event = self.channel.wait()
         except (EOFError, ConnectionResetError):
             return None
         except TimeoutError as error:
-            raise ImpossibleError("a process says nothing") from error
+            raise ImpossibleError("a process sends no event") from error
         return event
 
     def expect(self, name):
-        """What it tells next, which must be an event of that name."""
+        """Its next event, which must have this name."""
         event = self.hear()
         if event is None or event["event"] != name:
-            raise ImpossibleError(f"a process should have said {name!r}, and came to {event}")
+            raise ImpossibleError(f"a process should have sent {name!r}, but sent {event}")
         return event
 
     def go(self):
-        """Let it continue, if it waits at a place or for its end."""
+        """Let it continue from the place where it waits."""
         try:
             self.channel.tell(event="go")
         except BrokenPipeError as error:
@@ -123,7 +123,7 @@ class Fork:
         os.kill(self.pid, signal.SIGCONT)
 
     def end(self, *, leftovers=False):
-        """Kill it, frozen or not, and what it has started; with ``leftovers`` even if it is dead itself."""
+        """Kill it and its children, frozen or not; with ``leftovers``, kill the children even if it is dead."""
         if self.alive or leftovers:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -139,9 +139,7 @@ class Zygote:
     """The test's end of a zygote. Safe to use from several threads."""
 
     def __init__(self, module, environment, log=None, directory=ROOT):
-        """Its forks run ``module``, and write to ``log``, or where the test writes. They find imports in ``directory``
-        first.
-        """
+        """Its forks run ``module``, and write to ``log`` or the test's output. They import from ``directory`` first."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there, contextlib.nullcontext() if log is None else log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -181,7 +179,7 @@ def main(descriptor, name):
     control = socket.socket(fileno=descriptor)
     libc = ctypes.CDLL(None)
     gc.collect()
-    gc.freeze()  # what is never collected is never copied
+    gc.freeze()  # objects that are never collected are never copied
     control.send(b"ready")
     zygote = os.getpid()
     while True:
@@ -195,14 +193,14 @@ def main(descriptor, name):
             continue
         try:
             os.setsid()
-            # What is frozen and never woken must not outlive the harness.
+            # A frozen process must not outlive the harness.
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             control.close()
             if os.getppid() == zygote:
                 module.run(json.loads(message), Channel(socket.socket(fileno=descriptors[0])))
         except (EOFError, BrokenPipeError):
-            pass  # the harness has let go of it
+            pass  # the harness has closed the channel
         except BaseException:  # noqa: BLE001 - a fork has no caller that it could be passed to
             traceback.print_exc()
         finally:

@@ -1,8 +1,8 @@
-"""The moves of a record. Spin checks that the model makes exactly these; histories of real runs are checked too."""
+"""The moves of a record. The model must make exactly these, and histories of real runs no others."""
 
 from typing import NamedTuple
 
-#: What a record becomes, and by how much its attempt grows. An absent record has the state "absent".
+#: The old and new states of a record, and by how much its attempt grows. "absent" stands for no record.
 MOVES = {
     ("absent", "in_progress", 0): "claim",
     ("in_progress", "completed", 0): "complete",
@@ -15,14 +15,14 @@ MOVES = {
     ("completed", "absent", 0): "purge",
     ("recoverable", "absent", 0): "purge",
 }
-#: What the model leaves out: decisions of an operator.
+#: The moves that the model leaves out: decisions of an operator.
 OF_OPERATORS = {("in_progress", "recoverable", 1): "release by an operator"}
-#: What needs the end of the retention, or an erasure of the account.
+#: The moves that need the end of the retention, or an erasure of the account.
 OF_THE_END = {("completed", "in_progress", 1), ("parked", "in_progress", 1), ("completed", "absent", 0)}
 
 
 class Seen(NamedTuple):
-    """A record as a step has left it."""
+    """A record after a step."""
 
     pk: int
     attempt: int
@@ -35,7 +35,7 @@ ABSENT = Seen(0, 0, "absent", "", False)
 
 
 def is_legal(before, after, moves, *, forgetting=False):
-    """Whether one record can become the other in so many moves.
+    """Whether ``before`` can become ``after`` in at most ``moves`` moves.
 
     :param forgetting: whether an erasure may delete it before the end of its retention.
     """
@@ -52,6 +52,6 @@ def is_legal(before, after, moves, *, forgetting=False):
         }
     if (last.status, last.attempt) not in reached:
         return False
-    # The payload changes with a new operation only.
+    # The payload changes only with a new operation.
     begun_again = first.retention_over or forgetting or "absent" in {first.status, last.status}
     return begun_again or (first.pk, first.request_hash) == (last.pk, last.request_hash)

@@ -5,7 +5,7 @@
  *
  * The operation is the default: transaction=True and REEXECUTE. With -DPARK it is transaction=False and PARK.
  * With -DRETENTION the retention of the first key may end, and a purge runs.
- * -DWITHOUT_X=1 removes the guard X. test_model.py says what each removal breaks.
+ * -DWITHOUT_X=1 removes the guard X. test_model.py lists what each removal breaks.
  *
  * decide.pml is generated from idempotency.lifecycle.decide().
  */
@@ -28,7 +28,7 @@ typedef Row {
 	bool lease_over;
 	bool retention_over;
 	bool durable;        /* on disk; a crash of the server forgets other rows */
-	byte lock;           /* who has updated the row and not committed yet; 0 for no process */
+	byte lock;           /* the process that has updated the row and not committed yet, or 0 */
 	byte outcome;        /* the payload of the recorded outcome */
 	byte owner;          /* not in the table: the client whose claim is the latest */
 }
@@ -36,19 +36,19 @@ typedef Row {
 Row row[KEYS];
 byte next_id = 1, durable_id = 1;
 byte effects[KEYS];      /* of the latest retention */
-byte retention[KEYS];    /* its number */
+byte retention[KEYS];    /* the number of the latest retention */
 byte server = 0;         /* how often the server has crashed: a transaction of an earlier life is gone */
 #ifndef CRASHES
 #define CRASHES 1
 #endif
 byte deaths = 1, crashes = CRASHES;
 byte running = CLIENTS;
-/* A COMMIT that was sent by a client whose connection then broke. The server carries it out, or rolls it back. */
+/* A COMMIT sent by a client whose connection then broke. The server executes it, or rolls back. */
 byte sent_row[3] = NONE, sent_payload[3], sent_key[3];
 
 #include "decide.pml"
 
-/* Guards that are conditions. WITHOUT_X is 1 where the guard X is removed, and 0 elsewhere. */
+/* Guards that are conditions. WITHOUT_X is 1 if the guard X is removed, and 0 otherwise. */
 #define CLAIMABLE(k) (WITHOUT_CLAIMABLE || row[k].status == recoverable || ABANDONED(k))
 #define PAST_RETENTION(k) (WITHOUT_RETENTION_AGAIN || row[k].retention_over)
 #define NOT_LIVE(k) (WITHOUT_LIVE_AGAIN || row[k].status != in_progress || row[k].lease_over)
@@ -56,12 +56,12 @@ byte sent_row[3] = NONE, sent_payload[3], sent_key[3];
 #define PURGEABLE(k) (WITHOUT_PURGEABLE || row[k].status == completed || row[k].status == recoverable)
 #define ABANDONED(k) (row[k].status == in_progress && row[k].lease_over)
 
-/* What a fence matches. Without the scope it is the row that has the id today, whatever its key. */
+/* What a fence matches. Without the scope it matches the row that has the id now, regardless of its key. */
 #define OBSERVED(k, i, n, p) (row[k].here && (WITHOUT_ID || row[k].id == i) && \
 	(WITHOUT_ATTEMPT || row[k].attempt == n) && (WITHOUT_PAYLOAD || row[k].payload == p))
 #define FENCE(k, i, n, p) (OBSERVED(k, i, n, p) && (WITHOUT_STATUS || row[k].status == in_progress))
 
-/* With -DMOVES each move of a record is printed, once. moves.py has the list that they are compared with. */
+/* With -DMOVES each move of a record is printed once. test_model.py compares them with moves.py. */
 #ifdef MOVES
 c_decl {
 	static char *state_names[] = {"absent", "in_progress", "completed", "recoverable", "parked"};
@@ -147,7 +147,7 @@ inline check_owner(r) {
 }
 
 inline answer(k, payload) {
-	/* P4 and P8: an outcome is told to its own payload only. P2: there is exactly one effect behind it. */
+	/* P4 and P8: an outcome is returned only for its own payload. P2: it has exactly one effect. */
 	assert(row[k].outcome == payload);
 	assert(effects[k] == 1)
 }
@@ -165,7 +165,7 @@ inline commit(r, k, p) {
 	flush()
 }
 
-/* Carries out what was sent over a connection that broke. */
+/* Ends the COMMITs that were sent over connections that then broke. */
 active proctype Backend() {
 	byte c;
 end:
@@ -208,7 +208,7 @@ next:
 		fi
 	}
 
-	/* claims._insert: the unique constraint lets one insert win. A loser reads the record. */
+	/* store.insert_claim: the unique constraint lets one insert win. A loser reads the record. */
 	atomic {
 		if
 		:: !row[k].here ->
@@ -240,7 +240,7 @@ next:
 		fi
 	}
 
-	/* lifecycle.decide, on what was read some time ago */
+	/* lifecycle.decide, on values read some time ago */
 	atomic {
 		decide(decision, status, lease_over, retention_over, payload == seen_payload);
 		if
@@ -258,7 +258,7 @@ next:
 	atomic {
 		if
 		:: decision == TAKE_OVER ->
-			/* store.take_over: waits for a locked row for a bounded time only */
+			/* store.take_over: waits for a locked row only up to a timeout */
 			if
 			:: OBSERVED(k, id, attempt, seen_payload) && row[k].lock == 0 && CLAIMABLE(k) ->
 				moves(k, 1, 1);
@@ -296,8 +296,8 @@ next:
 own:
 	MAY_DIE;
 #ifdef PARK
-	/* The effect is outside, at once. The model's clients die, sleep and are overtaken here, too. */
-	/* P1. A process that sleeps for longer than the retention makes the effect of its own operation, which is over. */
+	/* The outside effect happens at once. The model's clients die, sleep and are overtaken here, too. */
+	/* P1. A process that sleeps past the retention makes the effect of its old operation. */
 	atomic { if :: mine == retention[k] -> effects[k]++; assert(effects[k] <= 1) :: else fi }
 	MAY_DIE;
 	atomic {
@@ -311,11 +311,11 @@ own:
 #else
 	life = server;      /* BEGIN, and the handler's writes: pending until COMMIT */
 	if
-	:: true             /* the handler ends well */
+	:: true             /* the handler succeeds */
 	:: goto fail        /* the handler fails; its writes are rolled back */
 	fi;
 	MAY_DIE;
-	/* claims.complete: the last statement. It waits for the row's lock. */
+	/* store.complete: the last statement. It waits for the row's lock. */
 	atomic {
 		(row[0].lock == 0 && row[1].lock == 0) || life != server;
 		if
@@ -350,11 +350,11 @@ own:
 	goto forget;
 unknown:
 #if WITHOUT_UNKNOWN
-	goto fail;          /* takes an unanswered COMMIT for a rollback, and gives the claim up by its id */
+	goto fail;          /* treats an unanswered COMMIT as a rollback, and releases the claim by its id */
 #endif
 	goto forget;
 fail:
-	/* claims.release: fenced, in a transaction of its own */
+	/* store.release: fenced, in a separate transaction */
 	MAY_DIE;
 	atomic {
 #if WITHOUT_FENCED_RELEASE
@@ -382,7 +382,7 @@ done:
 	running--
 }
 
-/* Any lease and any retention may end between any two statements: in time, or because a session is gone. */
+/* Any lease and any retention may end between any two statements: by time, or because a session is gone. */
 active proctype Clock() {
 	byte k;
 end:
@@ -444,7 +444,7 @@ end:
 
 init {
 	atomic { run Client(1); run Client(2) }
-	/* P7: when no process can go on, no claim is left in progress. */
+	/* P7: when no process can continue, no claim is left in progress. */
 	timeout;
 	assert(running == 0);
 	assert(!row[0].here || row[0].status != in_progress);

@@ -33,32 +33,32 @@ RETENTION = ("-DREQUESTS=1", "-DCRASHES=0", "-DRETENTION")
 BROKEN = {
     "SCOPE": (TRANSACTION, "sent_row[c]==sent_key[c]"),  # after a crash the id belongs to another key
     "PAYLOAD": (TRANSACTION, "payload==sent_payload"),  # after a crash the id belongs to another payload
-    "STATUS": (TRANSACTION, "effects"),  # an attempt completes what is completed already
+    "STATUS": (TRANSACTION, "effects"),  # an attempt completes a completed record
     "CLAIMABLE": (TRANSACTION, "effects"),  # a take-over of a record that was completed since it was read
     "ROLLBACK": (TRANSACTION, "effects"),  # the writes of an attempt that lost its lease are kept
     "ABANDONED_AGAIN": (TRANSACTION, "effects"),  # the sweep makes a completed record recoverable
-    "SWEEP": (TRANSACTION, ".status!="),  # a claim stays in progress for ever
-    "WAIT_FOR_DISK": (PARK, "effects"),  # a crash forgets the claim, and its effect outside stays
+    "SWEEP": (TRANSACTION, ".status!="),  # a claim stays in progress forever
+    "WAIT_FOR_DISK": (PARK, "effects"),  # a crash loses the claim, but not its outside effect
     "ID": (RETENTION, "owner"),  # a late attempt changes the record of a later request
     "ATTEMPT": (RETENTION, "owner"),  # a late attempt changes the record of its successor
-    "FENCED_RELEASE": (RETENTION, "owner"),  # a late attempt frees the claim of its successor
+    "FENCED_RELEASE": (RETENTION, "owner"),  # a late attempt releases the claim of its successor
 }
 #: Guards whose removal breaks none of the model's promises.
 REDUNDANT = {
-    # If the answer to COMMIT is lost and the claim is released all the same, the release waits for the row's lock and
-    # then finds a completed record or a claim that was rolled back. The refusal to release doesn't depend on that lock.
+    # If the answer to COMMIT is lost and the claim is still released, the release waits for the row's lock. Then it
+    # finds a completed record or a claim that was rolled back. The refusal to release doesn't depend on that lock.
     "UNKNOWN": TRANSACTION,
     # The update names the attempt that was read, so nothing can have claimed the record since. These two conditions
-    # leave a claim alone that was renewed since: its work would be rolled back, and nothing would be doubled.
+    # spare a claim that was renewed since. Without them its work would be rolled back, and nothing doubled.
     "RETENTION_AGAIN": RETENTION,
     "LIVE_AGAIN": RETENTION,
-    # The purge would forget a claim past its retention. Its attempt then matches no row and is rolled back. An attempt
-    # with an effect outside would be forgotten together with what it did, and no operator would learn of it.
+    # The purge would delete a claim past its retention. Its attempt then matches no row and is rolled back. If it had
+    # an outside effect, no operator would learn of it.
     "PURGEABLE": RETENTION,
 }
 
 
-#: Moves and states that an operation which declares this never has.
+#: The moves and states that an operation with this recovery never has.
 NEVER = {
     Recovery.REEXECUTE: {"parked"},
     Recovery.PARK: {"recoverable"},
@@ -85,8 +85,7 @@ def check(folder, *options, without=""):
 
     :param without: the guard that is removed.
 
-    :returns: how many states there are; the promise that was broken, empty if none was; and, with ``-DMOVES``, the
-        moves that a record has made.
+    :returns: the number of states; the broken promise, or an empty text; and, with ``-DMOVES``, the moves of records.
     """
     recovery = recovery_of(options)
     (folder / "decide.pml").write_text(table(recovery))
@@ -115,7 +114,7 @@ def test_no_history_breaks_a_promise(options, tmp_path):
         assert broken == ""
         assert states > 20_000
         assert made <= MOVES.keys()
-        if "-DRETENTION" in options:  # where each move that the operation allows is made
+        if "-DRETENTION" in options:  # these runs make every move that the operation allows
             missing = MOVES.keys() - made
             assert missing == {move for move in MOVES if NEVER[recovery_of(options)] & {move, *move}}
 

@@ -1,6 +1,6 @@
 """The judge of a schedule's results. It reads the record after each step, so it has the whole history.
 
-It relies on the promises, the model's moves and the package's tables, and on nothing else in the package.
+It relies only on the promises, the model's moves and the package's tables.
 """
 
 from collections import Counter
@@ -18,11 +18,11 @@ from testproject.models import Transfer
 from tests.harness.answers import KINDS, facts_of, recorded_facts
 from tests.model.moves import Seen, is_legal
 
-#: Ends of leases and retentions that an actor has moved are before it, and all others after it.
+#: Ends of leases and retentions that an actor has moved are before this moment, and all others after it.
 A_WHILE_AGO = ExpressionWrapper(Now() - timedelta(minutes=30), output_field=DateTimeField())
 COLUMNS = ("pk", "attempt", "status", "request_hash", "expires_at", "over", "lease_expires_at")
 OUTCOME = ("response_status", "response_body", "response_reference")
-#: What a request is answered that gets no outcome.
+#: The statuses of answers without an outcome.
 REFUSALS = {409, 422, 503}
 
 
@@ -37,12 +37,12 @@ class Judge:
     forgets: bool = False
     problems: list[str] = field(default_factory=list)
     history: list[Seen | None] = field(default_factory=list)
-    #: The outcomes that were ever recorded, by the record and its attempt.
+    #: All outcomes that were ever recorded, by record and attempt.
     outcomes: dict[tuple[int, int], tuple] = field(default_factory=dict)
     answers: list[HttpResponse] = field(default_factory=list)
 
     def look(self):
-        """After each step."""
+        """Observe the record. Called after each step."""
         rows = list(IdempotencyRecord.objects.annotate(over=A_WHILE_AGO).values_list(*COLUMNS, *OUTCOME))
         if not rows:
             self.history.append(None)
@@ -53,7 +53,7 @@ class Judge:
         self.history.append(Seen(pk, attempt, status, request_hash, expires <= over))
         has_outcome = [value is not None for value in recorded] in ([True, True, False], [True, False, True])
         if (lease is not None) is not (status == "in_progress") or has_outcome is not (status == "completed"):
-            self.problems.append(f"P7: no legal state: {rows[0]}")
+            self.problems.append(f"P7: an illegal state: {rows[0]}")
         elif status == "completed":
             self._note_outcome(pk, attempt, recorded)
 
@@ -62,7 +62,7 @@ class Judge:
         first = self.outcomes.setdefault((pk, attempt), (code, recorded_facts(*stored), stored))
         facts = first[1]
         if facts["attempt"] != attempt or code != KINDS[facts["kind"]][0]:
-            self.problems.append(f"P6: attempt {attempt} owns the record, and {code} with {facts} was recorded")
+            self.problems.append(f"P6: attempt {attempt} owns the record, but {code} with {facts} was recorded")
         if (first[0], first[2]) != (code, stored):
             self.problems.append(f"P5: an outcome has changed from {first} to {recorded}")
 
@@ -74,15 +74,15 @@ class Judge:
         for answer in self.answers:
             facts = facts_of(answer.content)
             if facts is None and answer.status_code not in REFUSALS:
-                self.problems.append(f"an answer that makes no sense: {answer.status_code} {answer.content!r}")
+                self.problems.append(f"unexpected answer: {answer.status_code} {answer.content!r}")
             if facts is not None and (answer.status_code, facts) not in recorded:
-                self.problems.append(f"P2: {answer.status_code} {facts} was told and never recorded")
+                self.problems.append(f"P2: {answer.status_code} {facts} was returned but never recorded")
         kept = {facts["effect"] for _, facts in recorded if facts["kind"] != "undone"}
         effects = Counter([str(pk) for pk in Transfer.objects.values_list("pk", flat=True)] or outside)
         judged = judge_effects(effects, kept)
         if self.declaration == "inside" and judged.examples:
-            self.problems.append(f"P1, P2: the effects are not those of the outcomes: {judged.examples}")
-        count = len(effects) if self.declaration == "again" else judged.count  # its provider knows its keys
+            self.problems.append(f"P1, P2: the effects don't match the outcomes: {judged.examples}")
+        count = len(effects) if self.declaration == "again" else judged.count  # its provider deduplicates by key
         is_forgotten = self.forgets or any(seen is not None and seen.retention_over for seen in self.history)
         if count != (len(kept) if self.declaration == "inside" else 1) and not is_forgotten:
             self.problems.append(f"P1: {count} effects")
@@ -90,6 +90,6 @@ class Judge:
     def judge_messages(self, outside):
         published = [str(pk) for pk in OutboxMessage.objects.values_list("message_id", flat=True)]
         if examples := judge_effects(Counter(outside), published).examples:
-            self.problems.append(f"the messages that were sent are not those that were published: {examples}")
+            self.problems.append(f"the sent messages are not the published ones: {examples}")
         if OutboxMessage.objects.exclude(status=MessageStatus.SENT).exists():
-            self.problems.append("a message that was sent is not marked")
+            self.problems.append("a sent message is not marked")

@@ -6,7 +6,7 @@ orders of these steps cover all orders.
 
 When an actor waits for a lock, the others continue. PostgreSQL reports which session blocks which. SQLite refuses at
 once, because its timeout is zero here, and the statement is sent again after each step of another actor. SQLite's busy
-handler does the same by the clock.
+handler does the same after a delay.
 """
 
 import copy
@@ -18,7 +18,7 @@ from functools import partial
 
 from django.db import OperationalError, close_old_connections, connection, connections
 
-#: A bound for every wait, in seconds. Correct code comes nowhere near it.
+#: The limit of every wait, in seconds. Correct code never comes near it.
 PATIENCE = 60
 #: How long a step may take before the server is queried for a lock wait.
 PAUSE = 0.003
@@ -32,7 +32,7 @@ class StuckError(Exception):
 
 
 class State(Enum):
-    READY = auto()  # stands at a stop
+    READY = auto()  # waits at a stop
     RUNNING = auto()
     BLOCKED = auto()  # waits for another one's lock
     DONE = auto()
@@ -52,7 +52,7 @@ class Actor:
         self._options = options
         self._calls = queue.SimpleQueue()
         self._go = threading.Semaphore(0)
-        #: Whether it has done something since the last stop that another one may see.
+        #: Whether it has acted since the last stop in a way that others may observe.
         self._acted = False
         self._is_over = False
         self.thread = threading.Thread(target=self._work, daemon=True)
@@ -89,7 +89,7 @@ class Actor:
                 database.ensure_connection()
                 self.session = database.connection.info.backend_pid if database.vendor == "postgresql" else None
                 self.result = call()
-            except Exception as error:  # noqa: BLE001 - the judge looks at it
+            except Exception as error:  # noqa: BLE001 - it is judged
                 self.error = error
             self.is_open = database.in_atomic_block or _has_transaction(database)
             close_old_connections()
@@ -98,10 +98,10 @@ class Actor:
 
     def _wait(self):
         if not self._go.acquire(timeout=PATIENCE) or self._is_over:
-            raise StuckError(f"nobody lets the actor at {self.place!r} go on")
+            raise StuckError(f"the actor at {self.place!r} was not continued")
 
     def before(self, act):
-        """Stop, unless it has done nothing that another one could see since it stopped."""
+        """Stop before ``act``, unless it has done nothing since the last stop that others could observe."""
         if self._acted:
             self.place = act
             self._news.put((self, State.READY))
@@ -125,7 +125,7 @@ class Actor:
         return end()
 
 
-#: The actor of this thread, if it is one.
+#: ``actor`` is the actor of this thread, if any.
 HERE = threading.local()
 
 
@@ -137,10 +137,10 @@ def _has_transaction(database):
 
 
 class Scheduler:
-    """Runs calls at once, one step at a time."""
+    """Runs concurrent calls, one step at a time."""
 
     def __init__(self, actors, level=""):
-        """:param level: an isolation level of psycopg's, such as ``REPEATABLE_READ``; by default the database's own."""
+        """:param level: a psycopg isolation level, such as ``REPEATABLE_READ``; by default the database's."""
         options = {"timeout": 0} if connection.vendor == "sqlite" else {}
         if level:
             from psycopg import IsolationLevel
@@ -169,35 +169,35 @@ class Scheduler:
         return actors, order
 
     def _settle(self, actors):
-        """Wait until each actor stands at a stop, is done, or waits for a lock of one that stands."""
-        asked = set()
+        """Wait until each actor is at a stop, is done, or waits for a lock of one at a stop."""
+        checked = set()
         for _ in range(int(PATIENCE / PAUSE)):
             running = [actor for actor in actors if actor.state is State.RUNNING]
-            waiting = [actor for actor in actors if actor.state is State.BLOCKED and actor not in asked]
+            waiting = [actor for actor in actors if actor.state is State.BLOCKED and actor not in checked]
             if not running and not waiting:
-                if any(actor.state is State.READY for actor in actors) or not asked:
+                if any(actor.state is State.READY for actor in actors) or not checked:
                     return
-                asked.clear()  # each waits for another: the server is about to refuse one of them
+                checked.clear()  # a deadlock: the server is about to refuse one of them
             if not running:
-                self._look_again(waiting, asked)
+                self._look_again(waiting, checked)
             try:
                 actor, state = self._news.get(timeout=PAUSE if running else 0)
             except queue.Empty:
                 for actor in running:
                     if actor.session and self._is_blocked(actor, actors):
                         actor.state = State.BLOCKED
-                        asked.add(actor)
+                        checked.add(actor)
                         self.blocked += 1
             else:
                 if state is State.BLOCKED:
-                    asked.add(actor)
+                    checked.add(actor)
                     self.blocked += 1
                 actor.state = state
         raise StuckError(f"after {PATIENCE} s: {[(actor.state.name, actor.place) for actor in actors]}")
 
-    def _look_again(self, waiting, asked):
+    def _look_again(self, waiting, checked):
         for actor in waiting:
-            asked.add(actor)
+            checked.add(actor)
             if actor.session is None:
                 actor.go()
             elif not self._is_blocked(actor, self._actors):
@@ -218,7 +218,7 @@ class Scheduler:
 def every_order(run, switches=None):
     """Call ``run`` for each order of its actors' steps, depth first.
 
-    :param switches: how often at most an actor that could go on is made to wait. Few bugs need more than two.
+    :param switches: at most how often an actor that could continue is made to wait. Few bugs need more than two.
     """
     begun = []
     while True:
@@ -233,13 +233,13 @@ def every_order(run, switches=None):
 
 
 class Path:
-    """One order: first the choices that were given, and then the first of each."""
+    """One order: the given choices, and then always the first possibility."""
 
     def __init__(self, begun, switches):
         self._begun = begun
         self._left = switches
         self._current = None
-        #: Each choice, and of how many.
+        #: Each choice, and the number of possibilities.
         self.taken = []
 
     def choose(self, ready):

@@ -27,9 +27,9 @@ from tests.records import HOUR, from_now
 ACCOUNT = "1"
 SENDER = f"{__name__}.deliver"
 
-#: What happened outside of the database: keys of calls, or ids of messages. The provider pays for each call.
+#: The effects outside the database: keys of calls, or ids of messages. The provider pays for each call.
 outside = []
-#: By what the attempts of a schedule draw their answers.
+#: Determines which answers the attempts of a schedule draw.
 drawing = SimpleNamespace(number=0)
 
 
@@ -101,12 +101,12 @@ def _move_clock(column, **where):
         try:
             IdempotencyRecord.objects.filter(**where).update(**{column: from_now(-HOUR)})
             return
-        except OperationalError:  # REPEATABLE READ refuses what another one has changed since; the clock moves anyway
+        except OperationalError:  # REPEATABLE READ refuses a row changed since the snapshot; a clock is never refused
             continue
 
 
 def late(act):
-    """After the lease."""
+    """The actor, after the end of the lease."""
 
     def acted(declaration):
         lease_ends()
@@ -154,11 +154,11 @@ PAIRS = {
     "an operator's release": (request, late(release_all)),
     "an erasure": (request, erase),
     "a take-over": (request, late(request)),
-    # A call of a process that sleeps beyond its lease is refused by its provider only, so no lease ends here.
+    # Only the provider can refuse the call of a process that sleeps past its lease, so no lease ends here.
     "a reconciler": (request, sweep),
     "two relays": (relay, relay),
 }
-#: What a random walk draws its actors from, beside one request.
+#: The actors that a random walk draws, in addition to one request.
 WALKERS = (
     *(request, request, late(request), another_payload, late(sweep), sweep, purge_past_retention, purge),
     *(late(release_all), erase, lease_ends),
@@ -166,9 +166,9 @@ WALKERS = (
 
 
 class Schedule(Judge):
-    """What was played.
+    """Actors, and the results of one order of their steps.
 
-    :param draw: what the attempts' answers are drawn by.
+    :param draw: determines the answers of the attempts.
     """
 
     def __init__(self, declaration, acts, draw=0):
@@ -205,7 +205,7 @@ class Schedule(Judge):
             seen = self.history[-1]
             if seen is None or seen.status in {"completed", "parked"}:
                 return
-        self.problems.append(f"P7: nobody learns the outcome: {self.answers[-1].content!r}")
+        self.problems.append(f"P7: no request gets the outcome: {self.answers[-1].content!r}")
 
     def __str__(self):
         names = [act.__name__ for act in self.acts]
@@ -222,7 +222,7 @@ def empty():
 
 
 def nothing(declaration):
-    """Begin with a key that is new."""
+    """Begin with a new key."""
 
 
 def abandoned(declaration):
@@ -250,7 +250,7 @@ def messages(declaration):
     make_messages(4, sender=SENDER)
 
 
-#: Which pairs are played: the pair, the declaration, and what was there before.
+#: The pairs to play, each with its declaration and its initial state.
 PLAYED = [
     *(("two requests", declaration, nothing) for declaration in DECLARED),
     ("another payload", "inside", nothing),

@@ -21,24 +21,24 @@ from tests.results import recording
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.except_mariadb]
 
 LEVELS = ["READ_COMMITTED", "REPEATABLE_READ"] if connection.vendor == "postgresql" else [""]
-#: How often at most an actor is made to wait for another one that doesn't hold its lock: in the reduced run, and where
-#: a planted bug is looked for.
+#: At most how often an actor is made to wait for another one that doesn't hold its lock: in the reduced run, and in the
+#: search for a planted bug.
 REDUCED, THOROUGH = 1, 2
-#: An overtaken attempt continues before the other one has ended, which takes two.
+#: Pairs whose overtaken attempt must continue before the other one has ended, which takes two such waits.
 CRITICAL = {"a take-over", "a sweep", "an operator's release"}
 WALKS = 60
 
 
 @pytest.fixture(autouse=True)
 def _silence():
-    """Each lost lease is a warning, and thousands of them are lost here."""
+    """Each lost lease logs a warning, and these tests lose thousands."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
 class Played:
-    """What all schedules of a test have come to."""
+    """The results of all schedules of a test."""
 
     def __init__(self):
         self.failures = []
@@ -100,19 +100,19 @@ def test_no_walk_of_three_breaks_a_promise(level, count, seed):
     played.judge("walks", blocked=scheduler.blocked, seed=seed, database=connection.vendor, level=level)
 
 
-# Broken variants, which the judge has to see.
+# Broken variants, which the judge must detect.
 
 
-#: By these the first attempt answers 201, and 402.
+#: Draws by which the first attempt answers 201, and 402.
 CREATED, REFUSED = -1, 0
 
 
 class FoundError(Exception):
-    """One is enough."""
+    """One broken promise is enough."""
 
 
 def find(pair, declaration, before=nothing, draw=CREATED):
-    """What the judge says of the first order that breaks a promise."""
+    """The judge's report on the first order that breaks a promise."""
     found = []
 
     def play(choose):
@@ -130,14 +130,14 @@ def find(pair, declaration, before=nothing, draw=CREATED):
     ("bug", "pair", "declaration", "promise"),
     [
         pytest.param("without_attempt", "a take-over", "inside", "P6", marks=pytest.mark.postgres),
-        ("completion_on_its_own", "a take-over", "inside", "P1"),
+        ("completion_after_the_commit", "a take-over", "inside", "P1"),
         ("refusal_unfenced", "a take-over", "inside", "P6"),
-        pytest.param("take_over_of_the_living", "two requests", "ask", "P1", marks=pytest.mark.postgres),
+        pytest.param("take_over_of_live_claims", "two requests", "ask", "P1", marks=pytest.mark.postgres),
         ("park_runs_again", "a take-over", "park", "P1"),
         ("not_executed_is_assumed", "a reconciler", "ask", "P1: 2 effects"),
     ],
 )
-def test_a_broken_variant_is_found(bug, pair, declaration, promise):
+def test_a_broken_variant_is_detected(bug, pair, declaration, promise):
     before = next(before for *played, before in PLAYED if played == [pair, declaration])
     with pytest.MonkeyPatch.context() as patch:
         MUTATIONS[bug](patch)
@@ -152,7 +152,7 @@ def test_a_broken_variant_is_found(bug, pair, declaration, promise):
         ("BEGIN", "a transaction was left open"),
     ],
 )
-def test_another_actors_statement_is_found(statement, problem):
+def test_a_harmful_statement_of_another_actor_is_detected(statement, problem):
     def execute(_):
         connection.cursor().execute(statement)
 

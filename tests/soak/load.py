@@ -17,21 +17,21 @@ CLIENTS = 16
 TOKEN = "0123456789abcdef0123456789abcdef01234567"
 HEADERS = {"Authorization": f"Token {TOKEN}", "Content-Type": "application/json"}
 LEASE = 2.0  # seconds
-#: A client gives up on an answer before a frozen server wakes, and comes again.
+#: A client gives up on an answer before a frozen server wakes, and retries.
 TIMEOUT = 1.5  # seconds
-#: Before the next request of a client that got no outcome. Otherwise a server that is down would take all requests.
+#: The pause of a client that got no outcome. Otherwise a server that is down would take all requests.
 BACKOFF = 0.05  # seconds
-#: Of the requests, how many begin an operation and how many retry one that has no outcome. The others are duplicates of
-#: one of the last operations: a quarter of them of the very last one, which mostly still runs.
+#: The share of requests that begin an operation, and of those that retry one without an outcome. The others duplicate
+#: one of the recent operations: a quarter of them the latest one, which is mostly still running.
 NEW, RETRY, RECENT = 0.1, 0.2, 200
-#: Of the duplicates of an operation with an outcome, how many have another amount.
+#: The share of duplicates of an operation with an outcome that have another amount.
 CHANGED = 0.02
 AMOUNT = 100
 #: The mean number of requests before a client reconnects, possibly to another worker.
 KEPT = 20
 
 CONTROL, DRAWN = "control", "drawn"
-#: The address of each kind of operation, and how many of ten operations are of this kind.
+#: The path of each kind of operation, and how many of ten operations are of this kind.
 KINDS = {
     "transfer": ("/transfers/", 3),
     DRAWN: ("/drawn/", 2),
@@ -51,14 +51,14 @@ class Operation:
 class Load:
     def __init__(self, port, seed):
         self.port, self.seed = port, seed
-        #: Requests that were sent, and what came of them.
+        #: The numbers of requests and of their results.
         self.seen = Counter()
         #: How long answers took, in seconds.
         self.times = array("f")
         #: The labels of all operations, by their kind.
         self.operations = defaultdict(list)
         self.problems = []
-        #: What was sent and answered since the last pause, without the control's.
+        #: The calls since the last pause, without the control's.
         self.calls = []
         self.control_calls = []
         self._recent = deque(maxlen=RECENT)
@@ -77,15 +77,15 @@ class Load:
         wait_until(lambda: self.problems or self.seen["requests"] >= requests, "requests", 600)
 
     def pause(self, limit):
-        """Begin nothing more, and retry until the outcome of each operation is known. No duplicate comes later, because
-        a purge follows.
+        """Begin no new operation, and retry until the outcome of each one is known. No duplicate may follow, because a
+        purge does.
         """
         self._over.set()
         deadline = time.monotonic() + limit
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if left := [operation.label for operation in self._open if not operation.has_outcome]:
-            self.problems.append(f"P7: {len(left)} operations never came to rest: {left[:3]}")
+            self.problems.append(f"P7: {len(left)} operations were never settled: {left[:3]}")
         self._recent.clear()
 
     def _run(self, number):
@@ -124,11 +124,11 @@ class Load:
     def _ask(self, link, operation, chance):
         """:returns: whether the answer was the operation's outcome."""
         is_changed = operation.has_outcome and operation.kind != CONTROL and chance.random() < CHANGED
-        said = json.dumps({"label": operation.label, "amount": AMOUNT + is_changed, "recipient": "bob"})
-        sent = {"id": uuid4().hex, "key": operation.label, "payload": said, "start": time.monotonic()}
+        payload = json.dumps({"label": operation.label, "amount": AMOUNT + is_changed, "recipient": "bob"})
+        sent = {"id": uuid4().hex, "key": operation.label, "payload": payload, "start": time.monotonic()}
         headers = {**HEADERS, "Idempotency-Key": operation.label, CALL_HEADER: sent["id"]}
         try:
-            link.request("POST", KINDS[operation.kind][0], said, headers)
+            link.request("POST", KINDS[operation.kind][0], payload, headers)
             answer = link.getresponse()
             status, body = answer.status, answer.read()
         except (OSError, HTTPException) as error:
@@ -147,7 +147,7 @@ class Load:
             self.seen["errors"] += status >= 500 and call.outcome is None
             operation.has_outcome |= call.outcome is not None
             if call.answer == UNKNOWN and status < 500:
-                self.problems.append(f"an answer that makes no sense: {operation.label} {status} {body[:300]!r}")
+                self.problems.append(f"unexpected answer: {operation.label} {status} {body[:300]!r}")
         return call.outcome is not None or is_changed
 
     def _keep(self, operation, call):

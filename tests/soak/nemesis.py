@@ -11,16 +11,16 @@ from functools import partial
 from testproject.harness.processes import wait_until
 from tests.harness.world import LONG_AGO, Database
 
-#: Longer than the lease, by the real clock, because a provider judges a late call by its own.
+#: Longer than the lease, in real time, because a provider judges a late call by its own clock.
 FROZEN = 2.5  # seconds
-#: How far the database's clock jumps, forth and back. A provider takes the call of a payout for half of its lease, by a
-#: clock that stays: after a longer jump its lease would be over while its call may still be made. So END_LEASES ends
-#: leases earlier than that, and not those of payouts.
+#: How far the database's clock jumps forwards and back. A provider accepts the call of a payout for half of its lease,
+#: by a clock that doesn't jump. After a longer jump the lease would be over while the call may still be made. For the
+#: same reason END_LEASES spares the leases of payouts.
 JUMP = 0.9  # seconds
-#: How long the clients have to notice an act, and how often one is tried that had nothing to strike.
+#: How many seconds the clients have to notice a fault, and how often a fault that strikes nothing is tried.
 NOTICED, TRIES = 30.0, 3
 
-#: The leases of what a request does in one transaction end early, and those of messages.
+#: Ends the leases of messages and of operations in one transaction early.
 END_LEASES = """
 WITH records AS (
     UPDATE idempotency_record SET lease_expires_at = %s WHERE id IN (
@@ -44,7 +44,7 @@ class Nemesis:
         self.struck = Counter()
         self._chance = random.Random(seed)
         relay, consumer, sweep = (servers.daemons[name] for name in ("relay", "consumer", "sweep"))
-        #: Each act, and the answers by which clients notice it. The others can't miss.
+        #: Each fault, and the count of ``seen`` that grows when it strikes.
         self.acts = {
             "kill a worker": (self._kill_worker, "broken"),
             "freeze a worker": (lambda: self._freeze(self._chance.choice(servers.workers())), "late"),
@@ -60,7 +60,7 @@ class Nemesis:
         }
 
     def schedule(self, requests, pace):
-        """After how many requests comes which act. Each comes once before one comes again."""
+        """After how many requests each fault strikes. Each strikes once before one is repeated."""
         at, acts = 0, list[str]()
         while (at := at + self._chance.randint(pace // 2, pace * 3 // 2)) < requests:
             acts = acts or self._chance.sample(list(self.acts), len(self.acts))
@@ -99,7 +99,7 @@ class Nemesis:
             self.load.seen["jumped"] += abs(self._ahead(database) - before) > JUMP / 2
 
     def _ahead(self, database):
-        """By how many seconds the database's clock is ahead of this one."""
+        """By how many seconds the database's clock is ahead of this machine's."""
         return float(database.query("SELECT extract(epoch FROM clock_timestamp())")[0][0]) - time.time()
 
     def _end_leases(self):

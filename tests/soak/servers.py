@@ -26,7 +26,7 @@ COMMANDS = {
 
 
 class Servers:
-    """They run until the stack ends."""
+    """The running servers. They end with the stack."""
 
     def __init__(self, stack):
         directory = stack.enter_context(short_directory("soak-"))
@@ -52,35 +52,35 @@ class Servers:
         for daemon in self.daemons.values():
             stack.enter_context(daemon)
         wait_until(lambda: answers(("127.0.0.1", self.port)) and len(self.workers()) == 3, "the web server")
-        #: The web worker that is frozen and never killed, so that its memory can be looked at.
+        #: The web worker that may be frozen but is never killed, so that its memory can be measured.
         self.elder = self.workers()[0]
 
     _python = (sys.executable, "-W", "ignore")
 
     def workers(self):
-        """The processes of the web server, in the order of their birth."""
+        """The web server's processes, oldest first."""
         web = self.daemons["web"].pid
         return [int(child) for child in Path(f"/proc/{web}/task/{web}/children").read_text().split()]
 
     def run(self, *arguments):
-        """Run a command of Python to its end."""
+        """Run a Python command to its end."""
         command = [*self._python, *arguments]
         subprocess.run(command, cwd=ROOT, env=self.environment, check=True, stdout=subprocess.DEVNULL)
 
     def supervise(self):
-        """Start the consumer again if it has ended, as a supervisor would: kombu may fail while its broker is gone."""
+        """Restart the consumer if it has ended, as a supervisor would, because kombu may fail without its broker."""
         consumer = self.daemons["consumer"]
         if not consumer.alive:
             consumer.start()
 
     def ended(self):
-        """What has ended by itself, but for the consumer."""
+        """The processes that have ended by themselves, except the consumer."""
         others = [each for name, each in self.daemons.items() if name != "consumer" and not each.alive]
         found = [f"{each.name} has ended:\n{each.log_tail()}" for each in others]
         return found or ([] if self.elder in self.workers() else ["the oldest worker has ended"])
 
     def memory(self):
-        """The resident bytes of what is never killed."""
+        """The resident bytes of the processes that are never killed."""
         web, sweep = (self.daemons[name].pid for name in ("web", "sweep"))
         processes = {"web server": web, "its oldest worker": self.elder, "sweep": sweep}
         pages = {name: Path(f"/proc/{pid}/statm").read_text().split()[1] for name, pid in processes.items()}

@@ -8,8 +8,8 @@ from tests.harness.settings import IDEMPOTENCY
 from tests.soak.load import LEASE
 
 ROOT_URLCONF = "tests.soak.urls"
-SILENCED_SYSTEM_CHECKS = ["admin.E408", "admin.E409", "admin.E410"]  # no middleware of the admin
-# The first sets Content-Length, without which a server sends chunks. The second gives a crash its Idempotency-Status.
+SILENCED_SYSTEM_CHECKS = ["admin.E408", "admin.E409", "admin.E410"]  # without the admin's middleware
+# The first sets Content-Length, so that the server sends no chunks. The second adds Idempotency-Status to a crash.
 MIDDLEWARE = ["django.middleware.common.CommonMiddleware", "idempotency.middleware.IdempotencyMiddleware"]
 IDEMPOTENCY |= {"LEASE": timedelta(seconds=LEASE)}
 CELERY_BROKER_TRANSPORT_OPTIONS = redelivering(3.0, look_every=0.2)

@@ -37,7 +37,7 @@ def pay_unless_paid(request):
 @token_required
 @idempotent(Operation("soak.drawn", **answers.DECLARED))
 def answer_as_drawn(request):
-    """A row, and one of all kinds of answers, which the label draws."""
+    """Write a row. The label determines the kind of answer."""
     label = json_of(request)["label"]
     Transfer.objects.create(account=caller(request), label=label, amount=1, recipient="drawn")
     kind = answers.draw(answers.KEPT, crc32(label.encode()))

@@ -1,6 +1,6 @@
 """A project that two releases of the package serve on one database: settings, URLs and views.
 
-It uses nothing but public names.
+It uses only public names.
 """
 
 import uuid
@@ -23,7 +23,7 @@ USE_TZ = True
 
 urlpatterns = []
 
-#: What the process that serves this project does at a place in a handler.
+#: Called at each place in a handler.
 strike = lambda place: None  # noqa: E731 - replaced by serve.py
 
 
@@ -53,7 +53,7 @@ def declare():
     def found(record):
         return Completed(JsonResponse({"derived": str(record.derive_key("payment"))}, status=201))
 
-    # No test waits for half as long, so nothing is renewed.
+    # No test lasts half as long, so no lease is renewed.
     options = {"account": Fixed("shop"), "lease": timedelta(minutes=10)}
 
     @idempotent("upgrade.charge", **options, recovery=REEXECUTE)
@@ -84,7 +84,7 @@ def declare():
     urlpatterns.extend(path(f"{name}/", view) for name, view in views.items())
 
 
-#: The messages that this process has been handed by its relay.
+#: The messages that this process's relay has sent.
 sent = []
 
 

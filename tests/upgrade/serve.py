@@ -1,4 +1,4 @@
-"""What a process does with its release: one job, which it is told with its arguments."""
+"""The jobs of a process that runs one release. Each process does one."""
 
 import os
 
@@ -13,7 +13,7 @@ project.declare()
 
 
 def run(spec, channel):
-    """In its fork."""
+    """Called in each fork."""
     channel.tell(event="done", **JOBS[spec.pop("job")](channel, **spec))
     connection.close()
 
@@ -26,7 +26,7 @@ def request(channel, path, key, amount=1, at="", act=""):
     """Send a request to the project.
 
     :param at: a place in its handler.
-    :param act: what happens there: ``die``, as when the process is killed, or ``hold``, until it may go on.
+    :param act: what happens there: ``die``, as if the process is killed, or ``hold``, until the test continues it.
     """
 
     def strike(place):

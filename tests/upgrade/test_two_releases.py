@@ -1,8 +1,8 @@
-"""The release before beside this one: processes of each, with its own copy of the package, on one database.
+"""The previous release alongside this one: processes of both, each with a copy of the package, on one database.
 
-The release before is the newest tag, or the one before it if this is the tagged commit. Until there is a second release
-it is a copy of this one. What one of the two has claimed, recorded or published, the other replays, takes over,
-recovers, sends and purges, in both directions.
+The previous release is the newest tag, or the one before it if this is the tagged commit. Until there is a second
+release, it is a copy of this one. Each of the two replays, takes over, recovers, sends and purges what the other one
+has claimed, recorded or published.
 """
 
 import json
@@ -26,7 +26,7 @@ FIRST = "0.1.0"
 
 
 def tag_of_the_release_before():
-    """The newest tag of a version that is not that of this commit; None if there is no repository, or no such tag."""
+    """The newest version's tag that is not on this commit; None if there is no repository or no such tag."""
     if not (ROOT / ".git").exists():
         return None  # an unpacked sdist
     listed = _git("tag", "--list", "v*", "--sort=-version:refname").decode().split()
@@ -40,7 +40,7 @@ def _git(*arguments):
 
 @pytest.fixture(scope="module")
 def releases(tmp_path_factory):
-    """For each of the two releases, the folder of its copy of the package."""
+    """The folder of each release's copy of the package."""
     folder = tmp_path_factory.mktemp("releases")
     copies = {"before": folder / "before", "this": folder / "this"}
     shutil.copytree(ROOT / "idempotency", copies["this"] / "idempotency", ignore=shutil.ignore_patterns("__pycache__"))
@@ -49,7 +49,7 @@ def releases(tmp_path_factory):
         with tarfile.open(fileobj=BytesIO(_git("archive", tag, "idempotency"))) as archive:
             archive.extractall(copies["before"], filter="data")
     else:
-        assert idempotency.__version__ == FIRST, "there is a release before, and its tag is not here: git fetch --tags"
+        assert idempotency.__version__ == FIRST, "the tag of the previous release is missing: git fetch --tags"
         shutil.copytree(copies["this"], copies["before"])
     return copies
 
@@ -80,27 +80,27 @@ class Release:
 
 
 def done(process):
-    """What a process tells in the end."""
-    told = process.expect("done")
+    """The report of a process, at its end."""
+    report = process.expect("done")
     process.end()
-    return told
+    return report
 
 
 class Pair:
-    """Two releases on one database. ``writer`` acts first, and ``reader`` meets what it left."""
+    """Two releases on one database. ``writer`` acts first, and ``reader`` then acts on the same records."""
 
     def __init__(self, writer, reader, database):
         self.writer, self.reader, self.query = writer, reader, database.query
 
     def abandon(self, path, key, at="wrote"):
-        """Let a process of the first release die while it serves a request, and its lease end."""
+        """Let a process of the writer die while it serves a request, and let the lease end."""
         process = self.writer.start("request", path=path, key=key, at=at, act="die")
         assert process.hear() is None
         process.end()
         self.move_back("lease_expires_at", key)
 
     def hold(self, key):
-        """Let the writer begin a charge, and stop before it answers, until it is told to go on."""
+        """Let the writer begin a charge, and hold it before its response."""
         process = self.writer.start("request", path="/charge/", key=key, at="wrote", act="hold")
         process.expect("held")
         return process
@@ -114,7 +114,7 @@ class Pair:
         return rows[0][0] if rows else None
 
     def move_back(self, column, key):
-        """Let a time of the record be over, as the database's clock sees it."""
+        """Move a time of the record into the past of the database's clock."""
         self.query(
             f"UPDATE idempotency_record SET {column} = now() - interval '1 hour' WHERE idempotency_key = '{key}'"
         )
@@ -122,7 +122,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def serving(releases):
-    """A database that the release before has migrated, and then this one; and both on it."""
+    """A database migrated by the previous release and then by this one, and both releases on it."""
     with own_database(os.environ["DATABASE_URL"]) as url:
         with closing(Database(url)) as connection:
             connection.query("CREATE TABLE upgrade_effect (effect text)")
@@ -212,7 +212,7 @@ def test_a_published_message_is_sent_once(pair):
     assert pair.writer.run("relay_outbox")["sent"] == []
 
 
-def test_what_is_due_is_purged_and_an_account_is_erased(pair):
+def test_due_records_are_purged_and_an_account_is_erased(pair):
     assert [pair.writer.post("/charge/", key)["status"] for key in ("due", "kept")] == [201, 201]
     pair.move_back("expires_at", "due")
     assert pair.reader.run("purge_idempotency")["code"] == 0

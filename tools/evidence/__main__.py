@@ -52,11 +52,6 @@ RUNS: dict[str, tuple[str, str, str]] = {
         "random calls, compared with an in-memory model",
         "calls",
     ),
-    "calls": (
-        "nothing is doubled or lost",
-        "SIGKILL at a system call",
-        "kills",
-    ),
     "model": (
         "every key ends completed, recoverable or parked",
         "all histories of a [model](#what-isnt-proven)",
@@ -104,7 +99,7 @@ DRAWN = {"walks", "fuzz", "soak"}
 CONTROLS = {"stops: control", "failover: asynchronous", "failover: local"}
 #: The fields that identify a run of another kind.
 APART = (
-    *("what", "database", "level", "job", "declaration", "before", "options", "handler", "point", "fault", "broker"),
+    *("what", "database", "level", "declaration", "before", "options", "handler", "point", "fault", "broker"),
     *("kind", "pgbouncer", "seeds", "package", "store", "bug", "method"),
 )
 #: The figures that count violations. A run has those that it measures.

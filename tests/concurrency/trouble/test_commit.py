@@ -21,8 +21,8 @@ from tests.operations import receiving
 
 @contextmanager
 def business_commit(replacement):
-    """Let ``replacement(commit)`` stand in for the COMMIT of the next transaction in which an effect is written. If it
-    is sent along with the completing update, ``commit`` sends both."""
+    """Replace the COMMIT of the next transaction that writes an effect by ``replacement(commit)``. If COMMIT is sent
+    with the completing update, ``commit`` sends both."""
     database = connections["default"]
     commit, is_due = database._commit, True
 
@@ -53,7 +53,7 @@ def lose(commit):
 
 
 @pytest.mark.failure_12
-def test_a_commit_whose_answer_is_lost_is_not_taken_for_a_failure(post):
+def test_a_commit_whose_answer_is_lost_does_not_count_as_failed(post):
     with business_commit(lambda commit: commit() or unreachable()):
         answer = post()
 
@@ -75,7 +75,7 @@ def test_a_commit_that_never_arrived_is_retried_only_after_the_lease(post):
     assert (effects(), handler.attempts) == (["one"], [1, 2])
 
 
-def test_a_commit_that_the_server_refused_is_released_at_once(post, monkeypatch):
+def test_a_commit_that_the_server_refuses_releases_the_claim_at_once(post, monkeypatch):
     error = error_of(monkeypatch, "40001", "lost_a_race", "commit_was_refused")
 
     def refuse(commit):
@@ -116,13 +116,13 @@ def test_a_deferred_constraint_failing_at_commit_is_the_handlers_failure(post, a
 @pytest.mark.parametrize(
     "error",
     [
-        *(RuntimeError(), IntegrityError("of the callback's own making"), OperationalError("no route")),
-        InProgressError(retry_after=1),  # another claim's error, as of a ``claim()`` block in the callback
+        *(RuntimeError(), IntegrityError("raised by the callback"), OperationalError("no route")),
+        InProgressError(retry_after=1),  # the error of another claim, in a ``claim()`` block of the callback
     ],
     ids=lambda error: type(error).__name__,
 )
 def test_a_failing_on_commit_callback_keeps_the_recorded_outcome(post, error):
-    """An error of any type is the project's, because COMMIT has already succeeded."""
+    """An error of any type belongs to the project, because COMMIT has already succeeded."""
     seen = []
     handler.after = lambda request: transaction.on_commit(Mock(side_effect=error))
     with receiving(completed, then=lambda: seen.append(record().status)) as announced:
@@ -171,12 +171,12 @@ def test_our_timeouts_do_not_apply_to_the_handler_or_its_commit(post, path):
             ["23503", "P0001", "57014", "53100", "40001", "25P02"],
             ["08006", "57P01", "57P02", "58030", "XX000", ""],  # a lost connection, or a server that stops
         ),
-        ("is_permanent", ["42P01", "0A000", "22P02", "23502"], ["23505", "40001", "08006"]),  # each retry would meet it
+        ("is_permanent", ["42P01", "0A000", "22P02", "23502"], ["23505", "40001", "08006"]),  # each retry would fail
     ],
 )
-def test_the_sqlstates_of_postgresql_have_their_meanings(question, yes, no):
-    asked = getattr(store_for("default"), question)
-    assert [sqlstate for sqlstate in yes + no if asked(server_error(sqlstate))] == yes
+def test_the_sqlstates_of_postgresql_are_classified(question, yes, no):
+    predicate = getattr(store_for("default"), question)
+    assert [sqlstate for sqlstate in yes + no if predicate(server_error(sqlstate))] == yes
 
 
 OUTER_TRANSACTION = (500, "idempotency_outer_transaction")
@@ -242,8 +242,8 @@ LEFT_OF_REFUSED = [] if connection.vendor == "postgresql" else ["one"]
         pytest.param(in_turn(execute("COMMIT"), fail), ["one"], id="commit and a failure"),
         pytest.param(in_turn(execute("COMMIT"), execute("SELECT no_such_column")), ["one"], id="commit and a refusal"),
         *(
-            pytest.param(in_turn(*acts), left, marks=pytest.mark.except_mariadb, id=said)
-            for said, acts, left in (
+            pytest.param(in_turn(*acts), left, marks=pytest.mark.except_mariadb, id=name)
+            for name, acts, left in (
                 ("in the driver", [commit_in_the_driver], ["one"]),
                 ("in the driver, and a failure", [commit_in_the_driver, fail], ["one"]),
                 ("in the driver, refused", [be_refused, commit_in_the_driver, fail], LEFT_OF_REFUSED),
@@ -260,7 +260,7 @@ def test_a_handler_that_ends_its_transaction_is_detected_and_not_rerun(post, end
     assert problem(answer) == BROKEN
     assert "has ended its transaction itself" in caplog.text
     assert record().status == "parked"
-    # For the person who decides: what ended the attempt.
+    # An operator has to know what ended the attempt.
     assert record().error.partition(":")[0] in {
         *("TransactionBrokenError", "RuntimeError", "DataError", "ProgrammingError", "OperationalError")
     }
@@ -292,7 +292,7 @@ def test_a_handler_whose_transaction_is_undone_by_its_error_runs_again(post, und
 
 @pytest.mark.failure_64
 @pytest.mark.parametrize("statement", ["SELECT 'COMMIT'", "SELECT 1 AS rollback", "SELECT CASE WHEN 1 = 1 THEN 2 END"])
-def test_a_statement_that_only_mentions_an_end_is_none(post, statement):
+def test_a_statement_that_only_mentions_an_end_is_harmless(post, statement):
     handler.after = execute(statement)
     assert post().status_code == 201
     assert state() == ("completed", ["one"])
@@ -326,7 +326,7 @@ def test_a_claim_with_autocommit_off_is_refused_before_anything_runs(post, path,
 
 
 @pytest.mark.failure_63
-def test_a_database_whose_setting_is_autocommit_off_is_refused(transactional_db, monkeypatch):
+def test_a_database_configured_with_autocommit_off_is_refused(transactional_db, monkeypatch):
     # On a separate connection, because this thread's connection must stay as it is in a test.
     other = connections["default"].copy()
     other.settings_dict["AUTOCOMMIT"] = False

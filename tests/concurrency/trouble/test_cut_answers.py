@@ -1,4 +1,4 @@
-"""The response to a message of several statements is cut off, at each byte."""
+"""The response to a message of several statements is cut off at each byte."""
 
 import os
 import select
@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 class CuttingProxy(Proxy):
     """Cuts the connection when this many bytes of the answer to a message have reached the client."""
 
-    #: What the message contains.
+    #: Bytes that identify the message.
     marker = b""
     #: None lets everything through.
     keeps: int | None = None
-    #: How long the answer to the last such message was.
+    #: The length of the answer to the last such message.
     length = 0
 
     def _pass_on(self, client, server):
@@ -41,11 +41,11 @@ class CuttingProxy(Proxy):
                 if not answer:
                     return
             if client in ready:
-                said = client.recv(CHUNK)
-                if not said:
+                data = client.recv(CHUNK)
+                if not data:
                     return
-                is_due = self.marker in said
-                server.sendall(said)
+                is_due = self.marker in data
+                server.sendall(data)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def attempt(number):
 
 
 def cut_at_each_byte(proxy, marker):
-    """The numbers of operations. In each of them the answer is a byte longer than in the one before."""
+    """Yield numbers of operations. Each gets one byte more of the answer than the operation before."""
     proxy.marker = marker
     attempt(-1)
     for kept in range(proxy.length):
@@ -77,7 +77,7 @@ def effects(number):
     return Transfer.objects.filter(label=str(number)).count()
 
 
-def test_a_completion_whose_answer_breaks_off_is_never_taken_for_a_failure(proxy):
+def test_a_completion_whose_answer_is_cut_off_never_counts_as_failed(proxy):
     """The server has committed before it sends the first byte."""
     for number in cut_at_each_byte(proxy, b"idempotency.completed"):
         with pytest.raises(UnavailableError, match="did not confirm the commit"):
@@ -88,7 +88,7 @@ def test_a_completion_whose_answer_breaks_off_is_never_taken_for_a_failure(proxy
     assert proxy.length > 50
 
 
-def test_a_first_statement_whose_answer_breaks_off_has_no_effect(proxy):
+def test_a_first_statement_whose_answer_is_cut_off_has_no_effect(proxy):
     for number in cut_at_each_byte(proxy, b"BEGIN; INSERT"):
         with pytest.raises(OperationalError):
             attempt(number)

@@ -48,7 +48,7 @@ def play(handler):
         with claim("tests.merged", account_id="1", key="k") as run:
             if not run.replayed:
                 run.result = handler()
-    except Exception as error:  # noqa: BLE001 - what is compared
+    except Exception as error:  # noqa: BLE001 - it is compared
         return of(error)
     return [run.replayed, run.result]
 
@@ -93,12 +93,12 @@ def test_merged_messages_change_nothing(name, level, monkeypatch):
 
 
 class InterruptedByTestError(Exception):
-    """Raised by a handler of a signal."""
+    """Raised by a signal handler."""
 
 
 @pytest.fixture
 def interrupt():
-    """Have the main thread raise an error while it waits for the server."""
+    """Make the main thread raise an error while it waits for the server."""
     raised = []
 
     def handle(number, frame):
@@ -116,7 +116,7 @@ def interrupt():
 @pytest.mark.usefixtures("_refusals")
 @pytest.mark.parametrize("raised", [InterruptedByTestError, KeyboardInterrupt])
 def test_a_signal_while_commit_waits_changes_nothing(raised, interrupt, monkeypatch):
-    """COMMIT looks for the row of a foreign key, which another transaction has locked."""
+    """COMMIT checks a foreign key whose row another transaction has locked."""
 
     def see():
         IdempotencyRecord.objects.all().delete()
@@ -168,7 +168,7 @@ def test_a_session_is_polled_without_blocking_even_with_many_open_files(monkeypa
 
 
 class InterruptedWhileAdaptedOnce:
-    """A parameter. A signal comes while its text is made for the first time."""
+    """A parameter. A signal arrives while it is adapted for the first time."""
 
 
 @pytest.mark.usefixtures("_refusals")

@@ -115,7 +115,7 @@ def locked_file():
         pytest.param(locked_file, marks=[pytest.mark.failure_21, pytest.mark.sqlite]),
     ],
 )
-def test_a_store_that_can_not_be_written_is_503_and_no_effect_is_kept(post, trouble):
+def test_a_store_that_can_not_be_written_gives_503_and_no_effect(post, trouble):
     with trouble():
         answer = post()
     assert (problem(answer), answer["Retry-After"]) == (UNAVAILABLE, "1")
@@ -132,7 +132,7 @@ ALTER = "ALTER TABLE idempotency_record "
     ("change", "undo"),
     [
         pytest.param(RENAME.format("", "_elsewhere"), RENAME.format("_elsewhere", ""), id="missing_table"),
-        # As after a deploy of which only the migrations have run.
+        # Only the migrations of a deploy have run.
         pytest.param(
             *(f"{ALTER} ADD COLUMN later integer NOT NULL", f"{ALTER} DROP COLUMN later"),
             marks=pytest.mark.postgres,
@@ -164,12 +164,12 @@ def test_a_mismatched_schema_is_a_503_without_a_retry_and_logged_once(post, chan
     ids=["in a transaction", "outside"],
 )
 @pytest.mark.parametrize("setting", ["role = pg_monitor", "search_path = pg_catalog"])
-def test_a_handler_that_hides_its_record_from_itself_is_named(post, path, sql, left, setting, caplog):
+def test_a_handler_that_hides_its_record_is_reported(post, path, sql, left, setting, caplog):
     caplog.set_level(logging.CRITICAL, "idempotency")
     handler.after = lambda request: execute(f"{sql} {setting}")
     for key in ("one", "two"):
         answer = post(path, key=key)
-        connection.close()  # a setting of the session hides the records from this test, too
+        connection.close()  # the session's setting hides the records from this test, too
         assert problem(answer) == UNAVAILABLE
         assert "Retry-After" not in answer.headers
         assert [record.status for record in IdempotencyRecord.objects.all()] == [left]
@@ -211,7 +211,7 @@ def test_a_deadlocked_claim_is_retried_as_a_whole_up_to_a_limit(post, monkeypatc
 
 @pytest.mark.failure_21
 @pytest.mark.parametrize(
-    ("sqlstate", "meaning", "told", "retry_after"),
+    ("sqlstate", "meaning", "reported", "retry_after"),
     [
         ("55P03", "timed_out_waiting", UNAVAILABLE, "1"),
         ("42P01", "is_permanent", UNAVAILABLE, None),
@@ -219,16 +219,16 @@ def test_a_deadlocked_claim_is_retried_as_a_whole_up_to_a_limit(post, monkeypatc
     ],
 )
 def test_a_failing_completion_rolls_back_and_releases_with_the_reason(
-    post, monkeypatch, sqlstate, meaning, told, retry_after
+    post, monkeypatch, sqlstate, meaning, reported, retry_after
 ):
     error = error_of(monkeypatch, sqlstate, meaning)
     with monkeypatch.context() as patched:
         patched.setattr(store_for("default"), "complete", Mock(side_effect=error))
         answer = post()
-    assert (problem(answer), answer.get("Retry-After")) == (told, retry_after)
+    assert (problem(answer), answer.get("Retry-After")) == (reported, retry_after)
     assert state() == ("recoverable", [])
     reasons = {UNAVAILABLE: "UnavailableError", BROKEN: "TransactionBrokenError"}
-    assert record().error.startswith(reasons[told])
+    assert record().error.startswith(reasons[reported])
     assert post().status_code == 201
     assert effects() == ["one"]
 

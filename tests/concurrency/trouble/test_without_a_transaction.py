@@ -22,7 +22,7 @@ from tests.concurrency.traces import effects, end_lease, end_retention, is_repla
 from tests.concurrency.urls import handler
 
 
-def test_a_late_attempt_is_not_given_the_outcome_of_a_newer_payload(post):
+def test_a_late_attempt_does_not_get_the_outcome_of_a_newer_payload(post):
     def replaced(request):
         if handler.attempts == [1]:
             end_lease()
@@ -48,7 +48,7 @@ def test_an_outcome_survives_a_connection_lost_during_the_handler(post, path):
 
 @pytest.mark.failure_74
 @pytest.mark.postgres
-def test_a_failure_after_the_connection_died_is_parked_all_the_same(post):
+def test_a_failure_after_the_connection_died_is_still_parked(post):
     def cut_and_fail(request):
         cut_connection()
         fail()
@@ -64,7 +64,7 @@ def test_an_outcome_with_an_unconfirmed_commit_is_found_and_not_rewritten(post, 
     tries = []
 
     def lose_the_first_answer(owned, outcome):
-        complete(owned, outcome)  # the update is committed by itself
+        complete(owned, outcome)  # the update commits at once
         tries.append(1)
         if len(tries) == 1:
             monkeypatch.setattr(connection, "is_usable", lambda: False)
@@ -73,7 +73,7 @@ def test_an_outcome_with_an_unconfirmed_commit_is_found_and_not_rewritten(post, 
     monkeypatch.setattr(ownership, "complete", lose_the_first_answer)
     answer = post("/park/")
     assert (answer.status_code, len(tries)) == (201, 1)
-    assert "Idempotency-Replayed" not in answer  # it is its own outcome
+    assert "Idempotency-Replayed" not in answer  # the attempt has recorded it
     assert post("/park/").content == answer.content
     assert (*state(), handler.attempts) == ("completed", ["one"], [1])
 
@@ -129,7 +129,7 @@ def test_a_connection_that_died_is_replaced_for_a_step_and_a_renewal(post, cut):
     assert [step.result for step in IdempotencyStep.objects.all()] == ["71"]
 
 
-#: A sequence counts what is rolled back, too, so each change is refused once.
+#: A rollback does not reset a sequence, so each change is refused once.
 REFUSE_ONCE = """
 CREATE SEQUENCE refused;
 CREATE FUNCTION refuse_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -214,7 +214,7 @@ def owned(in_transaction):
         (False, False, True, ownership.MAX_TRIES),
     ],
 )
-def test_only_what_a_new_connection_may_cure_is_tried_again(
+def test_only_an_error_that_a_new_connection_may_cure_is_retried(
     post, monkeypatch, in_transaction, in_test_case, dies, tries
 ):
     pauses = []

@@ -10,12 +10,12 @@ from fastapi.responses import JSONResponse
 from operation import TAKES, begin
 
 PACKAGE = os.environ["PACKAGE"]
-#: Where records are kept that a crash doesn't reach.
+#: The file for records that survive a crash.
 FILE = Path(os.environ["EFFECTS"]).with_name("records.sqlite3")
 app = FastAPI()
 
 
-async def answer(request: Request):  # FastAPI goes by the annotation
+async def answer(request: Request):  # FastAPI needs the annotation
     status, name = begin(await request.body())
     await asyncio.sleep(TAKES)
     return JSONResponse({"run": name}, status_code=status)

@@ -1,6 +1,6 @@
 """A Django project with one operation, protected by the package that ``PACKAGE`` names. Served by gunicorn.
 
-Each package has its documented defaults, but for what the table of ``compare.py`` says.
+Each package has its documented defaults, except for the settings below and those in ``compare.py``.
 """
 
 import os
@@ -26,7 +26,7 @@ if PACKAGE == "django-idempotency":
     own = {"IDEMPOTENCY": {"ACCOUNT": "django_server.account"}}
 elif PACKAGE == "django-idempotency-key":
     cached = "Cache" if os.environ.get("STORE") == "file" else "Memory"
-    # The status of the first answer. The default for a replay is 409.
+    # Replays get the status of the first answer. By default they get 409.
     own = {
         "IDEMPOTENCY_KEY": {
             "CONFLICT_STATUS_CODE": None,

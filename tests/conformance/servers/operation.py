@@ -1,4 +1,4 @@
-"""The operation that all servers in Python run: append a line to a file, sleep, answer a name of this execution."""
+"""The operation that all servers in Python run: append a line to a file, sleep, return a name of this execution."""
 
 import json
 import os
@@ -14,7 +14,7 @@ def append_line():
 
 
 def begin(body):
-    """:returns: the status that the body asks for, and a name of this execution. A refusal has no effect."""
+    """:returns: the status that the body requests, and a name of this execution. A refusal has no effect."""
     status = json.loads(body).get("outcome", 201)
     if status < 300:
         append_line()
@@ -22,7 +22,7 @@ def begin(body):
 
 
 def run(body):
-    """As ``begin``, and it takes its time."""
+    """``begin``, and then sleep."""
     begun = begin(body)
     time.sleep(TAKES)  # the operation itself, during which duplicates arrive
     return begun

@@ -20,6 +20,6 @@ def _nothing_counted(db, monkeypatch):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(counting, "FLUSH_EVERY", 3600.0)
     counters.reset()
-    IdempotencyCounter.objects.all().delete()  # which a worker of an earlier test may have written as it ended
+    IdempotencyCounter.objects.all().delete()  # a worker of an earlier test may have written them as it ended
     yield
     counters.reset()

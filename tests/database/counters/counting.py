@@ -21,7 +21,7 @@ def count(times=1, event=signals.claimed, of=operation):
 
 
 def written():
-    """The sums. Those of the hours add up to the same; a process that the test starts may write in the next hour."""
+    """The totals. The hourly counts must add up to them: a process started by the test may write in the next hour."""
     sums, of_hours = Counter(), Counter()
     for row in IdempotencyCounter.objects.all():
         (of_hours if row.hour else sums)[row.operation, row.event] += row.total

@@ -43,24 +43,24 @@ def view(settings):
 
 
 def make_due():
-    """Let the last flush be as long ago as need be."""
+    """Make the next flush due."""
     counters._due = 0.0
 
 
 def answer(key="k"):
-    """A request as a WSGI server makes it, and its response, which the server closes when it has sent it."""
+    """Make a request as a WSGI server does. The caller closes the response, as the server does after sending it."""
     environ = RequestFactory().post("/", {}, "application/json", headers={"Idempotency-Key": key}).environ
     response = WSGIHandler()(environ, lambda status, headers: None)
     assert response.status_code == 201
     return response
 
 
-def test_requests_write_once_in_a_while(view):
+def test_requests_write_periodically(view):
     answer("a").close()
-    assert written() == {}  # the process hasn't run for long
+    assert written() == {}  # the first flush is not due yet
     make_due()
     response = answer("b")
-    assert written() == {}  # the response was not sent
+    assert written() == {}  # the response is not sent yet
     response.close()
     assert written() == {("tests.counters.view", "claimed"): 2, VIEW: 2}
     response = answer("c")
@@ -72,14 +72,14 @@ def test_requests_write_once_in_a_while(view):
     assert written()[VIEW] == 4
 
 
-def test_a_request_whose_database_fails_in_the_flush_has_been_answered(view):
+def test_a_failed_flush_raises_nothing_and_is_retried_when_due(view):
     response = answer()
     make_due()
     with refusing(unreachable):
         response.close()
     assert written() == {}
     answer().close()
-    assert written() == {}  # not tried again before its time
+    assert written() == {}  # not retried before it is due
     make_due()
     answer().close()
     assert written()[VIEW] == 1
@@ -94,8 +94,8 @@ def test_nothing_is_written_in_a_test_case(view):
     assert counters._pending[VIEW] == 1
 
 
-def test_what_test_clients_ask_for_is_not_written(view):
-    """Unlike servers, they close a response before handing it over, and a test may count its statements."""
+def test_requests_of_test_clients_write_nothing(view):
+    """Unlike servers, test clients close a response before returning it, and a test may count its statements."""
     make_due()
     request = {"content_type": "application/json", "headers": {"Idempotency-Key": "k"}}
     assert Client().post("/", {}, **request).status_code == 201
@@ -105,13 +105,13 @@ def test_what_test_clients_ask_for_is_not_written(view):
 
 @pytest.fixture
 def left_open():
-    """Whether each request left its thread's connection open, after all that Django and the package do at its end."""
+    """For each request, whether its thread's connection is open after the cleanup by Django and the package."""
     seen = []
 
     def look(**arguments):
         seen.append(connection.connection is not None)
 
-    # Django's own comes first, as it does outside of tests; its test clients move it to the end.
+    # Django's receiver runs first, as in production. Its test clients move it to the end.
     request_finished.disconnect(dispatch_uid=REQUEST_FINISHED)
     request_finished.connect(counters._request_finished, weak=False, dispatch_uid=REQUEST_FINISHED)
     request_finished.connect(look)
@@ -120,7 +120,7 @@ def left_open():
 
 
 def visit():
-    """A request as an ASGI server makes it."""
+    """Make a request as an ASGI server does."""
     scope = AsyncRequestFactory().post("/", {}, "application/json", headers={"Idempotency-Key": "k"}).scope
 
     async def run():
@@ -137,7 +137,7 @@ def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(view, left
     threads = []
     flush = counters.flush
     monkeypatch.setattr(counters, "flush", lambda: threads.append(threading.get_ident()) or flush())
-    # Each request has its own thread, and a connection that outlived it would never be used again.
+    # Each request runs in a new thread, so a connection that outlives it would never be reused.
     monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)
     make_due()
     visit()
@@ -145,13 +145,13 @@ def test_under_asgi_the_loop_is_not_blocked_and_no_connection_is_left(view, left
     (writer,) = threads
     assert writer != threading.get_ident()
     assert left_open == [False]
-    assert [record for record in caplog.records if record.name != "asyncio"] == []  # which reports what is slow
+    assert [record for record in caplog.records if record.name != "asyncio"] == []  # asyncio reports slow callbacks
 
 
 @pytest.mark.parametrize(
     ("due", "is_eager", "writes"),
     [(False, False, False), (True, False, True), (True, True, False)],
-    ids=["not due yet", "due", "eager, and so left to its request"],
+    ids=["not due yet", "due", "eager, left to its request"],
 )
 def test_a_worker_writes_its_counts_after_a_task_when_they_are_due(due, is_eager, writes):
     count()
@@ -161,7 +161,7 @@ def test_a_worker_writes_its_counts_after_a_task_when_they_are_due(due, is_eager
     assert written() == ({CLAIMED: 1} if writes else {})
 
 
-def test_a_child_that_ends_writes_what_is_left():
+def test_a_child_process_that_ends_writes_its_remaining_counts():
     count()
     worker_process_shutdown.send(sender=None)
     assert written() == {CLAIMED: 1}

@@ -47,8 +47,8 @@ def test_a_small_table_is_counted_exactly():
     make_records(1, Status.PARKED, operation="payouts.create")
     with CaptureQueriesContext(connection) as captured:
         seen = numbers()
-    asked = [one for one in captured if "idempotency_record" in one["sql"] and "pg_dist_partition" not in one["sql"]]
-    assert len(asked) <= 5
+    queries = [one for one in captured if "idempotency_record" in one["sql"] and "pg_dist_partition" not in one["sql"]]
+    assert len(queries) <= 5
     assert seen["parked"].by_operation == {"charges.create": 2, "payouts.create": 1}
     assert seen["abandoned"].by_operation == {"charges.create": 2}
     counts = {"records": 12, "in_progress": 3, "recoverable": 1, "completed": 5, "parked": 3, "abandoned": 2}
@@ -81,7 +81,7 @@ def test_the_time_since_the_last_purge_is_reported_to_the_hour():
     assert numbers()["since_purge"].value < 3660
 
 
-def test_a_lease_that_runs_is_not_overdue():
+def test_a_running_lease_is_not_overdue():
     make_records(1, Status.IN_PROGRESS, lease=HOUR)
     assert numbers()["overdue"] == Number(0.0, Precision.EXACT)
 
@@ -89,7 +89,7 @@ def test_a_lease_that_runs_is_not_overdue():
 def test_counting_stops_at_a_bound_and_reports_it(monkeypatch):
     monkeypatch.setattr(statistics, "MAX_COUNTED", 4)
     if connection.vendor == "postgresql":
-        execute("TRUNCATE idempotency_record CASCADE")  # and so nothing is estimated of it
+        execute("TRUNCATE idempotency_record CASCADE")  # so that nothing is estimated
     make_records(7, Status.PARKED)
     make_records(4, Status.IN_PROGRESS, lease=-HOUR)
     make_records(3, Status.RECOVERABLE)
@@ -99,7 +99,7 @@ def test_counting_stops_at_a_bound_and_reports_it(monkeypatch):
     assert seen["oldest_in_progress"].kind is seen["most_attempts"].kind is Precision.AT_LEAST
     assert seen["recoverable"] == Number(3, Precision.EXACT)
     assert seen["records"] == Number(4, Precision.AT_LEAST)
-    assert seen["completed"] == Number(0, Precision.AT_LEAST)  # true, if not much
+    assert seen["completed"] == Number(0, Precision.AT_LEAST)  # true, but imprecise
 
 
 @pytest.mark.postgres
@@ -118,7 +118,7 @@ def test_a_big_table_is_estimated_and_not_read(monkeypatch):
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("status", ["in_progress", "recoverable", "parked"])
-def test_the_few_that_are_not_completed_are_found_by_their_index(status):
+def test_unfinished_records_are_found_through_their_index(status):
     plan = IdempotencyRecord.objects.filter(status=status).order_by("lease_expires_at").explain()
     assert "idempotency_record_unfinished" in plan
 
@@ -141,7 +141,7 @@ def test_events_are_counted():
     assert recent == happened | dict.fromkeys(not_happened, 0)
 
 
-def test_every_event_that_is_counted_has_a_name_here():
+def test_every_counted_event_has_a_statistic():
     assert set(statistics.EVENTS.values()) == set(signals.EVENTS)
     recent = {name for name, number in numbers().items() if number.kind is Precision.RECENT}
     assert set(statistics.EVENTS) | {"replay_rate"} == recent

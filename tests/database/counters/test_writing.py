@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 ALIAS = "default"
 
 
-def test_what_was_counted_is_added_to_what_is_there():
+def test_new_counts_are_added_to_the_stored_ones():
     count(3)
     count(2, signals.replayed)
     counters.flush()
@@ -37,7 +37,7 @@ def test_what_was_counted_is_added_to_what_is_there():
     assert written() == {CLAIMED: 7, (operation.name, "replayed"): 2}
     with CaptureQueriesContext(connection) as captured:
         counters.flush()
-    assert captured.captured_queries == [], "nothing new is no statement"
+    assert captured.captured_queries == [], "without new counts there is no statement"
 
 
 def test_a_connection_is_left_open_or_closed_as_it_was():
@@ -51,7 +51,7 @@ def test_a_connection_is_left_open_or_closed_as_it_was():
 
 
 def test_no_count_is_lost_between_concurrent_writers(monkeypatch):
-    """In any order, and for the first time: none of them may be refused, not even once, but by InnoDB."""
+    """The writers insert the same rows in different orders. Only InnoDB may refuse one at first."""
     if connection.vendor != "mysql":
         monkeypatch.setattr(batches, "MAX_ROUNDS", 1)
     keys = [(f"tests.{number:02}", "claimed") for number in range(20)]
@@ -88,10 +88,10 @@ def no_autocommit():
         pytest.param(transaction.atomic, id="an open transaction"),
         pytest.param(lost_connection, id="a transaction that has lost its connection"),
         pytest.param(no_autocommit, id="a transaction without atomic"),
-        pytest.param(lambda: counters._flushing, id="beside the flush of another thread"),
+        pytest.param(lambda: counters._flushing, id="during another thread's flush"),
     ],
 )
-def test_a_flush_does_nothing_where_it_would_be_in_the_way(place, caplog):
+def test_a_flush_does_nothing_in_a_transaction_or_during_another_flush(place, caplog):
     count()
     with place():
         counters.flush()
@@ -111,7 +111,7 @@ def test_a_flush_in_the_thread_of_an_event_loop_does_nothing():
 
 
 def test_counts_of_a_test_database_are_not_written_to_its_successor(monkeypatch):
-    """As when a test runner has ended, and then the interpreter does."""
+    """This happens when the interpreter exits after the test runner has ended."""
     count()
     with monkeypatch.context() as patch, CaptureQueriesContext(connection) as captured:
         patch.setitem(connection.settings_dict, "NAME", "nowhere")
@@ -123,15 +123,15 @@ def test_counts_of_a_test_database_are_not_written_to_its_successor(monkeypatch)
         count()
 
 
-# A database that refuses to write loses no count, and no request waits for it
+# A refused write loses no count and delays no request
 
 
 def deadlock():
-    """As the driver of PostgreSQL gives it or, on the others, as that of MariaDB does."""
+    """A deadlock error of PostgreSQL's driver, or of MariaDB's on other databases."""
     return server_error("40P01") if connection.vendor == "postgresql" else OperationalError(1213, "Deadlock found")
 
 
-def test_a_database_that_refuses_loses_nothing_and_is_logged_once(caplog):
+def test_a_refused_write_loses_no_count_and_is_logged_once(caplog):
     count(2)
     with refusing(unreachable):
         counters.flush()
@@ -144,7 +144,7 @@ def test_a_database_that_refuses_loses_nothing_and_is_logged_once(caplog):
     count()
     with refusing(unreachable):
         counters.flush()
-    assert len(caplog.records) == 2  # it is news again
+    assert len(caplog.records) == 2  # logged again after a success
     assert counters._pending == {CLAIMED: 1}
 
 
@@ -152,11 +152,11 @@ def test_a_database_that_refuses_loses_nothing_and_is_logged_once(caplog):
     ("error", "raised"),
     [
         pytest.param(deadlock, nullcontext(), id="deadlocks"),
-        pytest.param(lambda: RuntimeError("a driver's"), nullcontext(), id="no database error"),
+        pytest.param(lambda: RuntimeError("a driver's"), nullcontext(), id="not a database error"),
         pytest.param(KeyboardInterrupt, pytest.raises(KeyboardInterrupt), id="an interrupt"),
     ],
 )
-def test_no_failure_loses_a_count_and_none_is_raised_but_an_interrupt(error, raised):
+def test_a_failure_loses_no_count_and_only_an_interrupt_is_raised(error, raised):
     count()
     with refusing(error), raised:
         counters.flush()
@@ -166,8 +166,8 @@ def test_no_failure_loses_a_count_and_none_is_raised_but_an_interrupt(error, rai
     assert written() == {CLAIMED: 2}
 
 
-def test_a_deadlock_is_tried_again_at_once(caplog, monkeypatch):
-    if connection.vendor == "sqlite":  # which knows no deadlock, so this may be any race
+def test_a_deadlock_is_retried_at_once(caplog, monkeypatch):
+    if connection.vendor == "sqlite":  # it has no deadlocks, so treat every error as a lost race
         monkeypatch.setattr(store_for(connection.alias), "lost_a_race", lambda error: True)
     count()
     with refusing(deadlock, batches.MAX_ROUNDS - 1):
@@ -207,7 +207,7 @@ def test_no_count_is_lost_or_written_twice_between_threads():
             counters.flush()
 
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # the interpreter switches between threads wherever it may
+    sys.setswitchinterval(1e-6)  # switch between threads as often as possible
     try:
         race([work] * 8)
     finally:
@@ -216,7 +216,7 @@ def test_no_count_is_lost_or_written_twice_between_threads():
     assert written() == {CLAIMED: 40_000}
 
 
-def test_a_forked_child_counts_from_nothing():
+def test_a_forked_child_starts_with_no_counts():
     count()
     with counters._lock, counters._flushing:  # as other threads may hold them at that moment
         pid = os.fork()
