@@ -67,8 +67,7 @@ def messages(handler):
 COSTS = {
     write: 3,
     write_twice: 4,
-    # The savepoint is the first statement.
-    transaction.atomic(write): 5,
+    transaction.atomic(write): 3,
     # The BEGIN of the driver's own comes before what can't be a part of a longer message.
     write_many: 4,
     lambda: None: 3,
