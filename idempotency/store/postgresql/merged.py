@@ -195,7 +195,9 @@ class PostgreSQLWatch(TransactionWatch):
             for statement in [*["SELECT"] * ends, *(f"SAVEPOINT {name}" for name in names)]:
                 self._send(driver, statement)
             self._note_set()
-            return (self._execute_watched if ends else execute)(sql, params, many, context)
+            if ends:
+                return self._execute_watched(execute, sql, params, many, context)
+            return execute(sql, params, many, context)
         beginning = [_begin(driver), *(f"SAVEPOINT {name}" for name in names)]
         try:
             # With autocommit on, the driver sends no BEGIN. Its public setter refuses to switch autocommit off inside a
@@ -219,9 +221,10 @@ class PostgreSQLWatch(TransactionWatch):
         return execute(sql, params, many, context)
 
     def _note_set(self) -> None:
-        """Note that the savepoints that waited are set."""
-        self._open += self._waiting
-        self._waiting.clear()
+        """Note that the savepoints that waited are set, unless the first statement has ended the transaction."""
+        if self.connection.connection.pgconn.transaction_status != TRANSACTION_IDLE:
+            self._open += self._waiting
+            self._waiting.clear()
 
     def _can_follow_begin(self, sql: object, driver: Any, cursor: Any) -> bool:
         return (
