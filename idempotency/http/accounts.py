@@ -38,8 +38,8 @@ class Fixed:
 
 @dataclass(frozen=True, init=False)
 class FirstOf:
-    """The first account that a resolver finds, for example ``FirstOf(api_key, authenticated_user)`` for a view that
-    accepts API keys and sessions.
+    """The first account that a resolver finds, for example ``FirstOf(authenticated_user, api_key)`` for a view that
+    accepts sessions, OAuth tokens and API keys. A renewed OAuth token is another ``api_key``, but the same user.
 
     :param resolvers: two or more functions that take the request and return an account or None. Two kinds of accounts
         must never have the same text.
@@ -147,9 +147,9 @@ class InTenant:
 def api_key(request: Any) -> str | None:
     """The API key that authenticated the request: ``request.auth``. A new API key is a new account.
 
-    The account of a model instance is its primary key. A string, or a primary key that is a string, may be the secret
-    itself, so the account is its digest. Any other value gives None: True would be the same account for all callers,
-    and an object's string may contain its memory address, which differs at each retry.
+    The account of a model instance is its model and primary key. A string, or a primary key that is a string, may be
+    the secret itself, so the account is its digest. Any other value gives None: True would be the same account for all
+    callers, and an object's string may contain its memory address, which differs at each retry.
     """
     credential = getattr(request, "auth", None)
     if isinstance(credential, str) and credential:

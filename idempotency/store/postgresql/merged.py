@@ -18,7 +18,7 @@ from typing import Any, Final
 from django.db import Error
 from django.utils.version import get_version_tuple
 
-from ..transaction_guard import TransactionWatch
+from ..transaction_guard import GAP, TransactionWatch
 
 #: Polls one socket with one system call. Windows has no poll().
 Selector: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
@@ -56,14 +56,20 @@ def is_silent(driver: Any) -> bool:
 #: Statements that may end a transaction and begin another one at once: COMMIT AND CHAIN, or several statements in one
 #: text. ROLLBACK TO only returns to a savepoint. END is also part of CASE, so it counts only at the start of a
 #: statement.
-_ENDS = re.compile(r"\b(?:commit|abort|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b|(?:^|;)\s*end\b")
+_ENDS = re.compile(rf"\b(?:commit|abort|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b|(?:^|;){GAP}*end\b")
+
+#: A return to a savepoint, recognised as a whole because its comments may contain any word. It must not be mistaken for
+#: an end: a failed transaction has no identity, so the one after it would look like another transaction.
+_RETURNS = re.compile(
+    rf'{GAP}*rollback{GAP}+(?:(?:work|transaction){GAP}+)?to{GAP}+(?:savepoint{GAP}+)?(?:"[^"]*"|\w+){GAP}*;?{GAP}*'
+)
 
 
 def may_end_transaction(sql: str) -> bool:
     # Search for the words first, because the pattern takes a hundred times as long and every statement comes here.
     text = sql.lower()
     if "commit" in text or "rollback" in text or "abort" in text or "end" in text:
-        return _ENDS.search(text) is not None
+        return _ENDS.search(text) is not None and _RETURNS.fullmatch(text) is None
     return False
 
 
