@@ -173,9 +173,9 @@ class InTenant:
 def api_key(request: Any) -> str | None:
     """The API key that authenticated the request: ``request.auth``. A new API key is a new account.
 
-    The account of a model instance is its primary key. A string, or a primary key that is a string, may be the secret
-    itself, so the account is its digest. Any other value gives None: True would be the same account for all callers,
-    and an object's string may contain its memory address, which differs at each retry.
+    The account of a model instance is its model and primary key. A string, or a primary key that is a string, may be
+    the secret itself, so the account is its digest. Any other value gives None: True would be the same account for all
+    callers, and an object's string may contain its memory address, which differs at each retry.
     """
     credential = getattr(request, "auth", None)
     if isinstance(credential, str) and credential:

@@ -84,7 +84,7 @@ def refuse_layers(operation: Operation, handler: Any, name: str = "") -> None:
         ):
             raise ImproperlyConfigured(
                 f"{operation} is declared above atomic(durable=True), which Django refuses within the operation's own "
-                f"transaction. Leave durable=True out."
+                f"transaction. Leave durable=True out, or declare the operation with transaction=False."
             )
         if isinstance(layer, FunctionType) and layer.__code__ is _METHOD_DECORATOR:
             decorators = next(held for held in held_by(layer) if held is not inner)

@@ -187,8 +187,8 @@ def _judged(
     code = getattr(inspect.unwrap(routed.handler), "__code__", None)
     if operation.declared["transaction"] and code is not None and _names_durable(code):
         doubts.append(
-            "The handler names durable=, and Django refuses atomic(durable=True) within the operation's transaction. "
-            "Leave durable=True out, or declare the operation with transaction=False."
+            "The handler names durable=, and Django refuses atomic(durable=True) within the operation's transaction: "
+            "RuntimeError. Leave durable=True out, or declare the operation with transaction=False."
         )
     notes = [] if operation.policy.key_required else ["A request without a key runs unprotected (key_required=False)."]
     notes += [

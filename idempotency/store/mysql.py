@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from ..models import IdempotencyRecord
 from .base import Row
 from .portable import Store
-from .transaction_guard import TransactionWatch
+from .transaction_guard import GAP, TransactionWatch
 
 _Found = TypeVar("_Found")
 
@@ -31,8 +31,8 @@ LOCK_TIMEOUT = 1
 
 #: Statements that end the open transaction. BEGIN and DDL commit, too.
 _ENDS = re.compile(
-    r"(?:^|;)\s*(?:commit|rollback(?!\s+(?:work\s+)?to\b)|begin|start\s+transaction|truncate|rename"
-    r"|(?:create|alter|drop)(?!\s+temporary\b)|(?:un)?lock\s+tables?)\b",
+    rf"(?:^|;){GAP}*(?:commit|rollback(?!{GAP}+(?:work{GAP}+)?to\b)|begin|start{GAP}+transaction|truncate|rename"
+    rf"|(?:create|alter|drop)(?!{GAP}+temporary\b)|(?:un)?lock{GAP}+tables?)\b",
     re.IGNORECASE,
 )
 

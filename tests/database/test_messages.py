@@ -67,8 +67,7 @@ def messages(handler):
 COSTS = {
     write: 3,
     write_twice: 4,
-    # The savepoint is the first statement.
-    transaction.atomic(write): 5,
+    transaction.atomic(write): 3,
     # The driver sends its own BEGIN before a statement that can't share a message.
     write_many: 4,
     lambda: None: 3,

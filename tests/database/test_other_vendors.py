@@ -127,6 +127,9 @@ def test_an_unwatchable_transaction_is_not_reported_as_ended():
             (text, True)
             for text in ("COMMIT AND CHAIN", "Rollback; BEGIN", "abort", "SELECT 1; END", "SELECT 'commit'")
         ),
+        *((text, True) for text in ("ROLLBACK /* TO s */", "ROLLBACK /* a */; BEGIN; /* b */ TO s", "/* a */ END")),
+        *((text, True) for text in ("ROLLBACK /* /* a */ TO s */", "ROLLBACK TO s; COMMIT", "ROLLBACK -- \n TO s")),
+        *((text, False) for text in ('ROLLBACK /* a */ TO SAVEPOINT "s"', 'ROLLBACK TO SAVEPOINT "s" /* commit */;')),
         *((text, False) for text in ("ROLLBACK TO s", "ROLLBACK WORK TO s", "ROLLBACK TRANSACTION TO s", "SELECT 1")),
         *((text, False) for text in ("SELECT CASE WHEN 1 = 1 THEN 2 END", "SELECT 1 AS committed")),
     ],
@@ -145,9 +148,10 @@ def test_a_transactions_identity_is_queried_only_around_possible_ends(statement,
 ENDINGS = (
     *("COMMIT", " commit work", "ROLLBACK", "rollback and chain", "BEGIN", "INSERT INTO t VALUES (1); COMMIT"),
     *("START TRANSACTION", "TRUNCATE t", "LOCK TABLES t", "CREATE TABLE t (a INT)", "ALTER TABLE t ADD b INT"),
-    "DROP TABLE t",
+    *("DROP TABLE t", "/* a */ COMMIT", "ROLLBACK /* TO s */", "ROLLBACK /* a */; BEGIN; /* b */ TO s"),
 )
 OTHERS = (
+    *("ROLLBACK /* a */ TO SAVEPOINT s", "ROLLBACK TO SAVEPOINT s /* commit */"),
     *("ROLLBACK TO SAVEPOINT s", "ROLLBACK WORK TO s", "SAVEPOINT s", "SELECT 'commit'", "SET @a = 1"),
     *("CREATE TEMPORARY TABLE t (a INT)", "INSERT INTO begin VALUES (1)"),
 )

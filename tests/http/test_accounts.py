@@ -69,6 +69,15 @@ def test_two_resolvers_are_equal_if_they_read_the_same_claims():
         FromToken()
 
 
+def test_a_renewed_token_keeps_its_account_if_the_user_comes_first():
+    first, renewed = (requested(auth=Token(key=key), user=User(pk=8)) for key in ("issued", "renewed"))
+    assert api_key(first) != api_key(renewed)
+    by_user = FirstOf(authenticated_user, api_key)
+    assert by_user(first) == by_user(renewed) == "8"
+    without_user = requested(auth=Token(key="issued"), user=AnonymousUser())
+    assert by_user(without_user) == api_key(first)
+
+
 def test_the_first_of_several_resolvers_names_the_account():
     mixed = FirstOf(api_key, authenticated_user)
     assert mixed(requested(auth=User(pk=7), user=User(pk=8))) == "auth.User:7"

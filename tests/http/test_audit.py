@@ -197,7 +197,7 @@ EXPECTED = {
     ("POST", "/protected/atomic/"): ("broken", "audit.atomic", "transaction.atomic is above"),
     ("PATCH", "/protected/atomic/"): ("broken", "audit.atomic", ""),
     ("POST", "/protected/dispatch/"): ("broken", "audit.atomic_dispatch", "transaction.atomic is above"),
-    ("POST", "/protected/durable/"): ("doubtful", "audit.durable", "The handler names durable="),
+    ("POST", "/protected/durable/"): ("doubtful", "audit.durable", "Leave durable=True out, or declare"),
     ("PUT", "/protected/durable/"): ("protected", "audit.durable_outside", "Durable.dispatch() runs before a replay"),
     ("POST", "/protected/form/"): ("protected", "audit.post_only", ""),
     ("PUT", "/protected/form/"): ("unprotected", None, ""),

@@ -1,4 +1,4 @@
-"""Messages of several statements, so that BEGIN and COMMIT cost no round trips.
+"""Messages of several statements, so that BEGIN, COMMIT and a handler's ``atomic()`` cost no round trips.
 
 BEGIN travels with the handler's first statement, and COMMIT with the completing update. Each pair is one simple query
 message: the server reads it as a whole before it runs anything, and skips the rest after an error. A pipeline would
@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 import selectors
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
 from django.db import Error
 from django.utils.version import get_version_tuple
 
-from ..transaction_guard import TransactionWatch
+from ..transaction_guard import GAP, TransactionWatch
 
 #: Polls one socket with one system call. Windows has no poll().
 Selector: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
@@ -56,20 +56,44 @@ def is_silent(driver: Any) -> bool:
 #: Statements that may end a transaction and begin another one at once: COMMIT AND CHAIN, or several statements in one
 #: text. ROLLBACK TO only returns to a savepoint. END is also part of CASE, so it counts only at the start of a
 #: statement.
-_ENDS = re.compile(r"\b(?:commit|abort|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b|(?:^|;)\s*end\b")
+_ENDS = re.compile(rf"\b(?:commit|abort|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b|(?:^|;){GAP}*end\b")
+
+#: A return to a savepoint, recognised as a whole because its comments may contain any word. It must not be mistaken for
+#: an end: a failed transaction has no identity, so the one after it would look like another transaction.
+_RETURNS = re.compile(
+    rf'{GAP}*rollback{GAP}+(?:(?:work|transaction){GAP}+)?to{GAP}+(?:savepoint{GAP}+)?(?:"[^"]*"|\w+){GAP}*;?{GAP}*'
+)
 
 
 def may_end_transaction(sql: str) -> bool:
     # Search for the words first, because the pattern takes a hundred times as long and every statement comes here.
     text = sql.lower()
     if "commit" in text or "rollback" in text or "abort" in text or "end" in text:
-        return _ENDS.search(text) is not None
+        return _ENDS.search(text) is not None and _RETURNS.fullmatch(text) is None
     return False
+
+
+def holds_several(sql: str) -> bool:
+    """Whether a text may hold several statements."""
+    return ";" in sql.rstrip().rstrip(";")
+
+
+#: Django's statements for a savepoint. The name is Django's, too, so a handler's own statements don't match.
+_SAVEPOINT = re.compile(r'(SAVEPOINT|RELEASE SAVEPOINT|ROLLBACK TO SAVEPOINT) ("s\d+_x\d+")')
 
 
 @dataclass(eq=False, repr=False)
 class PostgreSQLWatch(TransactionWatch):
     """Also sends BEGIN together with its block's first statement, and detects COMMIT AND CHAIN.
+
+    A handler's ``atomic()`` costs no messages if it begins before the first statement:
+
+    - A SAVEPOINT before the first statement waits, and is sent with BEGIN. Until then it stands for the beginning of
+      the transaction: its RELEASE does nothing, and a ROLLBACK to it rolls back the transaction, which begins again. So
+      it does not matter if the driver sends BEGIN without it, for COPY or a raw cursor. A later SAVEPOINT is sent at
+      once, because the server would not set it if it refused the rest of the message.
+    - A RELEASE waits for the next SAVEPOINT, so that savepoints don't pile up, and is never sent if none follows,
+      because COMMIT releases every savepoint. What runs meanwhile does not notice the open savepoint.
 
     Only statements through Django's cursor wrapper reach this watch. For COPY, ``stream()`` and ``callproc()``, and for
     a statement that can't be part of a longer message, the driver sends BEGIN.
@@ -78,18 +102,26 @@ class PostgreSQLWatch(TransactionWatch):
     #: Whether a message from a driver's cursor can hold several statements.
     takes_several: Callable[[Any], bool]
 
+    #: Savepoints, from the outermost: those that wait for BEGIN, and those that are set.
+    _waiting: list[str] = field(default_factory=list, init=False)
+    _open: list[str] = field(default_factory=list, init=False)
+    #: The RELEASE that waits, or an empty text.
+    _release: str = field(default="", init=False)
+
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
         self.look()
+        savepoint = _SAVEPOINT.fullmatch(sql) if isinstance(sql, str) else None
+        if savepoint is not None and self._replaces(savepoint, context):
+            return None
         if not self._begun:
             result = self._begin(execute, sql, params, many, context)
         elif not may_end_transaction(str(sql)):
             result = execute(sql, params, many, context)
         else:
-            before = self.identity()  # only here, because that costs two round trips
-            result = execute(sql, params, many, context)
-            if self.identity() != before:
-                self.note_end()
+            result = self._execute_watched(execute, sql, params, many, context)
         self.look()
+        if savepoint is not None and savepoint[1] == "SAVEPOINT":
+            self._open.append(savepoint[2])
         return result
 
     def look(self) -> None:
@@ -97,48 +129,115 @@ class PostgreSQLWatch(TransactionWatch):
         is_open = driver is None or driver.pgconn.transaction_status != TRANSACTION_IDLE
         if self._begun and not is_open:
             self.note_end()
+            self._waiting.clear()
+        if not is_open:
+            self._open.clear()
+            self._release = ""
         self._begun = is_open
 
     def identity(self) -> object:
-        """When the open transaction began, which identifies it. None if it has failed and can't be queried.
-
-        Queries through the driver, because Django's cursor would call this watch again.
-        """
+        """When the open transaction began, which identifies it. None if it has failed and can't be queried."""
         driver = self.connection.connection
         if driver is None or driver.pgconn.transaction_status != TRANSACTION_SOUND:
             return None
+        return self._send(driver, "SELECT now()").fetchone()
+
+    def _replaces(self, statement: re.Match[str], context: Any) -> bool:
+        """Whether a savepoint's statement need not be sent, or not now."""
+        driver, (verb, name) = self.connection.connection, statement.groups()
+        state, is_release = driver.pgconn.transaction_status, verb == "RELEASE SAVEPOINT"
+        if is_release and state not in {TRANSACTION_IDLE, TRANSACTION_SOUND}:
+            return False  # the server refuses it
+        self.connection.validate_no_broken_transaction()  # as before each statement
+        can_wait = not self.connection.queries_logged and self._can_follow_begin(
+            statement[0], driver, context["cursor"].cursor
+        )
+        if verb == "SAVEPOINT":
+            if not self._begun and can_wait:
+                self._waiting.append(name)
+                return True
+        elif name in self._waiting:
+            del self._waiting[_last(name, self._waiting) + (not is_release) :]
+            if not is_release:
+                self._begun = False  # the next statement begins it again
+                if state != TRANSACTION_IDLE:
+                    self._send(driver, "ROLLBACK")
+            return True
+        elif name in self._open:
+            del self._open[_last(name, self._open) + (not is_release) :]
+            # If the RELEASE of a savepoint waits, that is an inner one, which ends with this one.
+            self._release = ""
+            if is_release and can_wait and state == TRANSACTION_SOUND and is_silent(driver):
+                self._release = statement[0]
+                return True
+            return False
+        if self._release and state == TRANSACTION_SOUND:
+            release, self._release = self._release, ""  # if it is interrupted, the end of the transaction does the same
+            self._send(driver, release)
+        return False
+
+    def _send(self, driver: Any, statement: str) -> Any:
+        # Through the driver, because Django's cursor would call this watch again.
         with self.connection.wrap_database_errors:
-            return driver.execute("SELECT now()").fetchone()
+            return driver.execute(statement)
+
+    def _execute_watched(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        before = self.identity()  # only here, because that costs two round trips
+        try:
+            result = execute(sql, params, many, context)
+        except Error:
+            if holds_several(str(sql)):
+                self.note_end()  # one of the statements before the failed one may have been a COMMIT AND CHAIN
+            raise
+        if self.identity() != before:
+            self.note_end()
+        return result
 
     def _begin(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        driver, cursor = self.connection.connection, context["cursor"].cursor
+        driver, cursor, names = self.connection.connection, context["cursor"].cursor, self._waiting
         if many or not self._can_follow_begin(sql, driver, cursor):
+            ends = holds_several(str(sql)) and may_end_transaction(str(sql))
+            # After the driver's BEGIN. If the text itself began the transaction, its end would not be noticed.
+            for statement in [*["SELECT"] * ends, *(f"SAVEPOINT {name}" for name in names)]:
+                self._send(driver, statement)
+            self._note_set()
+            if ends:
+                return self._execute_watched(execute, sql, params, many, context)
             return execute(sql, params, many, context)
+        beginning = [_begin(driver), *(f"SAVEPOINT {name}" for name in names)]
         try:
             # With autocommit on, the driver sends no BEGIN. Its public setter refuses to switch autocommit off inside a
             # transaction. If it stayed on, Django would declare cursors WITH HOLD.
             driver._autocommit = True
             try:
-                answer = execute(f"{_begin(driver)}; {sql}", params, many, context)
+                answer = execute("; ".join([*beginning, sql]), params, many, context)
             finally:
                 driver._autocommit = False
         except Error:  # any other error, for example from a signal handler, must not be lost
             if driver.pgconn.transaction_status != TRANSACTION_IDLE:
+                self._note_set()
                 raise
         else:
-            if cursor.nextset():  # skip the result of BEGIN
+            self._note_set()
+            if all(cursor.nextset() for _ in beginning):  # skip their results
                 return answer
         # Either the server refused the whole text, for example for a syntax error, and nothing ran. Run by the driver,
         # the statement leaves the transaction open and failed, as Django expects, and the error gives the right
         # position. Or the statement is empty, because only an empty one has no result.
         return execute(sql, params, many, context)
 
+    def _note_set(self) -> None:
+        """Note that the savepoints that waited are set, unless the first statement has ended the transaction."""
+        if self.connection.connection.pgconn.transaction_status != TRANSACTION_IDLE:
+            self._open += self._waiting
+            self._waiting.clear()
+
     def _can_follow_begin(self, sql: object, driver: Any, cursor: Any) -> bool:
         return (
             # If a text of several statements fails, a COMMIT among them may have run. A single statement can't commit
             # and then fail.
             isinstance(sql, str)
-            and ";" not in sql.rstrip().rstrip(";")
+            and not holds_several(sql)
             and self.takes_several(cursor)
             and is_tested(self.connection.Database.__version__)
             and not driver.autocommit
@@ -147,6 +246,11 @@ class PostgreSQLWatch(TransactionWatch):
             # A wrapper inside this one may execute other statements while autocommit is on.
             and self.connection.execute_wrappers[-1] is self
         )
+
+
+def _last(name: str, names: list[str]) -> int:
+    """The last place of a name. ``clean_savepoints()`` lets Django use it again."""
+    return len(names) - 1 - names[::-1].index(name)
 
 
 def _begin(driver: Any) -> str:

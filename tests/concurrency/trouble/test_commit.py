@@ -1,5 +1,6 @@
 """A COMMIT that is refused, never arrives, or whose response is lost; handlers that end their own transaction."""
 
+import re
 from contextlib import contextmanager
 from functools import partial
 from unittest.mock import Mock
@@ -295,6 +296,24 @@ def test_a_handler_whose_transaction_is_undone_by_its_error_runs_again(post, und
 def test_a_statement_that_only_mentions_an_end_is_harmless(post, statement):
     handler.after = execute(statement)
     assert post().status_code == 201
+    assert state() == ("completed", ["one"])
+
+
+def be_refused_in_a_savepoint(request):
+    with pytest.raises(DatabaseError), transaction.atomic():
+        execute("SELECT no_such_column")(request)
+
+
+@pytest.mark.failure_64
+@pytest.mark.parametrize(
+    "comment",
+    [lambda sql: re.sub(r"^\w+", r"\g<0> /* order-abort */", sql), lambda sql: f"{sql} /* route='commit' */"],
+    ids=["behind the first word", "at the end"],
+)
+def test_a_commented_return_to_a_savepoint_does_not_end_the_transaction(post, comment):
+    handler.after = be_refused_in_a_savepoint
+    with connection.execute_wrapper(lambda execute, sql, *rest: execute(comment(sql), *rest)):
+        assert post().status_code == 201
     assert state() == ("completed", ["one"])
 
 

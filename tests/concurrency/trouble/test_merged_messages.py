@@ -72,6 +72,7 @@ def everything(handler, level):
     connection.close()
     connection.ensure_connection()
     connection.connection.isolation_level = level
+    connection.rollback_exc = None  # Django keeps it, and names it as the cause of later errors
     seen = {"run": play(handler), "connection": state_of_connection()}
     connection.close()
     seen |= {"effects": effects(), "records": list(IdempotencyRecord.objects.values_list("status", "attempt"))}

@@ -1,0 +1,70 @@
+"""Holding back the savepoints of ``atomic()`` blocks makes no difference to handlers, however the blocks end.
+
+Each handler runs with savepoints held back and with each sent at once, as in ``test_merged_messages.py``. Handlers that
+leave their transaction alone run unprotected, too.
+"""
+
+import pytest
+from django.db import Error, connection, transaction
+
+from testproject.models import Transfer
+from tests.concurrency.savepoints import ENDINGS, SAVEPOINTS
+from tests.concurrency.scenarios import SCENARIOS
+from tests.concurrency.traces import effects
+from tests.concurrency.trouble.test_merged_messages import _refusals, everything, without_merging  # noqa: F401
+
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("_refusals"),
+]
+
+#: These end or change the transaction before it begins. That is also what they do without a block.
+BEFORE_THE_BEGINNING = {
+    *("a commit", "a commit and chain", "a prepared transaction", "a rollback", "killed_without_a_statement"),
+    "the_driver_is_told_to_read_only",
+}
+
+HANDLERS = {
+    **SAVEPOINTS,
+    **ENDINGS,
+    **{
+        f"{name}, in a block": transaction.atomic(each)
+        for name, each in SCENARIOS.items()
+        if name not in {*BEFORE_THE_BEGINNING, "a_transaction_of_the_driver_first"}  # it commits by itself
+    },
+}
+
+
+@pytest.mark.parametrize("name", HANDLERS)
+def test_savepoints_held_back_change_nothing(name, monkeypatch):
+    seen = everything(HANDLERS[name], None)
+    without_merging(monkeypatch)
+    assert seen == everything(HANDLERS[name], None)
+
+
+@pytest.mark.parametrize("name", sorted(BEFORE_THE_BEGINNING))
+def test_a_block_makes_no_difference_before_the_transaction_begins(name):
+    assert everything(transaction.atomic(SCENARIOS[name]), None) == everything(SCENARIOS[name], None)
+
+
+@pytest.mark.parametrize("name", SAVEPOINTS)
+def test_blocks_of_a_protected_handler_are_as_unprotected(name):
+    returned = []
+
+    def handler():
+        returned.append(SAVEPOINTS[name]())
+
+    protected = everything(handler, None)
+    Transfer.objects.all().delete()
+    connection.rollback_exc = None
+    try:
+        with transaction.atomic(durable=True):
+            handler()
+    except Error:
+        assert protected["run"] != [False, None]
+    finally:
+        connection.close()
+    assert returned[0] == returned[1]
+    if protected["run"] == [False, None]:
+        assert protected["effects"] == effects()
