@@ -79,8 +79,8 @@ class Fixed:
 
 @dataclass(frozen=True, init=False)
 class FirstOf:
-    """The first account that a resolver finds, for example ``FirstOf(api_key, authenticated_user)`` for a view that
-    accepts API keys and sessions.
+    """The first account that a resolver finds, for example ``FirstOf(authenticated_user, api_key)`` for a view that
+    accepts sessions, OAuth tokens and API keys. A renewed OAuth token is another ``api_key``, but the same user.
 
     :param resolvers: two or more functions that take the request and return an account or None. Two kinds of accounts
         must never have the same text.

@@ -13,9 +13,9 @@ import requests
 from django.http import JsonResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
-from idempotency.http.accounts import Fixed
 
 from idempotency import PARK, Operation, idempotent
+from idempotency.accounts import Fixed
 from idempotency.protocol.acquisition import retry_after
 from idempotency.testing import abandoned, completed, in_progress
 from testproject.models import Charge

@@ -17,11 +17,12 @@ from django.contrib.auth import get_user_model
 from django.db import connection
 
 from idempotency import claim
+from idempotency.exceptions import OutcomeUnknownError, TransactionBrokenError
 from idempotency.models import IdempotencyRecord
 from idempotency.store.postgresql import PostgreSQLStore, merged
 from testproject.models import Transfer
 from tests.concurrency.racing import PATIENCE, changing_elsewhere
-from tests.concurrency.scenarios import CREATE_TRIGGER, SCENARIOS, execute, of, write
+from tests.concurrency.scenarios import CREATE_TRIGGER, INSERT, SCENARIOS, execute, of, write
 from tests.concurrency.traces import effects, record
 from tests.providers import eventually
 
@@ -91,6 +92,23 @@ def test_merged_messages_change_nothing(name, level, monkeypatch):
     seen = everything(SCENARIOS[name], level)
     without_merging(monkeypatch)
     assert seen == everything(SCENARIOS[name], level)
+
+
+@pytest.mark.failure_64
+@pytest.mark.usefixtures("_refusals")
+@pytest.mark.parametrize("end", ["COMMIT", "COMMIT AND CHAIN"])
+@pytest.mark.parametrize("before", ["", "SELECT 1"], ids=["first", "second"])
+def test_several_statements_that_commit_and_then_fail_are_not_rerun(before, end):
+    def run():
+        with claim("tests.merged", account_id="1", key="k"):
+            if before:
+                execute(before)
+            execute(f"{INSERT}; {end}; SELECT 1 / 0")
+
+    for error in (TransactionBrokenError, OutcomeUnknownError):
+        with pytest.raises(error):
+            run()
+        assert (IdempotencyRecord.objects.get().status, effects()) == ("parked", ["raw"])
 
 
 class InterruptedByTestError(Exception):

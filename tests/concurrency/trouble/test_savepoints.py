@@ -22,7 +22,7 @@ pytestmark = [
 #: These end or change the transaction before it begins. That is also what they do without a block.
 BEFORE_THE_BEGINNING = {
     *("a commit", "a commit and chain", "a prepared transaction", "a rollback", "killed_without_a_statement"),
-    "the_driver_is_told_to_read_only",
+    "the_driver_is_set_to_read_only",
 }
 
 HANDLERS = {
