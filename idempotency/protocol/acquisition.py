@@ -259,8 +259,13 @@ def _follow(decision: Decision, request: ClaimRequest, row: Row) -> Ownership | 
 def _leave_to_owner(policy: Policy, row: Row, store: Store) -> None:
     """Raise ``InProgressError``, unless the owner's session is gone. Then the next round finds an abandoned claim."""
     if row.session is not None and policy.lease.total_seconds() - row.lease_left >= LOOK_AFTER:
-        with store.own_statement(policy.operation):
-            ended = store.end_lease_of_gone_session(row.fence)
+        try:
+            with store.own_statement(policy.operation):
+                ended = store.end_lease_of_gone_session(row.fence)
+        except DatabaseError as error:
+            if not store.is_permanent(error):
+                raise
+            ended = False  # this role may not list sessions, so the lease decides
         if ended:
             return
     raise InProgressError(retry_after=retry_after(row.lease_left, policy))

@@ -16,7 +16,7 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.sweep import recover_batches
 from idempotency.store import Fence, store_for
-from idempotency.store.postgresql import CitusStore, PostgreSQLStore, store
+from idempotency.store.postgresql import CitusStore, PostgreSQLStore, statements, store
 from idempotency.testing import records
 from tests.aliases import reconnected
 from tests.concurrency.racing import PATIENCE, Gate, elsewhere, held, is_waited_for
@@ -145,6 +145,16 @@ def as_stranger():
         execute("RESET ROLE; DROP OWNED BY stranger; DROP ROLE stranger")
 
 
+@contextmanager
+def without_sessions():
+    """On this server only superusers may list sessions."""
+    execute("RESET ROLE; REVOKE EXECUTE ON FUNCTION pg_stat_get_activity FROM PUBLIC; SET ROLE stranger")
+    try:
+        yield
+    finally:
+        execute("RESET ROLE; GRANT EXECUTE ON FUNCTION pg_stat_get_activity TO PUBLIC; SET ROLE stranger")
+
+
 @of_postgres
 def test_a_live_session_keeps_its_claim_for_any_role():
     gate = Gate()
@@ -209,6 +219,31 @@ def test_an_attempt_that_lost_its_session_commits_nothing(ended_by):
         assert acquire(plain).attempt == 2
     assert (record().attempt, record().status) == (2, Status.IN_PROGRESS)
     assert not User.objects.exists()
+
+
+@of_postgres
+def test_without_the_permission_to_list_sessions_the_lease_decides():
+    claim_and_die()
+    make_records(1, Status.IN_PROGRESS, operation=plain.name, lease=-HOUR)
+    with as_stranger(), without_sessions():
+        with pytest.raises(InProgressError):
+            acquire(plain)
+        assert recover_once().recoverable == 1  # the claim whose lease is over
+    assert IdempotencyRecord.objects.in_progress().get().history is None
+
+
+@of_postgres
+def test_an_error_that_may_pass_is_not_taken_for_a_missing_permission(monkeypatch):
+    claim_and_die()
+    failing = "session IS NOT NULL AND 1 / (session - session) = 1"
+    monkeypatch.setattr(statements, "END_LEASE", statements.END_LEASE.replace("session IS NOT NULL", failing))
+    monkeypatch.setattr(PostgreSQLStore, "is_permanent", lambda store, error: False)
+    with pytest.raises(UnavailableError):
+        acquire(plain)
+    monkeypatch.setattr(store, "_END_LEASES", "SELECT 1 / 0, %s, %s, %s")
+    with pytest.raises(DatabaseError):
+        recover_once()
+    assert record().history is None
 
 
 @of_postgres

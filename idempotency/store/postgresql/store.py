@@ -6,6 +6,8 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
+from django.db import DatabaseError, transaction
+
 from ...lifecycle import Status
 from ..base import Replication, TableSize, Taken
 from ..history import entry
@@ -110,8 +112,13 @@ class PostgreSQLStore(RecordStore):
             return Taken(*cursor.fetchone())
 
     def end_leases_of_gone_sessions(self, operations: Collection[str], limit: int) -> None:
-        with self.connection.cursor() as cursor:
-            cursor.execute(_END_LEASES, [list(operations), limit, entry("session_over")])
+        try:
+            with transaction.atomic(self.using), self.connection.cursor() as cursor:
+                cursor.execute(_END_LEASES, [list(operations), limit, entry("session_over")])
+        except DatabaseError as error:
+            # A role that may not list sessions still settles the claims whose leases are over.
+            if not self.is_permanent(error):
+                raise
 
     def measure(self) -> TableSize:
         return TableSize(*self.row_of(_MEASURE))
