@@ -4,14 +4,16 @@ Each handler runs with savepoints held back and with each sent at once, as in ``
 leave their transaction alone run unprotected, too.
 """
 
+from contextlib import suppress
+
 import pytest
 from django.db import Error, connection, transaction
 
 from testproject.models import Transfer
-from tests.concurrency.savepoints import ENDINGS, SAVEPOINTS
-from tests.concurrency.scenarios import SCENARIOS
+from tests.concurrency.savepoints import ENDINGS, SAVEPOINTS, block, one, two
+from tests.concurrency.scenarios import SCENARIOS, execute
 from tests.concurrency.traces import effects
-from tests.concurrency.trouble.test_merged_messages import _refusals, everything, without_merging  # noqa: F401
+from tests.concurrency.trouble.test_merged_messages import _refusals, everything, play, without_merging  # noqa: F401
 
 pytestmark = [
     pytest.mark.postgres,
@@ -68,3 +70,31 @@ def test_blocks_of_a_protected_handler_are_as_unprotected(name):
     assert returned[0] == returned[1]
     if protected["run"] == [False, None]:
         assert protected["effects"] == effects()
+
+
+def position_of_error(sql):
+    try:
+        execute(sql)
+    except Error as error:
+        return error.__cause__.diag.statement_position
+
+
+@pytest.mark.parametrize("sql", ["SELECT 1 FORM FORM auth_user", "SELECT nothing FROM auth_user"])
+def test_an_error_after_a_block_has_its_own_position(sql):
+    found = []
+    play(lambda: [block(one)(), found.append(position_of_error(sql))])
+    connection.close()
+    assert found == [position_of_error(sql)]
+
+
+@pytest.mark.parametrize("before", [[], [one]], ids=["first", "after a statement"])
+def test_an_interrupt_of_the_block_undoes_only_the_block(before):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    def handler():
+        with suppress(KeyboardInterrupt):
+            block(*before, interrupt)()
+        two()
+
+    assert everything(handler, None)["effects"] == ["two"]
