@@ -73,7 +73,7 @@ class Endpoint:
 
 
 class Client:
-    """A client of one charge, which causes the trouble of its own requests."""
+    """A client of one charge, which also disturbs its requests."""
 
     def __init__(self, charge: Charge, endpoint: Endpoint, trouble: Trouble = Trouble.CALM) -> None:
         self.charge = charge

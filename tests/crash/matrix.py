@@ -25,7 +25,7 @@ class Matrix:
 
 
 def run_matrix(world, cells, *, tell=lambda verdict: None, **spec):
-    """Run those of ``cells`` that aren't excluded. ``tell`` gets each verdict at once; ``spec`` is for workers."""
+    """Run each of ``cells`` that isn't excluded. ``tell`` gets each verdict at once; ``spec`` is for workers."""
     matrix = Matrix(world.vendor)
     sensible = []
     for cell in cells:

@@ -97,7 +97,7 @@ class Worker:
     # Faults
 
     def _arm(self):
-        # The harness's points, in addition to those of the package.
+        # The harness's points, in addition to the package's.
         own = ("on_commit", "handler.wrote", "downstream.sent", "downstream.answered", "reconciler.asked")
         faults.fault_point.update(dict.fromkeys(own, lambda: None))
         arms = {

@@ -83,7 +83,7 @@ def judge(scene, verdict, kept=None, plain=None, *, dead_letters=0, cut_off=0, l
     """What must hold after every fault.
 
     :param kept: the protected messages that must have taken effect; by default all.
-    :param plain: those of the control.
+    :param plain: likewise, for the control's messages.
     :param dead_letters: how many protected messages must have been dead-lettered.
     :param cut_off: how many of these had interrupted runs, so that their records are not completed.
     :param leave_out: protected messages to ignore.

@@ -111,13 +111,10 @@ def test_a_page_has_no_refused_phrase(name):
     assert refused == []
 
 
-#: Files that must have no refused phrase, as patterns below the root. Add a folder of tests once it passes.
+#: Files that must have no refused phrase, as patterns below the root.
 PLAIN = [
-    "CONTRIBUTING.md",
-    "idempotency/**/*.py",
-    "tests/*.md",
-    "tests/*.py",
-    *(f"tests/{folder}/**/*.py" for folder in ("base", "browser", "demo", "docs", "http", "unit")),
+    *("*.md", "testproject/*.md", "tests/*.md"),
+    *(f"{folder}/**/*.py" for folder in ("idempotency", "testproject", "tests", "tools")),
 ]
 
 
@@ -128,7 +125,9 @@ def test_a_file_has_no_refused_phrase(pattern):
     refused = []
     for path in paths:
         text = re.sub(r"(?m)^ *#:?|\" *\n *f?\"", lambda mark: re.sub(r"\S", " ", mark[0]), path.read_text())
-        text = re.sub(r"(?<=def )test_\w+", lambda name: name[0].replace("_", " "), text)
+        text = re.sub(r"(?<=def )test_\w+", lambda name: name[0].replace("_", " "), text).replace(
+            '"nobody"', ""
+        )  # a user of the system
         found = sorted(refused_phrases(text))
         refused += [f"{path.relative_to(ROOT)}:{line}: {phrase}" for line, phrase in found]
     assert paths

@@ -133,7 +133,7 @@ class Record:
         """The states after a call. There are none if the record would not give this answer in this state."""
         match call.answer:
             case "executed":
-                # Once, and with the outcome of its own handler.
+                # Once, and with the outcome of its handler.
                 return [(call.outcome, call.payload)] * (state is None and call.author in {None, call.id})
             case "replayed":
                 outcome = call.outcome, call.payload

@@ -46,17 +46,17 @@ def test_a_small_table_is_counted_exactly():
     make_records(2, Status.IN_PROGRESS, lease=-timedelta(minutes=5), attempt=4)
     make_records(1, Status.PARKED, operation="payouts.create")
     with CaptureQueriesContext(connection) as captured:
-        seen = numbers()
+        found = numbers()
     queries = [one for one in captured if "idempotency_record" in one["sql"] and "pg_dist_partition" not in one["sql"]]
     assert len(queries) <= 5
-    assert seen["parked"].by_operation == {"charges.create": 2, "payouts.create": 1}
-    assert seen["abandoned"].by_operation == {"charges.create": 2}
+    assert found["parked"].by_operation == {"charges.create": 2, "payouts.create": 1}
+    assert found["abandoned"].by_operation == {"charges.create": 2}
     counts = {"records": 12, "in_progress": 3, "recoverable": 1, "completed": 5, "parked": 3, "abandoned": 2}
     for name, number in {**counts, "most_attempts": 4}.items():
-        assert seen[name] == Number(number, Precision.EXACT)
+        assert found[name] == Number(number, Precision.EXACT)
     for name, age in (("overdue", 300), ("oldest_in_progress", 3 * 3600)):
-        assert seen[name].kind is Precision.EXACT
-        assert seen[name].value == pytest.approx(age, abs=60)
+        assert found[name].kind is Precision.EXACT
+        assert found[name].value == pytest.approx(age, abs=60)
 
 
 def test_the_time_since_the_last_purge_is_reported_to_the_hour():
@@ -93,13 +93,13 @@ def test_counting_stops_at_a_bound_and_reports_it(monkeypatch):
     make_records(7, Status.PARKED)
     make_records(4, Status.IN_PROGRESS, lease=-HOUR)
     make_records(3, Status.RECOVERABLE)
-    seen = numbers()
+    found = numbers()
     for name in ("parked", "in_progress", "abandoned"):
-        assert seen[name] == Number(4, Precision.AT_LEAST)
-    assert seen["oldest_in_progress"].kind is seen["most_attempts"].kind is Precision.AT_LEAST
-    assert seen["recoverable"] == Number(3, Precision.EXACT)
-    assert seen["records"] == Number(4, Precision.AT_LEAST)
-    assert seen["completed"] == Number(0, Precision.AT_LEAST)  # true, but imprecise
+        assert found[name] == Number(4, Precision.AT_LEAST)
+    assert found["oldest_in_progress"].kind is found["most_attempts"].kind is Precision.AT_LEAST
+    assert found["recoverable"] == Number(3, Precision.EXACT)
+    assert found["records"] == Number(4, Precision.AT_LEAST)
+    assert found["completed"] == Number(0, Precision.AT_LEAST)  # true, but imprecise
 
 
 @pytest.mark.postgres
@@ -108,11 +108,11 @@ def test_a_big_table_is_estimated_and_not_read(monkeypatch):
     fill(20_000)
     make_records(3, Status.PARKED)
     make_records(2, Status.IN_PROGRESS, lease=-HOUR)
-    seen = numbers()
-    assert seen["records"].kind is seen["completed"].kind is Precision.ESTIMATE
-    assert seen["records"].value == pytest.approx(20_005, rel=0.05)
-    assert seen["completed"].value == pytest.approx(20_000, rel=0.05)
-    assert (seen["parked"], seen["in_progress"]) == (Number(3, Precision.EXACT), Number(2, Precision.EXACT))
+    found = numbers()
+    assert found["records"].kind is found["completed"].kind is Precision.ESTIMATE
+    assert found["records"].value == pytest.approx(20_005, rel=0.05)
+    assert found["completed"].value == pytest.approx(20_000, rel=0.05)
+    assert (found["parked"], found["in_progress"]) == (Number(3, Precision.EXACT), Number(2, Precision.EXACT))
     assert most_rows_read(statistics.stats) <= 500
 
 
@@ -133,11 +133,11 @@ def happen():
 def test_events_are_counted():
     happen()
     happen()
-    seen = numbers()
-    recent = {name: number.value for name, number in seen.items() if number.kind is Precision.RECENT}
+    found = numbers()
+    recent = {name: number.value for name, number in found.items() if number.kind is Precision.RECENT}
     happened = {"claims": 6, "take_overs": 2, "replays": 24, "replay_rate": 0.75, "recoveries": 2, "parkings": 4}
     not_happened = ("completions", "conflicts", "reused_keys", "releases", "unrecorded", "lease_losses")
-    assert (seen["since_purge"].kind, seen["since_purge"].value < 3660) == (Precision.NEVER, True)
+    assert (found["since_purge"].kind, found["since_purge"].value < 3660) == (Precision.NEVER, True)
     assert recent == happened | dict.fromkeys(not_happened, 0)
 
 

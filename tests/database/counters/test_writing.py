@@ -238,7 +238,7 @@ from tests.database.counters.counting import count
 
 @pytest.mark.once
 def test_a_process_that_ends_without_its_database_warns_once():
-    process = processes.start(PROCESS + "count(2)", env={"DATABASE_URL": "postgres://nobody@/nothing?host=/nowhere"})
+    process = processes.start(PROCESS + "count(2)", env={"DATABASE_URL": "postgres://missing@/nothing?host=/nowhere"})
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert errors.count("The counters could not be written") == 1
