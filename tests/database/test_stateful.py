@@ -64,6 +64,8 @@ class Record:
     attempt: int = 1
     status: str = "in_progress"
     lease_over: bool = False
+    #: Whether the claim names a session that is gone. A step renews the lease, and changes nothing about that.
+    session_over: bool = False
     retention_over: bool = False
     outcome: Outcome | None = None
     steps: set[str] = field(default_factory=set)
@@ -136,6 +138,7 @@ class Machine(RuleBasedStateMachine):
             return OutcomeUnknownError
         record.attempt += 1
         record.status = "in_progress"
+        record.session_over = False
         record.owned_again()
         return record
 
@@ -257,6 +260,7 @@ class Machine(RuleBasedStateMachine):
         live = record.status == "in_progress" and not record.lease_over
         assert ended is (live and connection.vendor == "postgresql")
         record.lease_over |= ended
+        record.session_over = connection.vendor == "postgresql"
 
     @precondition(lambda self: self.records)
     @rule(which=numbers)
@@ -269,7 +273,7 @@ class Machine(RuleBasedStateMachine):
     def sweep(self):
         next(sweep.recover_batches())
         for (operation, _), record in self.records.items():
-            if record.status == "in_progress" and record.lease_over:
+            if record.status == "in_progress" and (record.lease_over or record.session_over):
                 record.status = "parked" if operation == "park" else "recoverable"
                 record.lease_over = False
 
