@@ -6,7 +6,7 @@ from enum import StrEnum
 class Fault(StrEnum):
     """How a call fails.
 
-    A fault only affects the first call with a label (or with a key, if there is no label), so that a retry succeeds.
+    A fault only affects the first call with a label, or with a key for a call without a label. So a retry succeeds.
     """
 
     REFUSE = "refuse"  # 402, without an effect; affects every call

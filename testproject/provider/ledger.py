@@ -50,7 +50,7 @@ class Ledger:
 
 
 def read_ledger(path: Path | str) -> list[Effect]:
-    """The effects in order, or none if there is no ledger yet."""
+    """The effects in order, or none before the ledger exists."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:

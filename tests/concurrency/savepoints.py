@@ -15,7 +15,7 @@ def observed(call):
     """What a call returns or raises, and the state in which it leaves Django."""
     try:
         found = call()
-    except Exception as error:  # noqa: BLE001 - what is compared
+    except Exception as error:  # noqa: BLE001 - compared by the tests
         found = of(error)
     return [found, len(connection.savepoint_ids), connection.needs_rollback]
 

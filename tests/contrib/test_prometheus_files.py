@@ -104,7 +104,7 @@ def promtool(*arguments, cwd):
     program = shutil.which("promtool")
     if program is None:
         remedy = "tests/servers.sh install promtool, as root, gets it"
-        pytest.skip(f"there is no promtool; {remedy}")  # only on a developer's machine; `.ci/run` installs it
+        pytest.skip(f"promtool not found: {remedy}")  # only on a developer's machine; `.ci/run` installs it
     done = subprocess.run([program, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

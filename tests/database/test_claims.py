@@ -160,7 +160,7 @@ def test_a_claim_registers_no_on_commit_callback_in_a_test_case(django_capture_o
     assert left == []
 
 
-# What a statement reads, and what it leaves behind in a surrounding transaction
+# Reads of a statement, and its traces in a surrounding transaction
 
 
 def take_over(owned):

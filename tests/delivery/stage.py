@@ -143,7 +143,7 @@ class Scene:
     def until(self, condition, what, *, meanwhile=lambda: None, limit=60.0, pause=0.02):
         """Wait until ``condition`` holds, at most until ``limit`` seconds after the last progress.
 
-        :raises ImpossibleError: there is no more progress, or a worker keeps ending by itself.
+        :raises ImpossibleError: nothing progresses any more, or a worker keeps ending by itself.
         """
         last, progress = time.monotonic(), None
         while not (found := condition()):

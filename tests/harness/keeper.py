@@ -17,7 +17,7 @@ class Keeper:
         self._running = dict(zip(starts, self.started, strict=True))
 
     def complaint(self):
-        """Restart dead processes. Returns what is wrong, or an empty text."""
+        """Restart dead processes. Returns the problem, or an empty text."""
         for start, process in self._running.items():
             if not process.alive:
                 self._running[start] = start()

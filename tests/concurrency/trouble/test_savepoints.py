@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.usefixtures("_refusals"),
 ]
 
-#: These end or change the transaction before it begins. That is also what they do without a block.
+#: These end or change the transaction before it begins, with or without a block.
 BEFORE_THE_BEGINNING = {
     *("a commit", "a commit and chain", "a prepared transaction", "a rollback", "killed_without_a_statement"),
     "the_driver_is_set_to_read_only",

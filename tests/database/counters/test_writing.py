@@ -37,7 +37,7 @@ def test_new_counts_are_added_to_the_stored_ones():
     assert written() == {CLAIMED: 7, (operation.name, "replayed"): 2}
     with CaptureQueriesContext(connection) as captured:
         counters.flush()
-    assert captured.captured_queries == [], "without new counts there is no statement"
+    assert captured.captured_queries == [], "nothing is written without new counts"
 
 
 def test_a_connection_is_left_open_or_closed_as_it_was():
