@@ -27,6 +27,7 @@ settings.configure(
 django.setup()
 
 from idempotency import __version__  # noqa: E402 - the package may want the settings above
+from tools.evidence.__main__ import page as tables_of_runs  # noqa: E402 - needs the path above
 
 project = "django-idempotency"
 author = "django-idempotency contributors"
@@ -53,6 +54,18 @@ autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
 
 
+EVIDENCE = "explanation/evidence"
+
+
+def compared(page: str, source: str) -> str:
+    """Mark the recorded runs that judged older code. The page's file can't, because it doesn't change with the code."""
+    return tables_of_runs(source, with_files=True) if page == EVIDENCE else source
+
+
+def read_source(app: Any, page: str, source: list[str]) -> None:
+    source[0] = compared(page, source[0])
+
+
 def write_for_agents(app: Any, error: Exception | None) -> None:
     """Write ``llms.txt``, an index of the pages, and ``llms-full.txt``, all pages in one file."""
     from sphinx.builders.text import TextBuilder
@@ -67,7 +80,7 @@ def write_for_agents(app: Any, error: Exception | None) -> None:
     builder.init()
     for page in app.env.toctree_includes["index"]:
         index.append(f"- [{app.env.titles[page].astext()}]({page}.html)")
-        source = app.env.doc2path(page).read_text()
+        source = compared(page, app.env.doc2path(page).read_text())
         if "{eval-rst}" in source:  # the API's page has its text in docstrings
             text = TextTranslator(app.env.get_and_resolve_doctree(page, builder), builder)
             text.document.walkabout(text)
@@ -95,5 +108,7 @@ def index_names(app: Any, doctree: Any) -> None:
 
 
 def setup(app: Any) -> None:
+    app.connect("env-get-outdated", lambda *_: [EVIDENCE])
+    app.connect("source-read", read_source)
     app.connect("doctree-read", index_names)
     app.connect("build-finished", write_for_agents)

@@ -34,6 +34,7 @@ from idempotency.protocol.recovery import LONGEST_BACKOFF
 from idempotency.testing.checks import CHECKS
 from testproject.provider.faults import FAULTS
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks, code, each_page, section, table, text_of
+from tests.model.test_model import REDUNDANT
 from tests.results import judged
 from tools.evidence import __main__ as evidence
 
@@ -326,6 +327,11 @@ def test_the_evidence_page_matches_the_results():
     assert evidence.page(text) == text
 
 
+def test_the_page_names_the_guards_that_the_model_does_not_need():
+    text = " ".join(text_of("explanation/evidence.md").split())
+    assert f"removing these guards breaks no promise: {', '.join(f'`{guard}`' for guard in REDUNDANT)}." in text
+
+
 RUN = {"what": "walks", "commit": "0123456789ab", "date": "2026-01-01", "database": "sqlite", "orders": 1}
 
 
@@ -342,16 +348,35 @@ def test_a_void_or_unexplained_run_is_refused(planted, problem):
         evidence.lines_of(json.dumps(RUN | planted))
 
 
-def test_a_failed_run_and_a_run_of_older_code_are_shown():
-    now = {"judged": judged("walks"), "violations": 0}
-    failed = now | {"violations": 1, "failed": "P1: doubled", "became": "It is corrected."}
-    lines = evidence.lines_of("\n".join(json.dumps(RUN | more) for more in ({}, now, failed)))
-    table = [[cell.strip() for cell in row.split("|")[3:-1]] for row in evidence.runs(lines).splitlines()[2:]]
-    assert table == [
+def rows_of(*lines, with_files=False):
+    lines = evidence.lines_of("\n".join(json.dumps(RUN | line) for line in lines))
+    evidence.compare_digests(lines, with_files=with_files)
+    return [[cell.strip() for cell in row.split("|")[3:-1]] for row in evidence.runs(lines).splitlines()[2:]]
+
+
+def test_a_run_before_the_newest_and_a_run_without_a_digest_are_older():
+    failed = {"judged": "second", "violations": 1, "failed": "P1: doubled", "became": "It is corrected."}
+    rows = rows_of({}, {"judged": "first"}, {"judged": "second", "violations": 0}, failed)
+    assert rows == [
         ["sqlite: 1 orders", "1", "`0123456`, 2026-01-01"],
-        ["sqlite: 1 orders", "–", "`0123456`, **older**, 2026-01-01"],
+        ["sqlite: 2 orders", "–", "`0123456`, **older**, 2026-01-01"],
     ]
-    assert re.search(r"\| P1: doubled \| +It is corrected\. \|", evidence.failures(lines))
+
+
+def test_the_built_page_compares_runs_with_the_current_files():
+    rows = rows_of({"judged": judged("walks")}, {"judged": "of older code"}, with_files=True)
+    assert [row[-1] for row in rows] == ["`0123456`, 2026-01-01", "`0123456`, **older**, 2026-01-01"]
+
+
+def test_a_changed_line_of_the_package_changes_only_the_built_page(monkeypatch):
+    text = evidence.PAGE.read_text(encoding="utf-8")
+    monkeypatch.setattr(evidence, "digest", lambda *_: "of other code")
+    assert evidence.page(text) == text
+    rows = table(section("explanation/evidence.md", "Promises and faults"))
+    built = table(evidence.page(text, with_files=True).partition("### Failed runs")[0])
+    assert not all("**older**" in row[-1] for row in rows)
+    assert len(built) > 10
+    assert all("**older**" in row[-1] for row in built)
 
 
 # The page about testing: its tests pass, and its tables are complete

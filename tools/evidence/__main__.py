@@ -11,15 +11,12 @@ A run without cases is an error. So is a failed run without ``became``, the expl
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import django
 
 from tests.results import judged
 from tools.reports import markdown
@@ -116,9 +113,25 @@ def digest(kind: str, folder: str | None) -> str:
 
 
 def is_older(line: Line) -> bool:
-    """Whether the files that the run judged have changed, or are unknown."""
+    """Whether the files that the run judged have changed, or are unknown. Read after ``compare_digests``."""
+    return bool(line["older"])
+
+
+def compare_digests(lines: list[Line], *, with_files: bool) -> None:
+    """Set ``older`` in each line.
+
+    :param with_files: compare with the current files, instead of with the newest run of each kind.
+    """
+    newest = {_judging(line): line.get("judged") for line in lines}
+    for line in lines:
+        expected = digest(*_judging(line)) if with_files else newest[_judging(line)]
+        line["older"] = line.get("judged") is None or line["judged"] != expected
+
+
+def _judging(line: Line) -> tuple[str, str | None]:
+    """The kind of the run, and the folder if it judges only one."""
     kind = kind_of(line)
-    return bool(line.get("judged") != digest(kind, line["kind"] if kind == "mutation" else None))
+    return kind, line["kind"] if kind == "mutation" else None
 
 
 def lines_of(text: str) -> list[Line]:
@@ -304,19 +317,12 @@ def mutants(lines: list[Line]) -> str:
     return markdown(heads, rows)
 
 
-def redundant(lines: list[Line]) -> str:
-    from tests.model.test_model import REDUNDANT
-
-    return ", ".join(f"`{guard}`" for guard in REDUNDANT)
-
-
 #: The function that generates each block of the page.
 BLOCKS = {
     "runs": runs,
     "failed": failures,
     "mutants": mutants,
     "methods": methods,
-    "redundant": redundant,
     "conformance": conformance,
     "controls": controls,
     "deliveries": deliveries,
@@ -325,8 +331,13 @@ BLOCKS = {
 }
 
 
-def page(text: str) -> str:
+def page(text: str, *, with_files: bool = False) -> str:
+    """The page with the tables of the recorded results.
+
+    :param with_files: compare the runs with the current files.
+    """
     lines = lines_of(RESULTS.read_text(encoding="utf-8"))
+    compare_digests(lines, with_files=with_files)
     for name, make in BLOCKS.items():
         block = f"<!-- {name} -->\n{make(lines)}\n<!-- end -->"
         text, count = re.subn(rf"<!-- {name} -->.*?<!-- end -->", lambda _, made=block: made, text, flags=re.DOTALL)
@@ -336,13 +347,7 @@ def page(text: str) -> str:
 
 
 def main() -> int:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
-    django.setup()
-    before = PAGE.read_text(encoding="utf-8")
-    after = page(before)
-    if "--check" in sys.argv:
-        return int(before != after)
-    PAGE.write_text(after, encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
 
