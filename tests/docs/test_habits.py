@@ -3,14 +3,14 @@
 import re
 import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
 
 import idempotency
-from tests.docs.pages import PAGES, ROOT, each_page, text_of
+from tests.docs.pages import ROOT, text_of
 from tests.plugin import marks
+from tools.phrases import refused_phrases
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CI_RUN = ROOT / ".ci/run"
@@ -76,62 +76,6 @@ def test_only_the_limits_describe_the_future():
     }
     assert len(texts) > 200
     assert found == set()
-
-
-#: Phrases that a native technical writer would not use, as regular expressions, and their replacements.
-REFUSED = {
-    r"\b(is|are|was|were|be|been|being|isn't|aren't) (never )?(told|asked|seen)\b": "returned, queried, detected",
-    r"\b(says?|said|tells?|told) (what|which|why|how|whether|so)\b": "reports, explains, decides, states",
-    r"(?<!there\s)\b(is|are) no (?!longer\b|more\b|later\b)\w+": "is not, or the positive word",
-    r"\bof (its|their|your|his|her|our) own\b": "its, your, separate",
-    r"\b(that|those) of\b": "repeat the noun",
-    r"\bsuch as by\b": "for example",
-    r"\banew\b": "again",
-    r"\bwhat (it|they|he|this|that) (is|was|are|were)\b": "the noun",
-    r"\bin (the )?place of\b": "instead of",
-    r"\bfor lack of\b": "because there is no",
-    r"\b(nobody|somebody|no one|whatever)\b": "the client, the operator, the process",
-    r"\bgo(es|ing)? on \w+ing\b": "continue, keep",
-}
-
-
-def refused_phrases(text):
-    """Refused phrases and their lines. A phrase may be broken across two lines. Code is ignored."""
-    text = re.sub(r"`[^`\n]+`", lambda code: "x" * len(code[0]), text)
-    for pattern, instead in REFUSED.items():
-        for found in re.finditer(pattern.replace(" ", r"\s+"), text, re.IGNORECASE):
-            line = text.count("\n", 0, found.start()) + 1
-            yield line, f"{' '.join(found[0].split())!r}: {instead}"
-
-
-@each_page()
-def test_a_page_has_no_refused_phrase(name):
-    path = PAGES[name].relative_to(ROOT)
-    refused = [f"{path}:{line}: {phrase}" for line, phrase in sorted(refused_phrases(text_of(name)))]
-    assert refused == []
-
-
-#: Files that must have no refused phrase, as patterns below the root.
-PLAIN = [
-    *("*.md", "testproject/*.md", "tests/*.md"),
-    *(f"{folder}/**/*.py" for folder in ("idempotency", "testproject", "tests", "tools")),
-]
-
-
-@pytest.mark.parametrize("pattern", PLAIN)
-def test_a_file_has_no_refused_phrase(pattern):
-    """A comment or a message that is broken across lines is read as one text, and a test's name as words."""
-    paths = [path for path in sorted(ROOT.glob(pattern)) if path != Path(__file__)]  # this file quotes the phrases
-    refused = []
-    for path in paths:
-        text = re.sub(r"(?m)^ *#:?|\" *\n *f?\"", lambda mark: re.sub(r"\S", " ", mark[0]), path.read_text())
-        text = re.sub(r"(?<=def )test_\w+", lambda name: name[0].replace("_", " "), text).replace(
-            '"nobody"', ""
-        )  # a user of the system
-        found = sorted(refused_phrases(text))
-        refused += [f"{path.relative_to(ROOT)}:{line}: {phrase}" for line, phrase in found]
-    assert paths
-    assert refused == []
 
 
 @pytest.mark.parametrize(
