@@ -34,7 +34,6 @@ from ..store import is_transaction_open, records_database
 from .adapter import Adapter, advice_on_adapters, handlers_of
 from .atomic_requests import EveryDatabase, databases_with_atomic_requests, exempted_by_project
 from .body_stream import BODY_STREAM, UNWATCHED
-from .late_changes import refuse_late_changes
 from .protection import Protection
 
 #: The attribute of Django's request for the transactions around its view, while they are open.
@@ -237,8 +236,6 @@ class HandlerAttempt(Attempt):
                     f"{type(self.response).__name__}. If a framework makes the response later, put @idempotent where "
                     f"the response exists, or register an adapter for the framework.{advice_on_adapters()}"
                 )
-            if hasattr(self.response, "render"):
-                refuse_late_changes(self.response, policy.operation)
             with self.adapter.http.META.get(BODY_STREAM, UNWATCHED):
                 pass  # entry raises an error for a truncated body. Not before the rendering, which may read the body.
             del self.response[self.adapter.profile.replayed]  # may come from another server's response, passed on here

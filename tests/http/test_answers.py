@@ -7,10 +7,16 @@ from unittest.mock import Mock
 import pytest
 from django import http
 from django.core.signals import request_finished
+from django.db import transaction
 from django.http import HttpResponse, JsonResponse
-from django.template.response import SimpleTemplateResponse
+from django.template import engines
+from django.template.response import SimpleTemplateResponse, TemplateResponse
+from django.utils.decorators import decorator_from_middleware
+from django.utils.deprecation import MiddlewareMixin
+from django.utils.functional import SimpleLazyObject
+from rest_framework.response import Response
 
-from idempotency import Operation, idempotent, require_claim
+from idempotency import Operation, checks_nothing, idempotent, require_claim
 from idempotency.http.adapter import Adapter, adapter_for, adapters, register
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import assert_nothing_kept, effects, problem_code, replayed
@@ -181,6 +187,70 @@ def test_a_dropped_header_is_logged_once(alice, serve, settings, caplog, debug):
     assert [alice.post(key=key)["X-Dropped"] for key in ("k1", "k2")] == ["1", "1"]
     logged = [message for message in caplog.messages if name in message]
     assert ["X-Dropped" in message for message in logged] == [True] * debug
+
+
+class Titling(MiddlewareMixin):
+    def process_template_response(self, request, response):
+        response.context_data["title"] = "set"
+        return response
+
+
+def page(text, context):
+    return TemplateResponse(None, engines["django"].from_string(text), context, status=201)
+
+
+@pytest.mark.failure_71
+def test_a_template_response_middleware_below_gets_it_unrendered(alice, serve):
+    titling = checks_nothing(decorator_from_middleware(Titling))
+    serve(idempotent("tests.titled")(titling(lambda request: work(request) and page("title: {{ title }}", {}))))
+    first, _ = replayed(alice)
+    assert first.content == b"title: set"
+
+
+@pytest.mark.failure_71
+@pytest.mark.parametrize("above", ["middleware", "decorator"])
+def test_a_change_above_the_protection_reaches_no_client(alice, serve, settings, above):
+    titling = Titling(lambda request: None)
+    view = idempotent("tests.late")(lambda request: work(request) and page("title: {{ title }}", {}))
+    if above == "middleware":
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.Titling"]
+    serve(view if above == "middleware" else lambda request: titling.process_template_response(request, view(request)))
+    first, _ = replayed(alice)
+    assert (first.status_code, first.content) == (201, b"title: ")
+
+
+def menu():
+    root = {"name": "shop", "children": []}
+    root["children"].append({"name": "orders", "parent": root})
+    return page("{% for child in root.children %}{{ child.parent.name }}{% endfor %}", {"root": root})
+
+
+def unused_lazy_object():
+    def fail():
+        raise LookupError("away")
+
+    return page("saved", {"report": SimpleLazyObject(fail)})
+
+
+def changed_on_commit():
+    counts = {"orders": 1}
+    transaction.on_commit(lambda: counts.update(orders=2))
+    return page("{{ counts.orders }}", {"counts": counts})
+
+
+def deep():
+    data = {}
+    for _ in range(600):
+        data = {"reply": data}
+    return Response(data, status=201)
+
+
+@pytest.mark.failure_107
+@pytest.mark.parametrize("make", [menu, unused_lazy_object, changed_on_commit, deep])
+def test_what_a_response_was_rendered_from_is_left_alone(alice, serve, make):
+    serve_answer(serve, make, framework="drf" if make is deep else "plain")
+    first, _ = replayed(alice)
+    assert first.status_code == 201
 
 
 class RefusedError(Exception):

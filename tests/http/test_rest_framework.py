@@ -17,7 +17,7 @@ from rest_framework.views import APIView, exception_handler
 from idempotency import idempotent, require_claim
 from idempotency.contrib.rest_framework import IdempotencyAPIException, IdempotentMixin
 from idempotency.exceptions import InProgressError, KeyReusedError
-from tests.http.callers import effects, problem_code, records, replayed
+from tests.http.callers import effects, problem_code, replayed
 from tests.http.serving import Framework, drf_view, serve_answer
 from tests.http.views import CrashError, LabelSerializer, MethodAPIView, Methods, MixinAPIView, drf_answer
 
@@ -92,69 +92,26 @@ def test_a_response_is_finalized_once(alice, serve, finalized):
     assert finalized[2:] == [400, 503, 404, 429]
 
 
-class Answering(APIView):
-    @idempotent("declarations.answering", rebuild=lambda reference, request: Response({"list": []}))
-    def post(self, request):
-        require_claim().reference = request.GET.get("reference")
-        return Response({**drf_answer(request).data, "list": [1]}, status=201)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda response: response.data.update(extra=1),
-        lambda response: response.data["list"].append({}),
-        lambda response: setattr(response, "data", {"other": 1}),
-    ],
-    ids=["add a member", "add to a list", "replace the data"],
-)
-@pytest.mark.parametrize("place", ["override", "decorator"])
-@pytest.mark.parametrize("url", ["/", "/?reference=1"], ids=["body", "reference"])
-def test_a_late_change_of_data_is_refused_and_the_retry_replays(alice, serve, caplog, change, place, url):
-    def changing(handler):
-        def post(self, request):
-            response = handler(self, request)
-            change(response)
-            return response
-
-        return post
-
-    class Changing(Answering):
-        post = changing(Answering.post) if place == "decorator" else changing(lambda self, request: self.inner(request))
-
-        def inner(self, request):
-            return super().post(request)
-
-    serve(Changing.as_view())
-    assert alice.post(url, key="k").status_code == 500
-    assert "The data of the response of Operation 'declarations.answering' was changed after" in caplog.text
-    assert "in a decorator below @idempotent, or return a new response." in caplog.text.replace("\n", "")
-    assert records() == [("completed", 1)]
-    retry = alice.post(url, key="k")
-    assert (retry.status_code, retry["Idempotency-Replayed"]) == (201 if url == "/" else 200, "true")
-    assert "extra" not in json.loads(retry.content)
-    assert effects() == 1
-
-
-def test_late_data_of_an_empty_response_is_refused_but_not_headers(alice, serve):
+@pytest.mark.failure_71
+def test_an_override_adds_headers_but_its_late_data_reaches_no_client(alice, serve):
     class Empty(APIView):
-        @idempotent("tests.empty")
+        @idempotent("tests.empty", rebuild=lambda reference, request: Response(status=204))
         def delete(self, request):
             drf_answer(request)
+            require_claim().reference = request.GET.get("reference")
             return Response(status=204)
 
     class Changing(Empty):
         def delete(self, request):
             response = super().delete(request)
             response["X-Extra"] = "1"
-            if "data" in request.GET:
-                response.data = {"extra": 1}
+            response.data = {"extra": 1}
             return response
 
     serve(Changing.as_view())
-    assert alice.request("DELETE", "/?data=1", key="data").status_code == 500
-    first, replay = replayed(alice, method="DELETE")
-    assert first["X-Extra"] == replay["X-Extra"] == "1"
+    for url in ("/", "/?reference=1"):
+        first, replay = replayed(alice, url, method="DELETE", key=url)
+        assert (first["X-Extra"], first.content) == (replay["X-Extra"], replay.content) == ("1", b"")
 
 
 @pytest.mark.parametrize("raised", [exceptions.NotFound, ZeroDivisionError])
