@@ -12,7 +12,7 @@ from django.utils.deprecation import MiddlewareMixin
 from .exceptions import IdempotencyError
 from .http.adapter import handlers_of
 from .http.exchange import HEADERS, is_crash
-from .http.key_sources import KEY_HEADERS, FromHeader
+from .http.key_sources import FromHeader, has_key_header
 from .http.problems import KEY_STATUSES, STATUS_HEADER, response_for
 from .identity import keys
 from .operation import Operation
@@ -51,7 +51,7 @@ def _headers_without_exchange(request: HttpRequest, status: int) -> dict[str, st
     A 405, or the 404 of an unknown URL, gets no status: the key may have been used with another method.
     """
     match, method = request.resolver_match, request.method or ""
-    if status == HTTPStatus.METHOD_NOT_ALLOWED or match is None or KEY_HEADERS.isdisjoint(request.META):
+    if status == HTTPStatus.METHOD_NOT_ALLOWED or match is None or not has_key_header(request.META):
         return {}
     routed = (each for each in handlers_of(match.func) if method in each.methods or not each.methods)
     if any(_takes_key(request, each.operation_for(method)) for each in routed):

@@ -147,6 +147,7 @@ class Registry:
         self._homes: dict[str, str] = {}
         self._imported: set[Callable[[], object]] = set()
         self._of_requests: set[str] = set()
+        self._with_key: set[str] = set()
 
     def load(self) -> None:
         """Import modules that this process would not otherwise load, such as a worker's task modules.
@@ -194,6 +195,12 @@ class Registry:
     def note_handler(self, operation: Operation) -> None:
         """Remember that an operation protects a function or method that handles requests."""
         self._of_requests.add(operation.name)
+        if operation.declared["key"] is not None:
+            self._with_key.add(operation.name)
+
+    def key_sources(self) -> list[Callable[[Any], str | None] | None]:
+        """The places outside of the standard header where operations of requests find their keys."""
+        return [self._operations[name].policy.key for name in list(self._with_key)]
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(list(self._operations.values()))

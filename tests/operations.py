@@ -14,6 +14,7 @@ def forget_operation(name):
     registry._operations.pop(name, None)
     registry._homes.pop(name, None)
     registry._of_requests.discard(name)
+    registry._with_key.discard(name)
 
 
 @contextmanager

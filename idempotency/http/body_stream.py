@@ -2,7 +2,7 @@
 
 A WSGI server passes on the bytes that have arrived, and Django takes them for the whole body. Only the server's stream
 shows the difference, because middleware may read the body before the view, or replace it, for example decompress it. So
-the stream of each request is watched from the beginning.
+the stream is watched from the beginning, unless no operation can find a key in the request.
 
 A chunked body has no length, so Django takes it for empty. If a handler reads it, the server raises an error where it
 breaks off. Under ASGI nothing is watched, because Django reads the whole body before it calls any middleware, and drops
@@ -11,14 +11,17 @@ a request whose body breaks off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final
 
 from django.core.signals import request_started
 from django.dispatch import receiver
+from django.urls import get_resolver
 
 from ..exceptions import PayloadInvalidError
+from ..operation import registry
+from .key_sources import FromHeader, has_key_header
 
 #: The key of the ``BodyStream`` in the environment of a WSGI request.
 BODY_STREAM: Final = "idempotency.body_stream"
@@ -27,7 +30,7 @@ UNWATCHED: Final[AbstractContextManager[None]] = nullcontext()
 
 
 class BodyStream:
-    """Wraps the server's body stream, with the methods of PEP 3333.
+    """Wraps the server's body stream. Other methods than PEP 3333's are the stream's own.
 
     Within its ``with`` block, which a protected request enters, a read that ends too early raises an error.
 
@@ -61,6 +64,15 @@ class BodyStream:
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.readline, b"")
 
+    def readinto(self, buffer: Any, /) -> int:
+        """For ``io.BufferedReader``, and counted, so that the bytes are not taken for missing ones later."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
     def _take(self, read: Callable[[Any], bytes], size: int | None, *, ends_at: bytes | tuple[()]) -> bytes:
         wanted = self._missing if size is None or size < 0 else min(size, self._missing)
         data = b""
@@ -85,15 +97,26 @@ class BodyStream:
 
 @receiver(request_started)
 def watch_body(environ: dict[str, Any] | None = None, **signal: object) -> None:
-    """Put a ``BodyStream`` into the environment of a WSGI request with a body, before Django creates the request."""
+    """Put a ``BodyStream`` into the environment of a WSGI request with a body, before Django creates the request.
+
+    A request in which no operation can find a key keeps the server's stream.
+    """
     if environ is None:
         return
     try:
         length = int(environ.get("CONTENT_LENGTH") or 0)
     except ValueError:
         return  # Django takes the body for empty
-    if length > 0 or "HTTP_TRANSFER_ENCODING" in environ:
+    if (length > 0 or "HTTP_TRANSFER_ENCODING" in environ) and _may_have_key(environ):
         environ["wsgi.input"] = environ[BODY_STREAM] = BodyStream(environ["wsgi.input"], length)
+
+
+def _may_have_key(environ: Mapping[str, Any]) -> bool:
+    """Whether an operation may find a key in the request: in a header, or in a place that is not read here."""
+    with suppress(Exception):  # a broken URLconf, for which Django answers the request, or a broken setting
+        get_resolver().url_patterns  # noqa: B018 - imports the views, so that their operations are known
+        return has_key_header(environ) or not all(isinstance(source, FromHeader) for source in registry.key_sources())
+    return True
 
 
 def _half_a_body() -> PayloadInvalidError:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from django.http.request import HttpHeaders
 
 from ..exceptions import KeyInvalidError
 from ..identity import keys
+from ..operation import registry
 from .adapter import http_of
 from .payload import FORM, MULTIPART, form_values
 
 #: The form's field, and the name of the template tag.
 FORM_FIELD = "idempotency_key"
-
-#: The ``META`` names of the standard header and of each ``FromHeader``.
-KEY_HEADERS: Final = {keys.META_NAME}
 
 
 class KeySource:
@@ -35,9 +34,6 @@ class FromHeader(KeySource):
     """
 
     name: str
-
-    def __post_init__(self) -> None:
-        KEY_HEADERS.add(HttpHeaders.to_wsgi_name(self.name))
 
     def __str__(self) -> str:
         return f"the header {self.name}"
@@ -119,3 +115,11 @@ class FromBody(KeySource):
         if http.content_type == MULTIPART or not http.body:
             return None
         return hashlib.sha256(http.body).hexdigest()
+
+
+def has_key_header(meta: Mapping[str, Any]) -> bool:
+    """Whether a request has the standard header, or the header in which some operation finds its key."""
+    return keys.META_NAME in meta or any(
+        isinstance(source, FromHeader) and HttpHeaders.to_wsgi_name(source.name) in meta
+        for source in registry.key_sources()
+    )

@@ -13,8 +13,10 @@ from django.template.response import TemplateResponse
 from rest_framework.parsers import BaseParser, FileUploadParser
 
 from idempotency import PARK, REEXECUTE, Reconcile, Unknown, idempotent
-from idempotency.http.key_sources import FromForm, FromJSON
+from idempotency.http.body_stream import BODY_STREAM, BodyStream, watch_body
+from idempotency.http.key_sources import FromForm, FromHeader, FromJSON
 from idempotency.lifecycle import Status
+from idempotency.operation import registry
 from tests.http.callers import FORM, effects, multipart, problem_code, records
 from tests.http.serving import Framework, after, policies
 from tests.http.views import plain_answer, work
@@ -327,8 +329,9 @@ def test_an_unprotected_request_reads_half_a_body_as_without_this_package(alice,
         return JsonResponse({"seen": seen})
 
     serve(idempotent("tests.optional", key_required=False)(read), **{"twin/": read})
-    for url in ("/", "/twin/"):
-        assert alice.post(url, **half(SENT["text"], stream)).json() == {"seen": [len(SENT["text"]["data"]) // 2]}
+    for url, key in (("/", None), ("/twin/", None), ("/twin/", "k")):
+        seen = alice.post(url, key=key, **half(SENT["text"], stream)).json()["seen"]
+        assert sum(seen) == len(SENT["text"]["data"]) // 2
 
 
 def test_an_unprotected_request_gets_djangos_error_for_a_reset_connection(alice, serve):
@@ -341,6 +344,65 @@ def test_an_unprotected_request_gets_djangos_error_for_a_reset_connection(alice,
     sent = half(SENT["text"], Broken)
     sent["wsgi.input"].read()
     assert alice.post(**sent).status_code == 200
+
+
+def streams_that_views_get(alice, serve, monkeypatch, sent, **policy):
+    """The stream of each of two views, the first of which is protected if the request has a key."""
+    monkeypatch.setattr(registry, "_with_key", set())
+    found = []
+
+    def keep(request):
+        found.append(request.environ["wsgi.input"])
+        return plain_answer(request)
+
+    serve(idempotent("tests.stream", key_required=False, **policy)(keep), **{"twin/": keep})
+    for url in ("/", "/twin/"):
+        assert alice.post(url, **sent).status_code == 201
+    return found
+
+
+@pytest.mark.parametrize(
+    ("policy", "headers", "is_watched"),
+    [
+        ({}, {}, False),
+        ({}, {"Idempotency-Key": "k"}, True),
+        ({"key": FromHeader("X-Event")}, {}, False),
+        ({"key": FromHeader("X-Event")}, {"X-Event": "k"}, True),
+        ({"key": FromForm("a")}, {}, True),
+        ({"key": lambda request: None}, {}, True),
+    ],
+)
+def test_only_a_stream_in_which_a_key_may_come_is_watched(alice, serve, monkeypatch, policy, headers, is_watched):
+    stream = BytesIO(b"a=1")
+    sent = {"data": b"a=1", "content_type": FORM, "headers": headers, "wsgi.input": stream}
+    found = streams_that_views_get(alice, serve, monkeypatch, sent, **policy)
+    assert [each is stream for each in found] == [not is_watched] * 2
+
+
+def test_a_body_is_watched_if_the_urls_can_not_be_loaded(settings):
+    settings.ROOT_URLCONF = "no.module"
+    environ = {"CONTENT_LENGTH": "3", "wsgi.input": BytesIO(b"a=1")}
+    watch_body(environ)
+    assert environ[BODY_STREAM] is environ["wsgi.input"]
+
+
+def test_a_watched_stream_has_the_servers_other_methods(tmp_path):
+    file = tmp_path / "body"
+    file.write_bytes(b"a=1\nb=2\n")
+    with file.open("rb") as stream:
+        watched = BodyStream(stream, 8)
+        assert (watched.fileno(), watched.peek(3)[:3], watched.closed) == (stream.fileno(), b"a=1", False)
+        assert not hasattr(watched, "another")
+        buffer = bytearray(6)
+        assert (watched.readinto(buffer), bytes(buffer)) == (6, b"a=1\nb=")
+        with watched:
+            assert (watched.read(100), watched.read(), watched.readinto(buffer)) == (b"2\n", b"", 0)
+
+
+def test_half_a_body_read_into_a_buffer_is_refused(alice, serve):
+    read = lambda http: http.environ["wsgi.input"].readinto(bytearray(LARGE))  # noqa: E731
+    Framework("plain", serve).serve(reading(read), payload=digest)
+    refuses_half(alice, SENT["form"])
 
 
 def test_code_above_the_protection_may_continue_reading(alice, serve):
