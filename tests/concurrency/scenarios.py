@@ -278,3 +278,40 @@ def a_write_skew():
     label = f"{Transfer.objects.count()} before"
     elsewhere(insert_as_well)
     write(label)
+
+
+def with_savepoints(*, release):
+    """A handler that sets savepoints by SQL, one name for each item, and uses ``atomic()`` between them."""
+
+    def handler():
+        user = get_user_model().objects.get()
+        for item in ("one", "two", "refused"):
+            execute("SAVEPOINT item")
+            Transfer.objects.get_or_create(label=item, defaults={"account": user, "amount": 1})
+            if item == "refused":
+                execute("ROLLBACK TO SAVEPOINT item")
+            if release:
+                execute("RELEASE SAVEPOINT item")
+        return [row.label for row in Transfer.objects.order_by("label")]
+
+    return handler
+
+
+@transaction.atomic
+def read_only():
+    seen = [execute("SET TRANSACTION READ ONLY")]
+    swallow(transaction.atomic(partial(execute, INSERT)))
+    return [*seen, execute("SELECT count(*) FROM testproject_transfer")]
+
+
+SCENARIOS |= {
+    "savepoints_of_its_own": with_savepoints(release=False),
+    "savepoints_of_its_own_released": with_savepoints(release=True),
+    "read_only_in_a_block": in_turn(write, read_only),
+    "read_only_in_the_first_block": read_only,
+    "a_write_after_a_block": in_turn(
+        transaction.atomic(write),
+        partial(write, "two"),
+        partial(execute, "SELECT label, xmin::text = pg_current_xact_id()::text FROM testproject_transfer ORDER BY id"),
+    ),
+}

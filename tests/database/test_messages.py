@@ -67,13 +67,10 @@ def messages(handler):
 COSTS = {
     write: 3,
     write_twice: 4,
-    transaction.atomic(write): 3,
-    transaction.atomic(transaction.atomic(write)): 3,
-    transaction.atomic(lambda: None): 3,
-    lambda: transaction.atomic(write)() or write(): 4,
-    # A SAVEPOINT after a statement is a message, and so is one before a statement that can't share a message.
-    lambda: write() or transaction.atomic(write)(): 5,
-    transaction.atomic(write_many): 5,
+    # A block costs its two messages. If it is first, BEGIN travels with its SAVEPOINT.
+    transaction.atomic(write): 5,
+    lambda: write() or transaction.atomic(write)(): 6,
+    transaction.atomic(transaction.atomic(write)): 7,
     # The driver sends its own BEGIN before a statement that can't share a message.
     write_many: 4,
     lambda: None: 3,

@@ -1,4 +1,4 @@
-"""Messages of several statements, so that BEGIN, COMMIT and a handler's ``atomic()`` cost no round trips.
+"""Messages of several statements, so that BEGIN and COMMIT cost no round trips.
 
 BEGIN travels with the handler's first statement, and COMMIT with the completing update. Each pair is one simple query
 message: the server reads it as a whole before it runs anything, and skips the rest after an error. A pipeline would
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import selectors
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -78,22 +78,9 @@ def holds_several(sql: str) -> bool:
     return ";" in sql.rstrip().rstrip(";")
 
 
-#: Django's statements for a savepoint. The name is Django's, too, so a handler's own statements don't match.
-_SAVEPOINT = re.compile(r'(SAVEPOINT|RELEASE SAVEPOINT|ROLLBACK TO SAVEPOINT) ("s\d+_x\d+")')
-
-
 @dataclass(eq=False, repr=False)
 class PostgreSQLWatch(TransactionWatch):
     """Also sends BEGIN together with its block's first statement, and detects COMMIT AND CHAIN.
-
-    A handler's ``atomic()`` costs no messages if it begins before the first statement:
-
-    - A SAVEPOINT before the first statement waits, and is sent with BEGIN. Until then it stands for the beginning of
-      the transaction: its RELEASE does nothing, and a ROLLBACK to it rolls back the transaction, which begins again. So
-      it does not matter if the driver sends BEGIN without it, for COPY or a raw cursor. A later SAVEPOINT is sent at
-      once, because the server would not set it if it refused the rest of the message.
-    - A RELEASE waits for the next SAVEPOINT, so that savepoints don't pile up, and is never sent if none follows,
-      because COMMIT releases every savepoint. What runs meanwhile does not notice the open savepoint.
 
     Only statements through Django's cursor wrapper reach this watch. For COPY, ``stream()`` and ``callproc()``, and for
     a statement that can't be part of a longer message, the driver sends BEGIN.
@@ -102,17 +89,8 @@ class PostgreSQLWatch(TransactionWatch):
     #: Whether a message from a driver's cursor can hold several statements.
     takes_several: Callable[[Any], bool]
 
-    #: Savepoints, from the outermost: those that wait for BEGIN, and those that are set.
-    _waiting: list[str] = field(default_factory=list, init=False)
-    _open: list[str] = field(default_factory=list, init=False)
-    #: The RELEASE that waits, or an empty text.
-    _release: str = field(default="", init=False)
-
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
         self.look()
-        savepoint = _SAVEPOINT.fullmatch(sql) if isinstance(sql, str) else None
-        if savepoint is not None and self._replaces(savepoint, context):
-            return None
         if not self._begun:
             result = self._begin(execute, sql, params, many, context)
         elif not may_end_transaction(str(sql)):
@@ -120,8 +98,6 @@ class PostgreSQLWatch(TransactionWatch):
         else:
             result = self._execute_watched(execute, sql, params, many, context)
         self.look()
-        if savepoint is not None and savepoint[1] == "SAVEPOINT":
-            self._open.append(savepoint[2])
         return result
 
     def look(self) -> None:
@@ -129,10 +105,6 @@ class PostgreSQLWatch(TransactionWatch):
         is_open = driver is None or driver.pgconn.transaction_status != TRANSACTION_IDLE
         if self._begun and not is_open:
             self.note_end()
-            self._waiting.clear()
-        if not is_open:
-            self._open.clear()
-            self._release = ""
         self._begun = is_open
 
     def identity(self) -> object:
@@ -141,40 +113,6 @@ class PostgreSQLWatch(TransactionWatch):
         if driver is None or driver.pgconn.transaction_status != TRANSACTION_SOUND:
             return None
         return self._send(driver, "SELECT now()").fetchone()
-
-    def _replaces(self, statement: re.Match[str], context: Any) -> bool:
-        """Whether a savepoint's statement need not be sent, or not now."""
-        driver, (verb, name) = self.connection.connection, statement.groups()
-        state, is_release = driver.pgconn.transaction_status, verb == "RELEASE SAVEPOINT"
-        if is_release and state not in {TRANSACTION_IDLE, TRANSACTION_SOUND}:
-            return False  # the server refuses it
-        self.connection.validate_no_broken_transaction()  # as before each statement
-        can_wait = not self.connection.queries_logged and self._can_follow_begin(
-            statement[0], driver, context["cursor"].cursor
-        )
-        if verb == "SAVEPOINT":
-            if not self._begun and can_wait:
-                self._waiting.append(name)
-                return True
-        elif name in self._waiting:
-            del self._waiting[_last(name, self._waiting) + (not is_release) :]
-            if not is_release:
-                self._begun = False  # the next statement begins it again
-                if state != TRANSACTION_IDLE:
-                    self._send(driver, "ROLLBACK")
-            return True
-        elif name in self._open:
-            del self._open[_last(name, self._open) + (not is_release) :]
-            # If the RELEASE of a savepoint waits, that is an inner one, which ends with this one.
-            self._release = ""
-            if is_release and can_wait and state == TRANSACTION_SOUND and is_silent(driver):
-                self._release = statement[0]
-                return True
-            return False
-        if self._release and state == TRANSACTION_SOUND:
-            release, self._release = self._release, ""  # if it is interrupted, the end of the transaction does the same
-            self._send(driver, release)
-        return False
 
     def _send(self, driver: Any, statement: str) -> Any:
         # Through the driver, because Django's cursor would call this watch again.
@@ -194,43 +132,31 @@ class PostgreSQLWatch(TransactionWatch):
         return result
 
     def _begin(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        driver, cursor, names = self.connection.connection, context["cursor"].cursor, self._waiting
+        driver, cursor = self.connection.connection, context["cursor"].cursor
         if many or not self._can_follow_begin(sql, driver, cursor):
-            ends = holds_several(str(sql)) and may_end_transaction(str(sql))
-            # After the driver's BEGIN. If the text itself began the transaction, its end would not be noticed.
-            for statement in [*["SELECT"] * ends, *(f"SAVEPOINT {name}" for name in names)]:
-                self._send(driver, statement)
-            self._note_set()
-            if ends:
+            if holds_several(str(sql)) and may_end_transaction(str(sql)):
+                # Let the driver begin. If the text itself began the transaction, its end would not be noticed.
+                self._send(driver, "SELECT")
                 return self._execute_watched(execute, sql, params, many, context)
             return execute(sql, params, many, context)
-        beginning = [_begin(driver), *(f"SAVEPOINT {name}" for name in names)]
         try:
             # With autocommit on, the driver sends no BEGIN. Its public setter refuses to switch autocommit off inside a
             # transaction. If it stayed on, Django would declare cursors WITH HOLD.
             driver._autocommit = True
             try:
-                answer = execute("; ".join([*beginning, sql]), params, many, context)
+                answer = execute(f"{_begin(driver)}; {sql}", params, many, context)
             finally:
                 driver._autocommit = False
         except Error:  # any other error, for example from a signal handler, must not be lost
             if driver.pgconn.transaction_status != TRANSACTION_IDLE:
-                self._note_set()
                 raise
         else:
-            self._note_set()
-            if all(cursor.nextset() for _ in beginning):  # skip their results
+            if cursor.nextset():  # skip the result of BEGIN
                 return answer
         # Either the server refused the whole text, for example for a syntax error, and nothing ran. Run by the driver,
         # the statement leaves the transaction open and failed, as Django expects, and the error gives the right
         # position. Or the statement is empty, because only an empty one has no result.
         return execute(sql, params, many, context)
-
-    def _note_set(self) -> None:
-        """Note that the savepoints that waited are set, unless the first statement has ended the transaction."""
-        if self.connection.connection.pgconn.transaction_status != TRANSACTION_IDLE:
-            self._open += self._waiting
-            self._waiting.clear()
 
     def _can_follow_begin(self, sql: object, driver: Any, cursor: Any) -> bool:
         return (
@@ -246,11 +172,6 @@ class PostgreSQLWatch(TransactionWatch):
             # A wrapper inside this one may execute other statements while autocommit is on.
             and self.connection.execute_wrappers[-1] is self
         )
-
-
-def _last(name: str, names: list[str]) -> int:
-    """The last place of a name. ``clean_savepoints()`` lets Django use it again."""
-    return len(names) - 1 - names[::-1].index(name)
 
 
 def _begin(driver: Any) -> str:
