@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from importlib import import_module
 from typing import Any, TypeVar
 
 from django.apps import AppConfig, apps
+from django.conf import settings as django_settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, connections, router, transaction
+from django.db.migrations.recorder import MigrationRecorder
+from django.db.models import Model
 
 from .conf import mistakes_in_settings, settings
 from .http.checks import check, declared_operations
+from .operate.statistics import undeclared
+from .operation import registry
 from .store import Store, records_database, store_for
 
 OLDEST_MARIADB = (10, 11)
@@ -48,7 +55,9 @@ def check_databases(
     using = records_database()
     messages = [*_wrong_connections(using), *_doubtful_connections(using, databases)]
     if databases is not None and using in databases:
-        messages += [*_doubtful_durability(using), *_tables_outside_of_citus(using)]
+        messages += [*_doubtful_durability(using), *_tables_outside_of_citus(using), *_undeclared_operations(using)]
+    for alias in databases or ():
+        messages += _incomplete_tables(alias)
     if not mistakes_in_settings():
         messages += [*_wrong_renewals(databases or ()), *_starving_renewals(using, databases or ())]
     return messages
@@ -110,6 +119,70 @@ def _tables_outside_of_citus(using: str) -> Iterator[CheckMessage]:
             "true) for it.",
             id="idempotency.W014",
         )
+
+
+def _undeclared_operations(using: str) -> Iterator[CheckMessage]:
+    registry.load()
+    declared_operations()
+    found = _fetch(using, lambda store: undeclared(store.using).by_operation)
+    for operation, count in (found or {}).items():
+        yield checks.Warning(
+            f"Database {using!r} has {count} recent records of operation {operation!r}, which no code declares. If the "
+            f"operation was renamed, or its view moved to another module without a stable name, retries of these "
+            f"requests run again.",
+            hint="Declare the operation under its earlier name. If its view is gone, or the operation is declared only "
+            "by running code, such as claim() with a name, declare it in an operations.py, or silence this check.",
+            id="idempotency.W027",
+        )
+
+
+def _incomplete_tables(using: str) -> Iterator[CheckMessage]:
+    """What is missing from our tables, if all of our migrations are applied. Otherwise ``migrate`` says so."""
+    missing = _fetch(using, lambda store: [*_missing_parts(store)])
+    if missing:
+        yield Error(
+            f"Database {using!r} lacks {', '.join(missing)}, although the migrations are applied. Protected operations "
+            f"fail, or lose their protection.",
+            hint="migrate skips what it has applied. Restore the tables, or create what is missing as Troubleshoot, "
+            "under 503, describes. Commands run with --skip-checks.",
+            id="idempotency.E032",
+        )
+
+
+def _missing_parts(store: Store) -> Iterator[str]:
+    connection, introspection = store.connection, store.connection.introspection
+    applied = MigrationRecorder(connection).applied_migrations()
+    with connection.cursor() as cursor:
+        tables = introspection.table_names(cursor, include_views=True)
+        for model in _our_models(store.using, applied):
+            table = model._meta.db_table
+            if table not in tables:
+                yield f"the table {table}"
+                continue
+            columns = {column.name for column in introspection.get_table_description(cursor, table)}
+            found = introspection.get_constraints(cursor, table).values()
+            unique = [tuple(each["columns"]) for each in found if each["unique"]]
+            yield from (
+                f"the column {table}.{field.attname}" for field in model._meta.fields if field.attname not in columns
+            )
+            # No field has a column of another name.
+            yield from (
+                f"the constraint {constraint.name} of {table}"
+                for constraint in model._meta.total_unique_constraints
+                if constraint.fields not in unique
+            )
+
+
+def _our_models(using: str, applied: Container[tuple[str, str]]) -> Iterator[type[Model]]:
+    """The models of this package's installed apps whose migrations are all applied to a database."""
+    for app in apps.get_app_configs():
+        if app.name.partition(".")[0] != __package__ or app.label in django_settings.MIGRATION_MODULES:
+            continue
+        for model in app.get_models():
+            folder = import_module(f"{app.name}.migrations").__path__
+            names = [(app.label, name) for _, name, _ in pkgutil.iter_modules(folder)]
+            if all(name in applied for name in names) and router.allow_migrate_model(using, model):
+                yield model
 
 
 def _doubtful_durability(using: str) -> Iterator[CheckMessage]:

@@ -17,8 +17,6 @@ class Extension:
 
     #: The ``operate.purge.OtherPurge`` of its tables.
     purges: Sequence[Any] = ()
-    #: Called with a database's alias when a purge of records has nothing more to delete there.
-    after_purge: Callable[[str], None] | None = None
     #: Called with an account and an alias, or None. Returns the ``operate.erasure.TableRows`` of its messages.
     find_messages: Callable[[str, str | None], Any] | None = None
     #: The ``contrib.dashboard.counting.Counters``.

@@ -17,7 +17,7 @@ from django.dispatch import Signal
 
 from .. import signals
 from ..lifecycle import Status
-from ..operate.statistics import Precision, Stats, stats
+from ..operate.statistics import Stats, stats
 from ..store import records_database, statement_timeout
 from ..store.statement_timeout import connection_as_found
 
@@ -113,12 +113,11 @@ GAUGES: Final = (
         "{attempt}",
         "most_attempts",
     ),
-    Gauge(
-        "idempotency_since_purge_seconds",
-        "The time since a purge last left nothing due, to the hour; if none ever did, the time since counting began",
+    _number(
+        "idempotency_purge_overdue_seconds",
+        "The time since the oldest record that a purge would delete became due",
         "s",
-        (),
-        lambda read, _: {} if read.since_purge.kind is Precision.UNKNOWN else {(): read.since_purge.value or 0},
+        "purge_overdue",
     ),
     Gauge(
         "idempotency_table_bytes",

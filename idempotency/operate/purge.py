@@ -72,10 +72,6 @@ def purge_batches(
     for batch in batches:
         if batch.deleted:
             purged.send_robust(sender=IdempotencyRecord, count=batch.deleted)
-        if batch.exhausted:
-            for each in extensions():
-                if each.after_purge:
-                    each.after_purge(using)
         yield batch
 
 

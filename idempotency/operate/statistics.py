@@ -6,7 +6,6 @@ records is the database's estimate. The app ``idempotency.contrib.dashboard`` co
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -18,7 +17,9 @@ from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
 from django.db.models.functions import Now
 
 from ..extensions import extensions
+from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
+from ..operation import registry
 from ..store import records_database, store_for
 
 #: Counting stops here. Ten thousand index entries take milliseconds.
@@ -59,7 +60,6 @@ class Precision(StrEnum):
     AT_LEAST = "at least"  # counting stopped at a bound
     ESTIMATE = "estimate"  # the database's, from its last ANALYZE
     RECENT = "recent"  # processes report up to ten seconds late, and a killed process loses its last counts
-    NEVER = "never"  # has not happened; the value is the time since the first count
     UNKNOWN = "unknown"  # the database does not provide it, or no app counts events
 
     __str__ = str.__str__
@@ -104,9 +104,9 @@ class Stats:
     oldest_in_progress: Number
     #: The highest attempt number of the records in progress.
     most_attempts: Number
-    #: The time since the hour in which a purge last left nothing due. If no purge ever did, the kind is ``NEVER`` and
-    #: the value is the time since the first count.
-    since_purge: Number
+    #: The time since the oldest record that a purge would delete became due; 0 if none is due. If this exceeds the
+    #: interval between purges, no purge is running, or it stops early.
+    purge_overdue: Number
     claims: Number
     take_overs: Number
     completions: Number
@@ -151,6 +151,7 @@ def stats(using: str | None = None) -> Stats:
         recoverable=recoverable,
         completed=completed,
         parked=parked,
+        purge_overdue=_purge_overdue(records),
         **claims,
         **_events(using),
     )
@@ -159,17 +160,13 @@ def stats(using: str | None = None) -> Stats:
 def _events(using: str) -> dict[str, Number]:
     counts = event_counts()
     if counts is None:
-        return dict.fromkeys([*EVENTS, "replay_rate", "since_purge"], Number(None, Precision.UNKNOWN))
+        return dict.fromkeys([*EVENTS, "replay_rate"], Number(None, Precision.UNKNOWN))
     events: Counter[str] = sum(counts.read(using).values(), Counter())
     counted = {name: events[event] for name, event in EVENTS.items()}
     settled = counted["replays"] + counted["claims"] + counted["take_overs"]
-    hour, kind = counts.read_last_purge(using), Precision.RECENT
-    if hour is None:
-        hour, kind = counts.read_first_hour(using), Precision.NEVER
     return {
         **{name: Number(count, Precision.RECENT) for name, count in counted.items()},
         "replay_rate": Number(round(counted["replays"] / settled, 4) if settled else None, Precision.RECENT),
-        "since_purge": Number(None if hour is None else max(0, round(time.time() - hour * 3600)), kind),
     }
 
 
@@ -210,6 +207,28 @@ def _claims_in_progress(records: RecordQuerySet) -> dict[str, Number]:
         "oldest_in_progress": Number(_age(now, min((claim[4] for claim in claims), default=None)), number.kind),
         "most_attempts": Number(max((claim[5] for claim in claims), default=None), number.kind),
     }
+
+
+def _purge_overdue(records: RecordQuerySet) -> Number:
+    # One entry of the index of due records, after those of parked records, which wait for a decision.
+    purged = records.exclude(status=Status.IN_PROGRESS).exclude(status=Status.PARKED).order_by("expires_at")
+    oldest = purged.annotate(now=Now()).values_list("now", "expires_at").first()
+    return Number(0.0 if oldest is None else _age(*oldest), Precision.EXACT)
+
+
+def undeclared(using: str | None = None) -> Number:
+    """Count the newest records within retention whose operation this process does not declare, by operation.
+
+    After an operation is renamed, or its declaration moved to another module of a router, each earlier key is new: a
+    retry runs again. This finds the records of the earlier name. Call it in a process that has imported every
+    declaration. It reads the newest 10,000 records.
+    """
+    records = RecordQuerySet(IdempotencyRecord, using=using or records_database())
+    # An expression, because a condition could make the database search the whole table for records that meet it.
+    is_kept = ExpressionWrapper(Q(expires_at__gt=Now()), output_field=BooleanField())
+    newest = list(records.order_by("-pk").annotate(is_kept=is_kept).values_list("operation", "is_kept")[:MAX_COUNTED])
+    tally = Counter(operation for operation, kept in newest if kept and registry.get(operation) is None)
+    return Number(tally.total(), _bounded(len(newest)).kind, dict(tally))
 
 
 def _age(now: datetime | None, since: datetime | None) -> float | None:

@@ -47,7 +47,7 @@ counted = stats()
 report = {
     "tables": [name for name in sorted(connection.introspection.table_names()) if name.startswith("idempotency")],
     "adapters": [known.__name__ for known in adapter.adapters],
-    "counted": [counted.completed.value, counted.claims.value, counted.replays.value, counted.since_purge.kind],
+    "counted": [counted.completed.value, counted.claims.value, counted.replays.value, counted.purge_overdue.value],
     "gauges": sorted(name for name in read_gauges() if "outbox" in name and read_gauges()[name]),
     "erased": erase_account("1", by="a test")[0].records,
     "imported": [name for name in ("celery", "prometheus_client") if name in sys.modules],
@@ -85,7 +85,7 @@ RECORDS = ["idempotency_record", "idempotency_step"]
 ALONE = {
     "tables": RECORDS,
     "adapters": ["Adapter"],
-    "counted": [1, None, None, "unknown"],
+    "counted": [1, None, None, 0],
     "gauges": [],
     "erased": 1,
     "imported": [],
@@ -103,7 +103,7 @@ WITH = {
     },
     (DASHBOARD,): {
         "tables": ["idempotency_dashboard_counter", *RECORDS],
-        "counted": [1, 1, 1, "recent"],
+        "counted": [1, 1, 1, 0],
         "refused": [OUTBOX, OUTBOX, CELERY],
     },
     (CELERY, "idempotency.contrib.prometheus"): {

@@ -22,7 +22,7 @@ def test_each_app_has_registered_its_extension():
     assert registered == {
         "idempotency.outbox": {"purges", "find_messages", "record_events"},
         "idempotency.contrib.celery": {"import_operations"},
-        "idempotency.contrib.dashboard": {"event_counts", "after_purge"},
+        "idempotency.contrib.dashboard": {"event_counts"},
     }
 
 

@@ -94,7 +94,7 @@ FIRES = {
     "IdempotencyRelayOverdue": [gauge("idempotency_outbox_oldest_due_seconds", 61)],
     "IdempotencyDeadMessages": [gauge('idempotency_outbox_messages{status="dead"}', 1)],
     "IdempotencyDeadLetters": [{"series": "idempotency_dead_letters_total", "values": "0x80 1x20"}],
-    "IdempotencyPurgeOverdue": [gauge("idempotency_since_purge_seconds", 172801)],
+    "IdempotencyPurgeOverdue": [gauge("idempotency_purge_overdue_seconds", 172801)],
     "IdempotencyStatsUnavailable": [gauge(AVAILABLE, 0)],
     "IdempotencyMetricsMissing": [],
 }

@@ -17,22 +17,23 @@ from django.urls import path
 from rest_framework.test import force_authenticate
 
 import idempotency
-from idempotency.contrib.dashboard.counting import counters
+from idempotency import extensions
+from idempotency.checks import check_databases
 from idempotency.http.problems import PROFILES, RETENTION_HEADER, STATUS_HEADER
 from idempotency.identity import keys
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord
-from idempotency.operate.statistics import stats
+from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.options.values import IETF
 from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
 from idempotency.testing import Request, assert_idempotent
 from testproject.models import Charge, Export, Notification, Transfer
 from tests.docs.conftest import post, twice
-from tests.docs.pages import PAGES, blocks
+from tests.docs.pages import PAGES, blocks, text_of
 from tests.docs.servers import cut
 from tests.factories import ChargeFactory, UserFactory
-from tests.records import make_records, purge_body_of
+from tests.records import HOUR, make_records, purge_body_of
+from tests.tables import create_without_constraints, drop, drop_field, whole_tables  # noqa: F401 - a fixture
 
 # Other tests run the features of the examples on each database.
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
@@ -248,18 +249,32 @@ def test_a_parked_record_is_resolved_by_the_providers_answer(run_page):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_alarm_rings_for_a_new_event_and_then_clears(run_page):
-    counters.reset()
-    alarms, at_rest = run_page("how-to/monitor.md")["alarms"], stats()
-    assert not any(alarms(at_rest).values())
-    view, user = run_page("README.md")["create_transfer"], UserFactory()
-    for amount in (5, 6):
-        post(view, {"recipient": "carol", "amount": amount}, user=user)
-    counters.flush()
+@pytest.mark.parametrize("has_dashboard", [True, False])
+def test_each_alarm_rings_also_without_the_dashboard(run_page, has_dashboard, monkeypatch):
+    if not has_dashboard:
+        monkeypatch.setattr(extensions, "_extensions", {})
+    alarms = run_page("how-to/monitor.md")["alarms"]
+    assert not any(alarms().values())
     make_records(1, Status.PARKED)
-    ringing = {name for name, rings in alarms(at_rest).items() if rings}
-    assert ringing == {"parked records", "clients reuse keys"}
-    assert not alarms(stats())["clients reuse keys"]
+    assert [name for name, rings in alarms().items() if rings] == ["parked records"]
+    make_records(1, Status.IN_PROGRESS, lease=-HOUR)
+    make_records(1, expires=-49 * HOUR)
+    assert all(alarms().values())
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("whole_tables")
+def test_broken_tables_are_repaired_as_described():
+    (repair,) = re.findall(
+        r"^python manage.py shell <<'END'\n(.*?)^END$", text_of("how-to/troubleshoot.md"), re.MULTILINE | re.DOTALL
+    )
+    with connection.schema_editor() as editor:
+        drop(editor, IdempotencyStep)
+        create_without_constraints(editor, IdempotencyRecord)
+        drop_field(editor, IdempotencyRecord, "error")
+    assert [message.id for message in check_databases(None, ["default"])] == ["idempotency.E032"]
+    exec(repair, {})  # as Django's shell does
+    assert check_databases(None, ["default"]) == []
 
 
 def test_the_envelope_replaces_the_problem(run_page):

@@ -11,15 +11,19 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import OperationalError, connection, connections
+from django.db.migrations.recorder import MigrationRecorder
 from django.test import override_settings
 
 from idempotency import PARK, Attach, Operation
 from idempotency.checks import check_databases, check_settings
 from idempotency.conf import settings
+from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.options.table import SETTINGS
 from idempotency.store import Replication, store_for
 from tests.aliases import another_alias
 from tests.operations import forgetting_operations
+from tests.records import HOUR, make_records
+from tests.tables import create_without_constraints, drop, drop_field, whole_tables  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.django_db  # Django's checks query a SQLite database's features
 
@@ -258,6 +262,52 @@ def test_a_server_that_may_lose_claims_is_reported_for_outside_effects(monkeypat
     inside = [Operation("tests.inside")]
     monkeypatch.setattr("idempotency.checks.declared_operations", lambda: inside)
     assert messages() == {}
+
+
+@pytest.mark.failure_112
+def test_records_of_an_operation_that_no_code_declares_are_reported():
+    make_records(2, operation="charges.renamed", expires=-HOUR)
+    make_records(3, operation="tests.declared", expires=HOUR)
+    with forgetting_operations():
+        Operation("tests.declared")
+        assert messages() == {}
+        make_records(2, operation="charges.renamed", expires=HOUR)
+        found = messages()["idempotency.W027"].msg
+        assert "has 2 recent records of operation 'charges.renamed', which no code declares" in found
+        assert check_databases(None) == []  # which may not connect
+
+
+@pytest.mark.usefixtures("whole_tables")
+@pytest.mark.parametrize(
+    ("missing", "break_table", "arguments"),
+    [
+        ("the table idempotency_step", drop, [IdempotencyStep]),
+        ("the column idempotency_record.error", drop_field, [IdempotencyRecord, "error"]),
+        (
+            "the constraint idempotency_record_scope of idempotency_record",
+            create_without_constraints,
+            [IdempotencyRecord],
+        ),
+    ],
+)
+def test_tables_that_lack_a_part_although_migrate_ran_are_reported(missing, break_table, arguments):
+    with connection.schema_editor() as editor:
+        break_table(editor, *arguments)
+    assert f"lacks {missing}, although the migrations are applied" in messages()["idempotency.E032"].msg
+    assert check_databases(None) == []  # which may not connect
+
+
+@pytest.mark.usefixtures("whole_tables")
+def test_tables_before_their_migration_are_not_reported():
+    """Otherwise ``migrate``, which runs the checks, could not create them."""
+    with connection.schema_editor() as editor:
+        drop(editor, IdempotencyStep)
+    migrations = MigrationRecorder(connection)
+    migrations.record_unapplied("idempotency", "0001_initial")
+    try:
+        assert messages() == {}
+    finally:
+        migrations.record_applied("idempotency", "0001_initial")
 
 
 def test_a_table_unknown_to_the_cluster_is_reported(monkeypatch):

@@ -113,7 +113,6 @@ def _events() -> dict[str, Any]:
             by_operation.setdefault(operation, Counter()).update(counted)
     busiest = sorted(by_operation.items(), key=lambda item: (-item[1].total(), item[0]))
     total = sum(by_hour.values(), Counter())
-    ended = counters.read_last_purge(records_database())
     return {
         "since": _start_of(first),
         "events": [(label, f"{total[event]:,}") for event, label in EVENTS.items()],
@@ -125,8 +124,6 @@ def _events() -> dict[str, Any]:
             for operation, counted in busiest[:MAX_OPERATIONS]
             if any(counted[event] for event in EVENTS)
         ],
-        "purge_ended": None if ended is None else _start_of(ended),
-        "purge_is_overdue": ended is None or ended < first,
         "chart": {
             "hours": [hour * 3600 for hour in by_hour],
             "series": [[str(label), [by_hour[hour][event] for hour in by_hour]] for event, label in EVENTS.items()],
@@ -149,6 +146,8 @@ def _table_of_records(read: Stats) -> dict[str, Any]:
         "overdue": format_duration(timedelta(seconds=overdue)),
         "size": None if size is None else f"{size / 1e6:,.1f} MB",
         "recovery_is_overdue": overdue > 300,
+        "purge_overdue": format_duration(timedelta(seconds=read.purge_overdue.value or 0)),
+        "purge_is_overdue": (read.purge_overdue.value or 0) > 24 * 3600,
     }
 
 

@@ -14,7 +14,7 @@ class DashboardConfig(AppConfig):
 
     def ready(self) -> None:
         from ... import extensions
-        from .counting import counters, note_end_of_purge  # here, because they need the models
+        from .counting import counters  # here, because it needs the models
 
         counters.connect()
-        extensions.register(self.name, event_counts=counters, after_purge=note_end_of_purge)
+        extensions.register(self.name, event_counts=counters)

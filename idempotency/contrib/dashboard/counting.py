@@ -42,9 +42,6 @@ STATEMENT_TIMEOUT: Final = timedelta(seconds=5)
 #: Hourly counts are kept for this long: the last week, and the same day of the week before.
 HOURS_KEPT = 8 * 24
 
-#: Counts purges that left nothing due, under the operation "".
-PURGE_ENDED = "purge_ended"
-
 #: By (operation, event). The operation is "" if an operator resolved a record of an operation not declared here.
 Counts = Counter[tuple[str, str]]
 
@@ -147,15 +144,6 @@ class Counters:
             read.setdefault(hour, {}).setdefault(operation, Counter())[event] = total
         return read
 
-    def read_last_purge(self, using: str) -> int | None:
-        """The hour in which a purge last left nothing due, in hours since 1970; None if none did."""
-        ended = _hours(using).filter(operation="", event=PURGE_ENDED)
-        return ended.order_by("-hour").values_list("hour", flat=True).first()
-
-    def read_first_hour(self, using: str) -> int | None:
-        """The first hour with counts, in hours since 1970; None if there are none."""
-        return _hours(using).order_by("hour").values_list("hour", flat=True).first()
-
 
 def this_hour() -> int:
     """The current hour in hours since 1970, by this process's clock, which is exact enough here."""
@@ -168,6 +156,8 @@ def _hours(using: str) -> QuerySet[IdempotencyCounter]:
 
 def write_counts(using: str, counts: Mapping[tuple[str, str], int], hour: int) -> None:
     """Add to two counters of each (operation, event): the hour's counter, and the sum, which has the hour 0.
+
+    The first counts of an hour delete the hours past ``HOURS_KEPT``.
 
     The COMMIT need not wait for the disk: statistics may lose their last counts if the server crashes.
 
@@ -188,19 +178,7 @@ def _add(using: str, counts: Mapping[tuple[str, str], int], hour: int) -> None:
             # Two processes may get here at the same time. One creates the counter, and both add to it.
             counters.bulk_create([IdempotencyCounter(**one)], ignore_conflicts=True)
             counter.update(total=F("total") + count)
-
-
-def note_end_of_purge(using: str) -> None:
-    """Count that a purge left nothing due, and delete old hourly counts.
-
-    Does nothing in an open transaction, as ``Counters.flush``.
-
-    :raises DatabaseError: the database refuses.
-    """
-    if _in_transaction(using):
-        return
-    write_counts(using, Counter({("", PURGE_ENDED): 1}), this_hour())
-    _hours(using).filter(hour__lt=this_hour() - HOURS_KEPT).delete()
+            _hours(using).filter(hour__lt=hour - HOURS_KEPT).delete()
 
 
 def _database(using: str) -> object:

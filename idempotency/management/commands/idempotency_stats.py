@@ -7,11 +7,13 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from ...operate.statistics import Number, Precision, stats
+from ...http.checks import declared_operations
+from ...operate.statistics import EVENTS, Number, Precision, stats, undeclared
+from ...operation import registry
 from ...store import records_database
 from ..running import check_database, refusals_as_errors
 
-UNITS = {"table_bytes": "B", "overdue": "s", "oldest_in_progress": "s", "since_purge": "s"}
+UNITS = {"table_bytes": "B", "overdue": "s", "oldest_in_progress": "s", "purge_overdue": "s"}
 
 
 class Command(BaseCommand):
@@ -28,17 +30,38 @@ class Command(BaseCommand):
         using = records_database() if options["database"] is None else options["database"]
         check_database(using)
         with refusals_as_errors(using, ""):
-            read = stats(using)
-        self.stdout.write(dumps(read.as_dict()) if options["json"] else _table_of_numbers(dict(read)))
+            read = {**dict(stats(using)), "undeclared": _undeclared(using)}
+        if options["json"]:
+            self.stdout.write(dumps({name: number.as_dict() for name, number in read.items()}))
+        else:
+            self.stdout.write(_table_of_numbers(read))
+
+
+def _undeclared(using: str) -> Number:
+    """Records of operations that no code declares, after every module with declarations is imported."""
+    registry.load()
+    declared_operations()
+    return undeclared(using)
 
 
 def _table_of_numbers(numbers: dict[str, Number]) -> str:
-    rows = [(name.replace("_", " "), _format(name, number), str(number.kind)) for name, number in numbers.items()]
+    rows = [(name.replace("_", " "), _format(name, number), _kind(name, number)) for name, number in numbers.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(f"{label:{widths[0]}}  {value:>{widths[1]}}  {kind}" for label, value, kind in rows)
+    lines = [f"{label:{widths[0]}}  {value:>{widths[1]}}  {kind}" for label, value, kind in rows]
+    for operation, count in (numbers["undeclared"].by_operation or {}).items():
+        lines.append(f"No code declares operation {operation!r}, which has {count:,} of the newest records.")
+    return "\n".join(lines)
+
+
+def _kind(name: str, number: Number) -> str:
+    if number.kind is not Precision.UNKNOWN:
+        return str(number.kind)
+    if name in EVENTS or name == "replay_rate":
+        return "unknown: 'idempotency.contrib.dashboard' is not in INSTALLED_APPS"
+    return "unknown: this database does not report it"
 
 
 def _format(name: str, number: Number) -> str:
-    if number.value is None or number.kind is Precision.NEVER:
+    if number.value is None:
         return "-"
     return f"{number.value:,} {UNITS.get(name, '')}".rstrip()

@@ -8,7 +8,6 @@ import pytest
 from idempotency.contrib.dashboard import counting
 from idempotency.contrib.dashboard.counting import counters
 from idempotency.contrib.dashboard.models import IdempotencyCounter
-from idempotency.operate import statistics
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +15,7 @@ def _nothing_counted(db, monkeypatch):
     # No hour ends during a test, and no flush is due until the test makes it due.
     now = time.time()
     clock = SimpleNamespace(time=lambda: now, monotonic=time.monotonic)
-    for module in (counting, statistics):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(counting, "time", clock)
     monkeypatch.setattr(counting, "FLUSH_EVERY", 3600.0)
     counters.reset()
     IdempotencyCounter.objects.all().delete()  # a worker of an earlier test may have written them as it ended

@@ -9,9 +9,10 @@ from django.contrib.admin import AdminSite
 from django.urls import path
 
 from idempotency import signals
+from idempotency.admin.display import format_duration
 from idempotency.admin.records import IdempotencyRecordAdmin
 from idempotency.contrib.dashboard.admin import DashboardAdmin
-from idempotency.contrib.dashboard.counting import HOURS_KEPT, counters, this_hour
+from idempotency.contrib.dashboard.counting import HOURS_KEPT, counters, this_hour, write_counts
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
@@ -60,31 +61,25 @@ def test_the_dashboard_counts_the_last_day_by_event_and_operation(client):
     assert dict(data["series"])["executions"] == [10_000, *[0] * 21, 1000, 10, 0]
 
 
-def test_the_dashboard_names_the_hour_of_the_last_complete_purge(client):
+@pytest.mark.parametrize(("hours", "is_marked"), [(23, False), (25, True)])
+def test_a_purge_that_is_overdue_for_more_than_a_day_is_marked(client, hours, is_marked):
     log_in(client, superuser=True)
-    make_records(3)
-    for exhausted in (False, True):
-        assert rows(client.get(DASHBOARD))["last complete purge"] == ["never"]
-        assert next(purge_batches(batch_size=2)).exhausted is exhausted
-    assert rows(client.get(DASHBOARD))["last complete purge"][0].startswith("in the hour from")
+    make_records(1, expires=-hours * HOUR)
+    page = client.get(DASHBOARD)
+    assert rows(page)["purge overdue for"] == [format_duration(hours * HOUR)]
+    assert ('<span class="idempotency-state idempotency-waiting">' in page.content.decode()) is is_marked
+    next(purge_batches())
+    assert rows(client.get(DASHBOARD))["purge overdue for"] == [format_duration(0 * HOUR)]
 
 
-@pytest.mark.parametrize(("hours_ago", "is_marked"), [(24, False), (25, True)])
-def test_a_purge_that_ended_more_than_a_day_ago_is_marked(client, hours_ago, is_marked):
-    log_in(client, superuser=True)
-    IdempotencyCounter.objects.create(hour=this_hour() - hours_ago, event="purge_ended", total=1)
-    page = client.get(DASHBOARD).content.decode()
-    assert bool(re.search(r'<span class="[^"]*idempotency-waiting">in the hour from', page)) is is_marked
-
-
-def test_the_purge_deletes_counts_past_their_retention(monkeypatch):
+def test_the_first_count_of_an_hour_deletes_counts_past_their_retention():
     write("claimed", HOURS_KEPT + 1, 1)
     write("claimed", HOURS_KEPT, 2)
     IdempotencyCounter.objects.create(operation="charges.create", event="claimed", total=3)
-    next(purge_batches())
+    write_counts("default", {("charges.create", "claimed"): 4}, this_hour())
     kept = IdempotencyCounter.objects.filter(event="claimed").order_by("total").values_list("total", flat=True)
-    assert list(kept) == [2, 3]
-    assert counters.read("default") == {"charges.create": {"claimed": 3}}  # without the purge's own counts
+    assert list(kept) == [2, 4, 7]
+    assert counters.read("default") == {"charges.create": {"claimed": 7}}
 
 
 def test_stuck_rows_are_one_click_away_from_their_decision(client):
