@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def write_for_agents(app: Any, error: Exception | None) -> None:
     for page in app.env.toctree_includes["index"]:
         index.append(f"- [{app.env.titles[page].astext()}]({page}.html)")
         source = compared(page, app.env.doc2path(page).read_text())
-        if "{eval-rst}" in source:  # the API's page has its text in docstrings
+        if re.search(r"^```{(eval-rst|include)}", source, re.MULTILINE):  # a page whose text is elsewhere
             text = TextTranslator(app.env.get_and_resolve_doctree(page, builder), builder)
             text.document.walkabout(text)
             source = text.body

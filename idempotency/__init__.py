@@ -1,7 +1,7 @@
 """Make mutating API operations safe to retry.
 
 ``public`` lists the modules that users import from. Each name is imported at first use, because Django imports an
-app's package before it can load models, and ``conformance`` runs without Django.
+app's package before it can load models.
 
 Imports run one way. From the bottom up: ``accounts``, ``conf``, ``exceptions``, ``lifecycle`` and ``options``;
 ``identity`` and ``operation``; ``encryption``; ``models``, ``outcome`` and ``signals``; ``store``, where a database is

@@ -11,20 +11,21 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import venv
+import xml.etree.ElementTree as ET
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from idempotency.conformance.judging import Verdict
 from testproject.harness.processes import answers, free_port, wait_until
-from tests.conformance.test_suite import run, target_at
 from tests.results import note
 from tools.reports import markdown, say
 
 SERVERS = Path(__file__).with_name("servers")
 ROOT = SERVERS.parents[2]
+SUITE = ROOT / "tools/conformance/src"
 DJANGO = ("Django==5.2.19", "djangorestframework==3.18.3", "gunicorn==27.0.1")
 ASGI = ("fastapi==0.165.0", "uvicorn==0.54.0")
 IN_SQLITE = (*ASGI, "aiosqlite==0.22.1", "sqlalchemy[asyncio]==2.1.9")
@@ -88,8 +89,8 @@ COLUMNS = {
     "restart": ("restarted",),
     "killed": ("killed-early", "killed-while-it-runs", "killed-late", "killed-after-the-effect"),
 }
-#: From the worst to the best.
-MARKS = {Verdict.FAILED: "**no**", Verdict.DEVIATES: "deviates", Verdict.NOT_JUDGED: "–", Verdict.PASSED: "yes"}
+#: The mark of each verdict, from the worst to the best.
+MARKS = {"failed": "**no**", "deviates": "deviates", "not judged": "–", "passed": "yes"}
 
 
 def install(row, directory):
@@ -113,8 +114,31 @@ def install(row, directory):
     return [*server, "--threads", "100", *workers, "django_server", "--bind"]
 
 
+def arguments(server, counter, kill, start):
+    """The options of the suite that don't depend on the package."""
+    given = {
+        "url": f"{server}/charges",
+        "other-url": f"{server}/refunds",
+        "body": '{"amount": 1, "order": "{unique}"}',
+        "other-body": '{"amount": 2, "order": "{unique}"}',
+        "refused-body": '{"outcome": 402}',
+        "crashing-body": '{"outcome": 500}',
+        "throttled-body": '{"outcome": 429, "n": "{unique}"}',
+        "unavailable-body": '{"outcome": 503, "n": "{unique}"}',
+        "header": "Authorization: alice",
+        "other-account": "Authorization: bob",
+        "count-command": counter,
+        "kill": shlex.join(["sh", "-c", kill]),
+        "restart": shlex.join(["sh", "-c", start]),
+        "timeout": "60",
+        "patience": "75",  # longer than any lock here, so that an abandoned request is taken over
+    }
+    return {f"--{name}": value for name, value in given.items()}
+
+
 @contextmanager
 def serving(row, directory):
+    """:returns: the options of the suite, as names and values."""
     port, log = free_port(), directory / "server.log"
     effects, group = directory / "effects", directory / "group"
     effects.touch()
@@ -130,32 +154,44 @@ def serving(row, directory):
     subprocess.run(["sh", "-c", start], check=True)
     try:
         wait_until(lambda: answers(("127.0.0.1", port)), f"{row.name} listens: see {log}", 60)
-        yield target_at(
-            f"http://127.0.0.1:{port}",
-            count_url=None,
-            count_command=f"sh -c 'wc -l < {effects}'",
-            commands={"kill": shlex.join(["sh", "-c", kill]), "restart": shlex.join(["sh", "-c", start])},
-            throttled_body='{"outcome": 429, "n": "{unique}"}',
-            unavailable_body='{"outcome": 503, "n": "{unique}"}',
-            duplicates=(2, 50, 200),
-            timeout=60.0,
-            patience=75.0,  # longer than any lock here, so that an abandoned request is taken over
-        )
+        yield arguments(f"http://127.0.0.1:{port}", f"sh -c 'wc -l < {effects}'", kill, start)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(int(group.read_text()), signal.SIGKILL)
 
 
 def judge_row(row):
-    with tempfile.TemporaryDirectory(prefix="comparison-") as directory, serving(row, Path(directory)) as target:
+    """Run the suite's command. Returns the verdict and the detail of each case."""
+    with tempfile.TemporaryDirectory(prefix="comparison-") as directory, serving(row, Path(directory)) as options:
         if row.store.startswith("memory"):  # it doesn't claim to survive a crash
-            target = replace(target, commands={})
-        return run(target, row.profile, "", *row.declared)
+            del options["--kill"], options["--restart"]
+        report = Path(directory, "report.xml")
+        command = [
+            sys.executable,
+            "-m",
+            "idempotency_key_conformance",
+            "--profile",
+            row.profile,
+            "--junit",
+            str(report),
+        ]
+        for name, value in (*options.items(), *(("--declare", each) for each in row.declared)):
+            command += [name, value]
+        path = os.pathsep.join([str(SUITE), os.environ["PYTHONPATH"]])
+        ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+        if ended.returncode not in (0, 1):
+            raise SystemExit(f"{row.name} could not be judged: {ended.stderr}")
+        texts = {case.get("name"): _text_of(case[0]) for case in ET.parse(report).getroot().iter("testcase")}
+    return {name: text.split(": ", 1) for name, text in texts.items()}
+
+
+def _text_of(element):
+    return element.get("message") or element.text
 
 
 def cells_of(results):
     order = list(MARKS)
-    worst = {head: min((results[case].verdict for case in cases), key=order.index) for head, cases in COLUMNS.items()}
+    worst = {head: min((results[case][0] for case in cases), key=order.index) for head, cases in COLUMNS.items()}
     return {head: MARKS[verdict] for head, verdict in worst.items()}
 
 
@@ -171,10 +207,10 @@ def main():
             continue
         results = judge_row(row)
         say(f"\n{row.name}, profile {row.profile}, declared: {', '.join(row.declared)}")
-        for name, result in results.items():
-            say(f"  {result.verdict.value:10}  {name:24}  {result.detail[:150]}")
+        for name, (verdict, detail) in results.items():
+            say(f"  {verdict:10}  {name:24}  {detail[:150]}")
         cells = cells_of(results)
-        cases = {name: result.verdict.value for name, result in results.items()}
+        cases = {name: verdict for name, (verdict, _) in results.items()}
         note("conformance", package=row.package, version=row.version, store=row.store, cells=cells, cases=cases)
         lines.append([row.name, row.version, *cells.values()])
     say("\n" + markdown(["package", "version", *COLUMNS], lines))

@@ -11,12 +11,12 @@ from urllib.request import urlopen
 import pytest
 from django.db import connection
 
-from idempotency.conformance.judging import Verdict
-from idempotency.conformance.profiles import PROFILES
+from idempotency_key_conformance.judging import Verdict
+from idempotency_key_conformance.profiles import PROFILES
 from testproject.harness.processes import Daemon, answers, free_port
-from tests.conformance.test_suite import STRUCK, UNSPECIFIED, meeting, run, target_at
 from tests.harness.world import own_database
 from tests.harness.zygote import ROOT
+from tools.conformance.tests.runs import STRUCK, UNSPECIFIED, meeting, run, target_at
 
 #: The documented differences of the server from the profile.
 DECLARED = {

@@ -17,7 +17,7 @@ LONGEST_WAIT = 600
 _RETRY_AFTER = Rule(Level.SHOULD, f"{SUITE}: a refusal states when to retry, within {LONGEST_WAIT} s")
 _RECORDED = Rule(Level.MUST, f"{SUITE}: retries end with a result")
 #: When a duplicate of a running request is sent, as fractions of the operation's duration.
-_LATE = (0.25, 0.5, 0.75, 0.9)
+LATE = (0.25, 0.5, 0.75, 0.9)
 
 
 def _sequential(trial: Trial) -> str:
@@ -102,7 +102,7 @@ def _late_duplicates(trial: Trial) -> str:
         connections = [opened.enter_context(operation.connect())]
         connections[0].send_all()
         started = time.monotonic()
-        for part in _LATE:
+        for part in LATE:
             if connections[0].is_answered(within=max(0.0, started + part * takes - time.monotonic())):
                 break
             connections.append(opened.enter_context(operation.connect()))

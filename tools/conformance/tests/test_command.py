@@ -1,6 +1,7 @@
 """The command line, its reports and exit codes, and its errors about a server that can't be judged."""
 
 import http.server
+import os
 import re
 import socket
 import subprocess
@@ -10,21 +11,21 @@ import xml.etree.ElementTree as ET
 from contextlib import contextmanager
 from dataclasses import replace
 from html import unescape
+from pathlib import Path
 
 import pytest
 
-from idempotency import __version__
-from idempotency.conformance import __main__ as command
-from idempotency.conformance.judging import Trial, Verdict, judge
-from idempotency.conformance.leaks import Leaks
-from idempotency.conformance.preflight import UnjudgeableError, _index, prepare
-from idempotency.conformance.profiles import ACP, IETF, PROFILES, STRIPE, Expected, Refusal, declare
-from idempotency.conformance.suite import all_cases
-from idempotency.conformance.wire import Answer, Connection, build, exchange_together
-from tests.conformance.test_suite import BODY, run, serving, target_at
-from tests.harness.servers import in_thread
+import idempotency_key_conformance
+from idempotency_key_conformance import __main__ as command
+from idempotency_key_conformance import __version__
+from idempotency_key_conformance.judging import Trial, Verdict, judge
+from idempotency_key_conformance.leaks import Leaks
+from idempotency_key_conformance.preflight import UnjudgeableError, _index, prepare
+from idempotency_key_conformance.profiles import ACP, IETF, PROFILES, STRIPE, Expected, Refusal, declare
+from idempotency_key_conformance.suite import all_cases
+from idempotency_key_conformance.wire import Answer, Connection, build, exchange_together
 
-pytestmark = pytest.mark.once
+from .runs import BODY, in_thread, run, serving, target_at
 
 #: Simulates a machine that has only Python.
 BARE = """
@@ -33,12 +34,12 @@ import runpy, sys
 class OnlyTheStandardLibrary:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
-        if top not in sys.stdlib_module_names and top != "idempotency":
+        if top not in sys.stdlib_module_names and top != "idempotency_key_conformance":
             raise ModuleNotFoundError(f"{name} is not installed")
 
 sys.meta_path.insert(0, OnlyTheStandardLibrary())
 sys.argv[0] = "conformance"
-runpy.run_module("idempotency.conformance", run_name="__main__")
+runpy.run_module("idempotency_key_conformance", run_name="__main__")
 """
 
 
@@ -51,6 +52,7 @@ def test_the_command_runs_without_any_installed_package(tmp_path):
     with serving(tmp_path, "stripe") as target:
         done = subprocess.run(
             [sys.executable, "-S", "-c", BARE, *arguments(target, "--only", "sequential")],
+            env={**os.environ, "PYTHONPATH": str(Path(idempotency_key_conformance.__file__).parents[1])},
             capture_output=True,
             text=True,
         )
@@ -89,7 +91,7 @@ def test_each_report_names_its_command_and_declarations(tmp_path, capsys):
         assert command.main(arguments(target, *more, "--junit", str(junit), "--html", str(page))) == 0
     properties = {each.get("name"): each.get("value") for each in ET.parse(junit).getroot().iter("property")}
     assert properties["declared"] == "client-error=replayed"
-    assert properties["judged by"].startswith(f"django-idempotency {__version__}, Python 3.")
+    assert properties["judged by"].startswith(f"idempotency-key-conformance {__version__}, Python 3.")
     assert "--header 'Authorization: …' --count-url" in properties["command"]
     assert "--other-account=Authorization: …" in properties["command"]
     text, html = capsys.readouterr().out, unescape(page.read_text())

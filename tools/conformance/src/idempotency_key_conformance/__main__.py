@@ -1,4 +1,4 @@
-"""``python -m idempotency.conformance --url http://127.0.0.1:8000/charges/ --profile ietf --body '{"amount": 1}'``.
+"""``idempotency-key-conformance --url http://127.0.0.1:8000/charges/ --profile ietf --body '{"amount": 1}'``.
 
 The exit code is 0 if no case failed, 1 if one did, and 2 if nothing could be judged. With ``--strict``, a deviation is
 a failure.
@@ -29,7 +29,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m idempotency.conformance",
+        prog="idempotency-key-conformance",
         description="Judge a server that accepts an Idempotency-Key. Sends real requests: never run it in production.",
     )
     add = parser.add_argument
@@ -73,7 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """
+    :param arguments: of the command line; by default this process's.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     options = parser.parse_args(arguments)
     profile = PROFILES[options.profile]
@@ -122,4 +126,4 @@ def _strictly(result: Result, is_strict: bool) -> Result:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -5,105 +5,28 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from idempotency.conformance import connections, crashes
-from idempotency.conformance.cases import _LATE
-from idempotency.conformance.judging import Trial, Verdict, judge
-from idempotency.conformance.preflight import prepare
-from idempotency.conformance.profiles import PROFILES, declare
-from idempotency.conformance.suite import all_cases
-from idempotency.conformance.target import Target
-from testproject.harness.processes import free_port
-from tests.conformance.planted import PATIENCE, Server
-from tests.harness.servers import in_thread
+from idempotency_key_conformance import connections, crashes
+from idempotency_key_conformance.judging import Verdict
+from idempotency_key_conformance.profiles import PROFILES
 
-pytestmark = pytest.mark.once
-
-BODY = '{"amount": 1, "order": "{unique}"}'
-
-#: Cases of two requests of which one must arrive while the other one runs.
-PAIRS = {"in-progress", "retry-after", "other-payload-in-flight", "other-account-in-flight"}
-#: Cases in which a connection is cut or delivers its request in pieces.
-CONNECTIONS = {"cut-after-the-end", "half-closed", "in-pieces"}
-
-
-def patience_with(faults):
-    """A server that blocks is retried until the patience ends."""
-    return 3.0 if any(fault.startswith("blocks-") for fault in faults) else PATIENCE
-
-
-@contextmanager
-def planted(directory, profile, *faults, **options):
-    """:returns: the server, and the target to judge."""
-    with in_thread(Server(directory, profile, set(faults), **options)) as server:
-        yield server, target_at(server.url, patience=patience_with(faults))
-
-
-@contextmanager
-def serving(directory, profile, *faults, **options):
-    with planted(directory, profile, *faults, **options) as (_, target):
-        yield target
-
-
-def target_at(server, **options):
-    target = Target(
-        url=f"{server}/charges",
-        body=BODY,
-        other_body='{"amount": 2, "order": "{unique}"}',
-        refused_body='{"outcome": 402}',
-        crashing_body='{"outcome": 500}',
-        throttled_body='{"outcome": 429}',
-        unavailable_body='{"outcome": 503}',
-        other_url=f"{server}/refunds",
-        fields=("Content-Type: application/json", "Authorization: alice"),
-        other_account="Authorization: bob",
-        count_url=f"{server}/count",
-        duplicates=(2, 20),
-        timeout=PATIENCE,
-        patience=PATIENCE,
-    )
-    return replace(target, **options)
-
-
-def run(target, profile, only=("",), *declarations, start=prepare, before=lambda case, trial: None):
-    """:param before: called before each case."""
-    only = (only,) if isinstance(only, str) else only
-    chosen = PROFILES[profile]
-    for declaration in declarations:
-        chosen = declare(chosen, declaration)
-    trial = start(target, chosen)
-    results = {}
-    for case in all_cases(trial, only):
-        before(case, trial)
-        results[case.name] = judge(case, trial)
-    return results
-
-
-def after_measuring(trial, then):
-    """Call ``then`` after the operations whose time is measured, before the one that is struck or repeated."""
-
-    def measured():
-        seconds = Trial.seconds_of_an_operation(trial)
-        then()
-        return seconds
-
-    trial.seconds_of_an_operation = measured
-
-
-def meeting(expect):
-    """Before a case of simultaneous requests, the server expects them: it answers none before all have arrived."""
-
-    def before(case, trial):
-        if case.name.startswith("concurrent-"):
-            expect(int(case.name.removeprefix("concurrent-")))
-        elif case.name == "late-duplicates":
-            after_measuring(trial, lambda: expect(1 + len(_LATE)))
-        elif case.name in PAIRS:
-            expect(2)
-
-    return before
+from .planted import PATIENCE
+from .runs import (
+    CONNECTIONS,
+    STRUCK,
+    UNSPECIFIED,
+    after_measuring,
+    free_port,
+    meeting,
+    patience_with,
+    planted,
+    run,
+    serving,
+    target_at,
+)
 
 
 def run_planted(directory, profile, *faults, only=("",)):
@@ -115,16 +38,6 @@ def run_planted(directory, profile, *faults, only=("",)):
             server.strikes_next = case.name in CONNECTIONS
 
         return run(target, profile, only, before=before)
-
-
-#: Cases that need a command, which these servers don't have, and cases that the profile doesn't specify.
-STRUCK = {"expiry", "restarted", "frozen-while-it-runs"}
-STRUCK |= {f"killed-{moment}" for moment in ("early", "while-it-runs", "late", "after-the-effect")}
-UNSPECIFIED = {
-    "ietf": {"replay-is-marked", "echo", "reordered-payload"},
-    "stripe": {"echo", "reordered-payload", "similar-keys: character 300"},
-    "acp": {"similar-keys: character 300"},
-}
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
@@ -285,7 +198,7 @@ def struck(directory, *faults):
     """
     port, group, frozen = free_port(), directory / "group", directory / "frozen"
     hold, held, listens = directory / "hold", directory / "held", directory / "listens"
-    serve = [sys.executable, "-m", "tests.conformance.planted", str(directory), str(port), "stripe", *faults]
+    serve = [sys.executable, str(Path(__file__).with_name("planted.py")), str(directory), str(port), "stripe", *faults]
     meet = f"while [ -e {hold} ] && ! [ -e {held} ]; do sleep 0.01; done"
     kill = f"{meet}; kill -KILL -$(cat {group}); rm -f {hold} {held}"
     start = f"rm -f {listens}; {shlex.join(serve)} >/dev/null 2>&1 & echo $! > {group}"

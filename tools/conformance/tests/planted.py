@@ -1,6 +1,6 @@
 """A small server that conforms to each profile, and can be configured to break one rule.
 
-``python -m tests.conformance.planted DIRECTORY PORT PROFILE [FAULT …]`` runs it with two processes on one port, for the
+``python planted.py DIRECTORY PORT PROFILE [FAULT …]`` runs it with two processes on one port, for the
 cases that kill or freeze one. Tests of the other cases run it in a thread.
 
 Records and effects are in one SQLite file, so that an effect and its record commit together.
@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from uuid import uuid4
-
-from testproject.harness.processes import wait_until
 
 #: The lease of a claim, in seconds. The short one is for processes that are killed or frozen.
 LEASE, SHORT_LEASE = 600.0, 1.0
@@ -102,7 +100,11 @@ class Server(ThreadingHTTPServer):
         held = self.directory / "held.new"
         held.write_text(str(os.getpid()))
         held.rename(self.directory / "held")
-        wait_until(lambda: not hold.exists(), "the operation may continue", PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        while hold.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the operation was held for too long")
+            time.sleep(0.01)  # until the strike, in another process, deletes the file
 
     def process_request(self, request, client_address):
         """Let requests claim in the order of their arrival, so that the fault strikes the one that is cut."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 
+from . import __version__
 from .judging import Result, Verdict
 from .profiles import Profile
 
@@ -43,7 +44,7 @@ def printable(arguments: Sequence[str]) -> str:
             argument = hidden if is_secret else f"{option}={hidden}"
         is_secret = argument in _SECRET
         shown.append(argument)
-    return f"python -m idempotency.conformance {shlex.join(shown)}"
+    return f"idempotency-key-conformance {shlex.join(shown)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +72,7 @@ class Report:
         yield "declared", ", ".join(self.declared) or "nothing"
         yield "effects", self.counted
         yield "began", f"{self.began:%Y-%m-%d %H:%M:%S} UTC"
-        # From the package, which is imported with this module: a checkout has no metadata.
-        version = sys.modules[__name__.partition(".")[0]].__version__
-        yield "judged by", f"django-idempotency {version}, Python {sys.version.partition(' ')[0]}"
+        yield "judged by", f"idempotency-key-conformance {__version__}, Python {sys.version.partition(' ')[0]}"
         yield "command", self.command
 
     def summary(self) -> str:
