@@ -7,7 +7,6 @@ An account must follow from verified data, never from an unverified claim of the
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
@@ -19,20 +18,16 @@ from django.apps import apps
 from django.conf import settings as django_settings
 from django.db.models import Model
 
+from .options import validators
+
 __all__ = [
     "FirstOf",
     "Fixed",
-    "FromRoute",
     "FromToken",
     "InTenant",
     "api_key",
     "authenticated_user",
-    "remember_visitor",
-    "user_or_visitor",
 ]
-
-#: The session's key for a visitor's identifier.
-VISITOR = "idempotency_visitor"
 
 
 def authenticated_user(request: Any) -> str | None:
@@ -42,17 +37,17 @@ def authenticated_user(request: Any) -> str | None:
     its model (or the name of its class) and a colon precede the primary key.
     """
     user = getattr(request, "user", None)
-    if user is None or not user.is_authenticated or user.pk is None:
+    if user is None or not user.is_authenticated or user.pk in {None, ""}:
         return None
     account = str(user.pk)
     kind: Any = user.__class__  # not type(), which would return SimpleLazyObject for request.user
     if not issubclass(kind, Model):
-        return f"{kind.__module__}.{kind.__qualname__}:{account}"
+        return _fitted(f"{kind.__module__}.{kind.__qualname__}:{account}")
     model = kind._meta.concrete_model  # a proxy has the primary keys of its model
     # A user may have chosen a text primary key that looks like the account of a user of another model.
     if model is _user_model(django_settings.AUTH_USER_MODEL) and ":" not in account:
-        return account
-    return f"{model._meta.label}:{account}"
+        return _fitted(account)
+    return _fitted(f"{model._meta.label}:{account}")
 
 
 @lru_cache
@@ -69,9 +64,15 @@ class Fixed:
     """The same account for every caller, such as the provider that sends a webhook.
 
     A decorator or permission above the view must verify the caller.
+
+    :raises ValueError: the account is not 1 to 255 printable characters.
     """
 
     account: str
+
+    def __post_init__(self) -> None:
+        if problem := validators.name(self.account):
+            raise ValueError(f"The account of Fixed() {problem}, not {self.account!r}.")
 
     def __call__(self, request: Any) -> str:
         return self.account
@@ -99,26 +100,6 @@ class FirstOf:
         return next((account for account in accounts if account is not None), None)
 
 
-@dataclass(frozen=True)
-class FromRoute:
-    """A URL argument, such as an organisation for which many users act.
-
-    :param argument: the argument's name.
-    :param allows: ``callable(request, value) -> bool``: whether the caller may act for this account. A check in the
-        handler would not protect replays, which don't run it.
-    """
-
-    argument: str
-    allows: Callable[[Any, Any], bool]
-
-    def __call__(self, request: Any) -> str | None:
-        match = getattr(request, "resolver_match", None)
-        value = None if match is None else match.kwargs.get(self.argument)
-        if value is None or not self.allows(request, value):
-            return None
-        return urlencode({self.argument: str(value)})
-
-
 @dataclass(frozen=True, init=False)
 class FromToken:
     """Claims of the token that authenticated the request: ``request.auth``, as JWT libraries set it.
@@ -141,7 +122,7 @@ class FromToken:
         values = {name: payload.get(name) for name in self.claims}
         if not all(isinstance(value, (str, int)) and value != "" for value in values.values()):
             return None
-        return urlencode(values, errors="surrogatepass")  # JSON may hold what UTF-8 can't
+        return _fitted(urlencode(values, errors="surrogatepass"))  # JSON may hold what UTF-8 can't
 
 
 @dataclass(frozen=True)
@@ -167,7 +148,7 @@ class InTenant:
         tenant = self.tenant(request)
         # Without a tenant, the handler uses a default or refuses.
         named = {"account": account} if tenant is None else {"account": account, "tenant": str(tenant)}
-        return urlencode(named, errors="surrogatepass")
+        return _fitted(urlencode(named, errors="surrogatepass"))
 
 
 def api_key(request: Any) -> str | None:
@@ -186,27 +167,10 @@ def api_key(request: Any) -> str | None:
     return f"{credential._meta.label}:{identity}"
 
 
-def user_or_visitor(request: Any) -> str | None:
-    """The authenticated user, or else the visitor that ``remember_visitor()`` stored in the session.
-
-    A visitor who deletes cookies, switches browsers or logs in becomes another account, and the same key runs again.
-    """
-    account = authenticated_user(request)
-    if account is not None:
-        return account
-    session = getattr(request, "session", None)
-    visitor = None if session is None else session.get(VISITOR)
-    return f"visitor:{visitor}" if isinstance(visitor, str) else None
-
-
-def remember_visitor(request: Any) -> None:
-    """Store an identifier for an anonymous visitor in the session. It survives a change of the session key.
-
-    Call it where the form is shown. A session that began with the form's submission would be lost with a lost response,
-    and the retry would come from another visitor.
-    """
-    if VISITOR not in request.session:
-        request.session[VISITOR] = secrets.token_hex(16)
+def _fitted(account: str) -> str:
+    """The account, or its digest if a record can't hold it: an identity provider's subject may have 255 characters, and
+    the forms here are longer. No account of another form starts like a digest."""
+    return f"sha256:{_digest(account)}" if validators.name(account) else account
 
 
 def _digest(secret: object) -> str:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import ClassVar
 
 __all__ = [
+    "AccountInvalidError",
     "AccountRequiredError",
     "BodyGoneError",
     "BrokerUnavailableError",
@@ -180,6 +181,12 @@ class OperationError(IdempotencyError):
     @property
     def detail(self) -> str:
         return f"The server could not complete this operation. Its log contains the cause: reference {self.reference}."
+
+
+class AccountInvalidError(OperationError):
+    code = "idempotency_account_invalid"
+    title = "Account can't be used"
+    default_detail = "The operation's account is not 1 to 255 printable characters."
 
 
 class UnrecordableResponseError(OperationError):

@@ -21,7 +21,7 @@ from django.utils.timezone import is_naive, localtime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..identity.scope import MAX_ACCOUNT_LENGTH
+from ..options.validators import MAX_NAME_LENGTH
 
 if TYPE_CHECKING:
     AnyModelAdmin = admin.ModelAdmin[Any]
@@ -56,7 +56,7 @@ class IndexedList(ChangeList):
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
         values = [value for values in self.get_filters_params().values() for value in values]
         # PostgreSQL rejects NUL, and Citus rejects an account that is longer than its column.
-        if any("\x00" in value or len(value) > MAX_ACCOUNT_LENGTH for value in values):
+        if any("\x00" in value or len(value) > MAX_NAME_LENGTH for value in values):
             raise IncorrectLookupParameters
         return super().get_queryset(request, exclude_parameters)
 

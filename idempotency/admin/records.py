@@ -24,10 +24,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..identity.scope import MAX_ACCOUNT_LENGTH, Scope
+from ..identity.scope import Scope
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..operation import registry
+from ..options.validators import MAX_NAME_LENGTH
 from ..outcome import BODY_GONE, UNREADABLE, decrypt_body
 from ..store import records_database, statement_timeout
 from .actions import FORGET, MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, has_live_lease
@@ -346,4 +347,4 @@ class IdempotencyRecordAdmin(DecisionAdmin):
 
 def _of_account(records: QuerySet[Any], account: str) -> QuerySet[Any]:
     """The account's records. Citus rejects a statement with an account that is longer than its column."""
-    return records.filter(account_id=account) if len(account) <= MAX_ACCOUNT_LENGTH else records.none()
+    return records.filter(account_id=account) if len(account) <= MAX_NAME_LENGTH else records.none()

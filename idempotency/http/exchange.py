@@ -26,7 +26,7 @@ from ..exceptions import (
 )
 from ..identity import keys
 from ..identity.fingerprint import Payload
-from ..identity.scope import key_on_path, scope_of
+from ..identity.scope import scope_of
 from ..operation import Policy
 from ..options.values import ACCEPTED, REEXECUTE, Attach
 from ..outcome import Outcome
@@ -110,12 +110,7 @@ class Exchange:
         if self.account is None and not policy.key_required:
             return None
         self.handler.refuse_open_transactions(policy.operation)
-        path = http.path_info if self.adapter.profile.is_scoped_by_path else None
-        scope = scope_of(
-            policy.operation.name,
-            self.account,
-            self.key if path is None else key_on_path(self.key, path),
-        )
+        scope = scope_of(policy.operation.name, self.account, self.key, source=policy.account)
         self.request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))
         for using in self.handler.databases:
             if using != self.request.store.using:  # fail before the claim

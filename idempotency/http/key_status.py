@@ -9,13 +9,12 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.urls import get_script_prefix
 from django.views import View
 
 from ..conf import settings
-from ..exceptions import IdempotencyError, KeyInvalidError, KeyMissingError
+from ..exceptions import IdempotencyError, KeyMissingError
 from ..identity import keys
-from ..identity.scope import Scope, key_on_path, scope_of
+from ..identity.scope import Scope, scope_of
 from ..operation import Operation, Policy, registry
 from ..protocol.key_status import KeyStatus, key_statuses
 from .adapter import Adapter
@@ -87,9 +86,9 @@ def status_response(policy: Policy | None, adapter: Adapter, make: Callable[[Map
 def _queried_scopes(policy: Policy | None, adapter: Adapter) -> dict[Scope, Policy]:
     """The scopes to look up, with the policies of their operations.
 
-    :raises IdempotencyError: the request lacks a key, an account, or a required path.
+    :raises IdempotencyError: the request lacks a key or an account.
     """
-    meta, path = adapter.http.META, adapter.http.GET.get("path")
+    meta = adapter.http.META
     if keys.META_NAME not in meta:
         raise KeyMissingError
     if policy is not None:
@@ -99,18 +98,9 @@ def _queried_scopes(policy: Policy | None, adapter: Adapter) -> dict[Scope, Poli
         resolver = settings().defaults.account
         policies = [each.policy for each in registry.of_requests() if each.policy.account is resolver]
     name = "" if policy is None else policy.operation.name
-    caller = scope_of(name, resolver(adapter.request), keys.parse_header(meta[keys.META_NAME]))
-    queried = {}
-    for each in policies:
-        key = caller.idempotency_key
-        if PROFILES[each.profile].is_scoped_by_path:
-            if path is None:
-                continue
-            key = key_on_path(key, f"/{path.removeprefix(get_script_prefix())}")
-        queried[replace(caller, operation=each.operation.name, idempotency_key=key)] = each
-    if policy is not None and not queried:
-        raise KeyInvalidError("One key on two paths is two requests of this operation. Add the request's: ?path=/...")
-    return queried
+    key = keys.parse_header(meta[keys.META_NAME])
+    caller = scope_of(name, resolver(adapter.request), key, source=resolver)
+    return {replace(caller, operation=each.operation.name): each for each in policies}
 
 
 def _members(status: KeyStatus) -> dict[str, Any]:

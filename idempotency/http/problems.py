@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from http import HTTPStatus
 from typing import Any, Final
 
 from django.conf import settings as django_settings
@@ -25,6 +26,10 @@ JSON = "application/json"
 RETENTION_HEADER = "Idempotency-Retention"
 #: The status of the request's key.
 STATUS_HEADER = "Idempotency-Status"
+
+#: A 401 must name a scheme (RFC 9110, section 15.5.2). Django itself knows only its session cookie, for which no scheme
+#: is registered. Browsers open no dialog for this one.
+CHALLENGE: Final = "Cookie"
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,6 @@ class Profile:
     answers: Mapping[str, Answer]
     #: The category of an error that is not in ``answers``.
     other: str = ""
-    #: Whether one key on two paths is two requests. Otherwise all paths of an operation have one scope.
-    is_scoped_by_path: bool = False
     least_retention: timedelta = timedelta(0)
     needs_key: bool = False
     #: Whether a duplicate of a running request must get 409.
@@ -112,6 +115,7 @@ _PROBLEMS: Mapping[str, tuple[int, str, str]] = {
     "idempotency_body_gone": (409, "idempotency_error", "invalid_request"),
     "idempotency_lease_lost": (409, "idempotency_error", "invalid_request"),
     "idempotency_unavailable": (503, "api_error", "service_unavailable"),
+    "idempotency_account_invalid": (500, "api_error", "processing_error"),
     "idempotency_response_unrecordable": (500, "api_error", "processing_error"),
     "idempotency_outcome_unreadable": (500, "api_error", "processing_error"),
     "idempotency_transaction_broken": (500, "api_error", "processing_error"),
@@ -146,7 +150,6 @@ PROFILES: Mapping[str, Profile] = {
         content_type=JSON,
         body=_flat,
         other="invalid_request",
-        is_scoped_by_path=True,
         least_retention=timedelta(hours=24),
         needs_key=True,
         needs_conflict=True,
@@ -175,6 +178,8 @@ def problem_response(error: IdempotencyError, profile: Profile) -> HttpResponse:
     response = HttpResponse(json.dumps(problem(error, profile)), status=status, content_type=profile.content_type)
     if error.retry_after is not None:
         response["Retry-After"] = str(error.retry_after)
+    if status == HTTPStatus.UNAUTHORIZED:
+        response["WWW-Authenticate"] = CHALLENGE
     return response
 
 

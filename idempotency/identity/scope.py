@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from urllib.parse import quote
 from uuid import UUID
 
-from ..exceptions import AccountRequiredError
-from .keys import MAX_LENGTH, shorten
-
-MAX_ACCOUNT_LENGTH = 255
+from ..exceptions import AccountInvalidError, AccountRequiredError
+from ..options import validators
+from .keys import shorten
 
 #: Bounds for the text form of a derived key. With fewer than 64 bits, two keys of a busy system could be equal.
 SHORTEST_TEXT = 16
@@ -91,28 +89,19 @@ class Scope:
         return digest.digest()
 
 
-def key_on_path(key: str, path: str) -> str:
-    """The key to record where one key on two paths identifies two requests: the key, a space, and the path.
-
-    A client's key can't contain a space, so it can't equal a key with a path.
-    """
-    parts = key, quote(path, errors="surrogatepass")
-    both = " ".join(parts)
-    return both if len(both) <= MAX_LENGTH else " ".join(hashlib.sha256(part.encode()).hexdigest() for part in parts)
-
-
-def scope_of(operation: str, account_id: str | None, key: str) -> Scope:
+def scope_of(operation: str, account_id: str | None, key: str, *, source: object = "account_id") -> Scope:
     """Check the account, and make a scope with a validated key.
 
-    :raises AccountRequiredError: there is no account, or its identifier is empty, too long or not printable.
-    :raises TypeError: the account is neither a str nor None.
+    :param source: the resolver or the argument that gave the account, for the error.
+    :raises AccountRequiredError: there is no account.
+    :raises AccountInvalidError: the account is not 1 to 255 printable characters, so its source is at fault.
     """
     if account_id is None:
         raise AccountRequiredError
-    if not isinstance(account_id, str):
-        raise TypeError(
-            f"The account of operation {operation!r} must be a str or None, not {type(account_id).__name__}."
+    if problem := validators.name(account_id):
+        given = f"a str of {len(account_id)} characters" if isinstance(account_id, str) else type(account_id).__name__
+        raise AccountInvalidError(
+            f"Operation {operation!r}: the account from {getattr(source, '__qualname__', source)} {problem}, not "
+            f"{given}. Return None for a caller without an account, and a digest of an identifier that may be longer."
         )
-    if not 0 < len(account_id) <= MAX_ACCOUNT_LENGTH or not account_id.isprintable():
-        raise AccountRequiredError("The authenticated account has no usable identifier.")
     return Scope(account_id, operation, key)

@@ -40,7 +40,12 @@ class Run:
 
 @contextmanager
 def claim(
-    operation: str | Operation, *, account_id: str, key: str, payload: object = None, **policy: Unpack[BlockArguments]
+    operation: str | Operation,
+    *,
+    account_id: str | None,
+    key: str,
+    payload: object = None,
+    **policy: Unpack[BlockArguments],
 ) -> Iterator[Run]:
     """Make the block take effect at most once for an account and key, and record its result for later runs::
 
@@ -57,7 +62,8 @@ def claim(
     :param payload: the content of the operation. The same key with another payload is refused.
     :param policy: keyword arguments of ``Operation`` that apply to blocks, if ``operation`` is a name.
     :returns: a context manager that yields the ``Run``.
-    :raises AccountRequiredError: the account is empty, too long or not printable.
+    :raises AccountRequiredError: the account is None.
+    :raises AccountInvalidError: the account is not 1 to 255 printable characters.
     :raises KeyInvalidError: the key is not 1 to 255 visible ASCII characters.
     :raises KeyExpiredError: the key is older than ``max_key_age`` and has no record.
     :raises PayloadInvalidError: the payload has no canonical form.

@@ -5,6 +5,7 @@ from django.db import transaction
 
 from idempotency import PARK, claim, current_claim
 from idempotency.exceptions import (
+    AccountInvalidError,
     AccountRequiredError,
     KeyInvalidError,
     KeyReusedError,
@@ -78,6 +79,9 @@ def test_a_block_may_discard_its_result(account, policy, label, record):
 def test_each_kind_of_failure_has_a_separate_exception(account):
     with pytest.raises(AccountRequiredError):
         send(account, account_id=None)
+    for unusable in ("", "x" * 256, 7):
+        with pytest.raises(AccountInvalidError, match="the account from account_id must be 1 to 255"):
+            send(account, account_id=unusable)
     with pytest.raises(KeyInvalidError):
         send(account, key="a b")
     with pytest.raises(PayloadInvalidError):

@@ -6,7 +6,6 @@ import pytest
 from django.contrib.auth.base_user import AbstractBaseUser
 from django.contrib.auth.decorators import permission_required
 from django.contrib.auth.models import AnonymousUser, Permission, User
-from django.contrib.sessions.backends.db import SessionStore
 from django.db import connection
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
@@ -22,17 +21,15 @@ from idempotency import claim, idempotent
 from idempotency.accounts import (
     FirstOf,
     Fixed,
-    FromRoute,
     FromToken,
     InTenant,
     api_key,
     authenticated_user,
-    remember_visitor,
-    user_or_visitor,
 )
+from idempotency.keys import KeyStatusView
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import assert_refused, effects, replayed
-from tests.http.views import Methods, MixinViewSet, drf_answer, plain_answer
+from tests.http.callers import effects, replayed
+from tests.http.views import Methods, MixinViewSet, drf_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -100,17 +97,65 @@ def test_an_api_key_names_the_account_without_disclosing_the_secret():
     assert api_key(requested(auth="s3cret")) != api_key(requested(auth="another"))
 
 
-def test_a_url_argument_names_the_account_if_the_caller_may_act_for_it(alice, bob, serve):
-    def acts_for(request, organisation):
-        return bool(request.user.pk == alice.user.pk and organisation == 3)
+LONG = ("s" * 254 + "1", "s" * 254 + "2", "ab+/" * 30, "ü" * 255, "a\n")
 
-    protect = idempotent("accounts.route", account=FromRoute("organisation", acts_for))
-    view = protect(lambda request, **route: plain_answer(request))
-    serve(**{"<int:organisation>/": view, "none/": view})
-    assert FromRoute("organisation", acts_for)(requested()) is FromRoute("organisation", acts_for)(object()) is None
-    replayed(alice, "/3/")
-    for caller, url in ((bob, "/3/"), (alice, "/4/"), (alice, "/none/")):
-        assert_refused(caller, "idempotency_account_required", url, key="k")
+
+@pytest.mark.parametrize(
+    "account_of",
+    [
+        lambda subject: SUB(requested(auth={"sub": subject})),
+        lambda subject: BOTH(requested(auth={"iss": "https://login.example.com/v2.0", "sub": subject})),
+        lambda subject: InTenant(tenant=lambda request: subject)(requested(user=User(pk=7))),
+        lambda subject: InTenant(lambda request: subject, tenant=lambda request: "t")(requested()),
+        lambda subject: authenticated_user(requested(user=TokenUser(subject))),
+        lambda subject: authenticated_user(requested(user=User(pk=subject * 2))),
+    ],
+    ids=["subject", "issuer", "tenant", "caller", "user without a model", "text primary key"],
+)
+def test_an_identity_that_does_not_fit_is_recorded_as_its_digest(account_of):
+    """An identity provider may use 255 characters, and the package's own form adds to them."""
+    accounts = [account_of(subject) for subject in LONG]
+    assert len(set(accounts)) == len(LONG)
+    for account, again in zip(accounts, map(account_of, LONG), strict=True):
+        assert account == again
+        assert len(account) <= 255
+        assert account.isprintable()
+    assert accounts[0].startswith("sha256:")
+    assert account_of("7") != account_of("sha256:7")
+    assert not account_of("sha256:7").startswith("sha256:")  # so no caller can choose the digest of another
+
+
+@pytest.mark.parametrize("returned", ["", "a" * 256, "a\x00", "a\nb", "\ud800", 7, b"7"], ids=ascii)
+def test_an_unusable_account_is_the_resolvers_fault(alice, framework, serve, caplog, returned):
+    """The caller is authenticated, and can do nothing about it."""
+
+    def account_of_shop(request):
+        return returned
+
+    view = framework.view(work, idempotent("accounts.unusable", account=account_of_shop))
+    serve(view, **{"key/": KeyStatusView.as_view(operation="accounts.unusable")})
+    with caplog.at_level("ERROR", "idempotency"):
+        answers = [alice.post(key="k"), alice.get("/key/", key="k")]
+    lines = [record.getMessage() for record in caplog.records if record.name == "idempotency"]
+    for answer, line in zip(answers, lines, strict=True):
+        assert (answer.status_code, answer.json()["code"]) == (500, "idempotency_account_invalid")
+        assert "account_of_shop must be 1 to 255 printable characters" in line
+        assert "'accounts.unusable'" in line
+    assert not IdempotencyRecord.objects.exists()
+
+
+def test_an_account_for_all_callers_is_checked_when_it_is_declared():
+    with pytest.raises(ValueError, match="1 to 255 printable characters"):
+        Fixed("")
+
+
+def test_a_refusal_without_an_account_names_a_scheme(anonymous, framework, serve):
+    """RFC 9110, section 15.5.2."""
+    view = framework.view(work, idempotent("accounts.challenge"))
+    serve(view, **{"key/": KeyStatusView.as_view(operation="accounts.challenge")})
+    for refused in (anonymous.post(key="k"), anonymous.get("/key/", key="k")):
+        assert refused.status_code == 401
+        assert refused["WWW-Authenticate"]
 
 
 def member_of(request):
@@ -132,7 +177,7 @@ def test_the_same_key_in_two_tenants_is_two_operations(alice, anonymous, framewo
     assert effects() == len(tenants)
     accounts = set(IdempotencyRecord.objects.values_list("account_id", flat=True))
     assert {f"account={alice.user.pk}", f"account={alice.user.pk}&tenant=a"} <= accounts
-    assert send("x" * 300).status_code == 401
+    assert send("x" * 300)["Idempotency-Status"] == send("x" * 299 + "y")["Idempotency-Status"] == "executed"
     assert send("a", anonymous).status_code in {401, 403}
 
 
@@ -142,22 +187,6 @@ def test_the_tenant_in_the_session_is_part_of_the_account():
     requests = [requested(user="7", session=session) for session in ({"organisation": 3}, {"organisation": 4}, {})]
     assert [resolver(request) for request in requests] == ["account=7&tenant=3", "account=7&tenant=4", "account=7"]
     assert resolver(requested(user=None, session={"organisation": 3})) is None
-
-
-def test_a_remembered_visitor_has_an_account():
-    session = SessionStore()
-    request = requested(user=AnonymousUser(), session=session)
-    assert user_or_visitor(request) is None
-    remember_visitor(request)
-    account = user_or_visitor(request)
-    session.cycle_key()
-    remember_visitor(request)
-    assert account == user_or_visitor(request)
-    assert account == f"visitor:{session['idempotency_visitor']}"  # other releases read this key
-    assert session.session_key not in account
-    session.flush()
-    assert user_or_visitor(request) is user_or_visitor(requested(user=AnonymousUser())) is None
-    assert user_or_visitor(requested(user=User(pk=7), session=session)) == "7"
 
 
 class MayTransfer(BasePermission):

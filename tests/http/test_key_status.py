@@ -6,7 +6,6 @@ from datetime import datetime
 import pytest
 from django.db.utils import OperationalError
 from django.http import HttpResponse
-from django.test.utils import override_script_prefix
 
 from idempotency import PARK, REEXECUTE, Operation, Reconcile, idempotent
 from idempotency.accounts import Fixed
@@ -195,19 +194,3 @@ def test_a_list_needs_a_key_and_an_account(alice, anonymous, settings):
     assert problem_code(alice.get("/keys/", key="k")) == "idempotency_account_required"
     with store_refusing("SELECT", OperationalError("gone")):
         assert problem_code(alice.get("/keys/", key="k")) == "idempotency_account_required"
-
-
-@pytest.mark.parametrize("prefix", ["/", "/shop/"])
-def test_the_path_is_required_if_the_profile_scopes_keys_by_path(alice, serve, prefix):
-    view, url = idempotent("tests.by_path", profile="acp")(plain_answer), "/keys/tests.by_path/"
-    serve(view, **{"a é/": view, "keys/<str:operation>/": KeyStatusView.as_view(), "keys/": KeyStatusView.as_view()})
-    with override_script_prefix(prefix):
-        refused = alice.get(url, key="k")
-        found = refused.status_code, refused.json()["code"], refused["Cache-Control"]
-        assert found == (400, "idempotency_key_invalid", "no-store")
-        alice.post("/a%20%C3%A9/", key="k")
-        for path, status in (("a%20%C3%A9/", "completed"), ("", "unknown")):
-            assert query(alice, url=f"{url}?path={prefix}{path}")["status"] == status
-            expected = [("tests.by_path", status)] if status == "completed" else []
-            assert listed(alice, url=f"/keys/?path={prefix}{path}") == expected
-        assert listed(alice) == []

@@ -48,19 +48,6 @@ def test_an_anonymous_caller_is_refused_by_a_public_protected_view(anonymous, se
     assert refused["WWW-Authenticate"] == "Token"
 
 
-@pytest.mark.parametrize("account", ["", "a" * 256, "a\x00", "a\nb", "\ud800"], ids=ascii)
-def test_an_account_that_no_database_can_store_is_refused(alice, serve, account):
-    serve(idempotent("tests.account", account=lambda request: account)(plain_answer))
-    assert_refused(alice, "idempotency_account_required", key="k")
-
-
-def test_an_account_resolver_that_returns_an_integer_is_a_mistake(alice, serve, caplog):
-    serve(idempotent("tests.account", account=lambda request: request.user.pk)(plain_answer))
-    assert alice.post(key="k").status_code == 500
-    assert "must be a str or None, not int" in caplog.text
-    assert (effects(), records()) == (0, [])
-
-
 @pytest.mark.failure_29
 @pytest.mark.parametrize("error", ["OperationalError", "InternalError", "InterfaceError", "IntegrityError"])
 def test_nothing_runs_without_a_store(alice, framework, error, caplog):

@@ -19,7 +19,7 @@ from idempotency.identity.keys import (
     time_of,
     validate_key,
 )
-from idempotency.identity.scope import Scope, key_on_path
+from idempotency.identity.scope import Scope
 
 VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 
@@ -171,17 +171,3 @@ def test_any_other_key_starts_a_new_trace(key):
 )
 def test_the_time_of_a_key_is_read_from_uuid7_and_ulid_only(key, moment):
     assert time_of(key) == moment
-
-
-@given(visible_keys, visible_keys, st.text(max_size=400), st.text(max_size=400))
-@example("a", "b", "x" * 300, "x" * 300)
-@example("a", "a", "x" * 300, "x" * 299 + "y")
-@example("a", "b", "x", "x")
-@example("a", "a b", "b c", "c")
-def test_a_key_on_a_path_differs_from_the_same_key_on_another_path(key, other, path, elsewhere):
-    recorded = key_on_path(key, path)
-    assert (recorded == key_on_path(other, elsewhere)) == ((key, path) == (other, elsewhere))
-    assert len(recorded) <= MAX_LENGTH
-    assert " " in recorded  # never in a client's key
-    assert recorded.isascii()
-    assert recorded.isprintable()

@@ -12,6 +12,7 @@ from celery import current_task
 
 from ...identity import keys
 from ...identity.scope import Scope, scope_of
+from ...options import validators
 from ...protocol.context import current_claim
 
 #: The key under which a consumer claims the message; by default the message's id.
@@ -39,13 +40,14 @@ def scope_of_message(operation: str, request: Any, consumer: str | None) -> Scop
     """The scope under which the message of a running task is consumed.
 
     :raises KeyInvalidError: the key is not 1 to 255 visible ASCII characters.
-    :raises AccountRequiredError: the account is empty, too long or not printable.
+    :raises AccountRequiredError: the account is not 1 to 255 printable characters.
     """
     headers = headers_of(request)
     # A task keeps its id when it is redelivered or retried.
     key = keys.validate_key(headers.get(KEY_HEADER, request.id))
     account = headers.get(ACCOUNT_HEADER, DEFAULT_ACCOUNT) if consumer is None else consumer
-    return scope_of(operation, account if isinstance(account, str) else None, key)
+    # Another producer may have written any header. That is the message's fault, so it is dead-lettered.
+    return scope_of(operation, None if validators.name(account) else account, key)
 
 
 def count_of(headers: Mapping[str, Any], name: str) -> int:

@@ -27,7 +27,7 @@ from rest_framework.viewsets import ViewSetMixin
 from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register
 from ...http.payload import content_length, fits_in_memory, has_parts, keep_readable, parts
-from ...http.problems import PROFILES, STATUS_HEADER, Profile, problem, text_of
+from ...http.problems import CHALLENGE, PROFILES, STATUS_HEADER, Profile, problem, text_of
 from ...http.protection import SAFE_METHODS, RoutedHandler, class_of, methods_of_class
 from ...identity.parsing import parse_json
 from ...operation import Policy
@@ -204,7 +204,7 @@ class RestFrameworkAdapter(Adapter):
     def answer_to_error(self, error: IdempotencyError) -> Any:
         exception = IdempotencyAPIException(error, self.profile)
         if exception.status_code == 401:
-            exception.auth_header = self.view.get_authenticate_header(self.request)
+            exception.auth_header = self.view.get_authenticate_header(self.request) or CHALLENGE
         response = self._handle(exception)
         data = getattr(response, "data", None)
         if isinstance(data, dict) and data.get("detail") is exception.detail:
