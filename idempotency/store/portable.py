@@ -104,9 +104,8 @@ class Store(Upkeep):
 
         :param undone_by_crash: as for ``insert_claim``, but the COMMIT waits for the disk.
         """
-        claimable = Q(status=Status.RECOVERABLE) | Q(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
         return self._change_one(
-            self.matching(observed).filter(claimable),
+            self.matching(observed).filter(Q(status=Status.RECOVERABLE) | _abandoned()),
             history=Appended("taken_over", observed.attempt + 1),
             status=Status.IN_PROGRESS,
             attempt=F("attempt") + 1,
@@ -117,10 +116,11 @@ class Store(Upkeep):
     def start_over(
         self, observed: Fence, request_hash: str, *, lease: timedelta, retention: timedelta, undone_by_crash: bool
     ) -> bool:
-        """Own the record for a new request, if it is as observed, its retention is over and no lease is running."""
-        live = Q(status=Status.IN_PROGRESS, lease_expires_at__gt=Now())
+        """Own the record for a new request, if it is as observed, its retention is over, no lease is running, and it was
+        not parked since."""
+        settled = Q(status__in=[Status.COMPLETED, Status.RECOVERABLE])
         return self._change_one(
-            self.matching(observed).filter(~live, expires_at__lte=Now()),
+            self.matching(observed).filter(settled | _abandoned(), expires_at__lte=Now()),
             history=Appended("started_over", observed.attempt + 1),
             status=Status.IN_PROGRESS,
             attempt=F("attempt") + 1,
@@ -327,6 +327,10 @@ class SQLiteStore(Store):
 
     def is_duplicate(self, error: BaseException) -> bool:
         return str(error).startswith("UNIQUE constraint failed")
+
+
+def _abandoned() -> Q:
+    return Q(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
 
 
 def from_now(duration: timedelta) -> Combinable:

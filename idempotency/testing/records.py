@@ -32,7 +32,8 @@ def in_progress(record: IdempotencyRecord | str) -> IdempotencyRecord:
     current = _find(record)
     operation = _operation_of(current)
     if current.status != Status.IN_PROGRESS:
-        current = expired(current)  # because only a record past its retention can be claimed in any state
+        _row(current).parked().update(status=Status.RECOVERABLE)  # as an operator decides
+        current = expired(current)  # because a settled record can be claimed in any state past its retention
         with _own_transaction():
             store_for(records_database()).start_over(
                 Fence.of(current),
@@ -69,7 +70,8 @@ def completed(record: IdempotencyRecord | str, response: HttpResponse) -> Idempo
 
 
 def expired(record: IdempotencyRecord | str) -> IdempotencyRecord:
-    """End the record's retention, and the lease of a claim. The same key then makes a new request.
+    """End the record's retention, and the lease of a claim. The same key then makes a new request, unless the outcome
+    is unknown: the record is parked, or the claim must be reconciled or parked.
 
     :raises LookupError: no record or several records have the key.
     """

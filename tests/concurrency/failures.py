@@ -86,4 +86,5 @@ def problem(answer):
 BROKEN = (500, "idempotency_transaction_broken")
 UNAVAILABLE = (503, "idempotency_unavailable")
 IN_PROGRESS = (409, "idempotency_in_progress")
+REUSED = (422, "idempotency_key_reused")
 UNKNOWN = (409, "idempotency_outcome_unknown")

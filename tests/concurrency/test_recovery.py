@@ -8,11 +8,13 @@ from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 
 from idempotency import Completed, NotExecuted, Reconcile, Unknown
 from idempotency.models import IdempotencyRecord
+from idempotency.operate.purge import purge_batches
+from idempotency.operate.resolutions import mark_not_executed
 from idempotency.operate.sweep import recover_batches
 from idempotency.operation import registry
 from idempotency.protocol import ownership
-from tests.concurrency.failures import IN_PROGRESS, UNKNOWN, failing_database, just_before, problem
-from tests.concurrency.traces import effects, end_lease, is_replay, record, state
+from tests.concurrency.failures import IN_PROGRESS, REUSED, UNKNOWN, failing_database, just_before, problem
+from tests.concurrency.traces import effects, end_lease, end_retention, is_replay, record, state
 from tests.concurrency.urls import handler
 from tests.records import make_records
 
@@ -38,6 +40,41 @@ def test_an_outcome_found_by_a_reconciler_is_recorded_and_replayed(post, abandon
     assert all(answer["Idempotency-Replayed"] == "true" for answer in answers)
     assert [(row.idempotency_key, row.attempt, row.status) for row in seen] == [("k", 2, "in_progress")]
     assert (handler.attempts, effects(), record().status) == ([], [], "completed")
+
+
+@pytest.mark.failure_119
+def test_a_parked_operation_is_not_started_over_past_its_retention(post, cut_off):
+    cut_off("/park/")
+    end_retention()
+    assert [problem(post("/park/")) for _ in range(2)] == [UNKNOWN] * 2
+    IdempotencyRecord.objects.update(error="TimeoutError: no answer")
+    end_retention()
+    assert next(purge_batches()).deleted == 0
+    assert problem(post("/park/")) == UNKNOWN
+    assert problem(post("/park/", label="another")) == REUSED
+    parked = record()
+    assert (handler.attempts, parked.attempt, parked.error) == ([], 1, "TimeoutError: no answer")
+    # Once its outcome is known, the retention has been over for a while, so the next request is a new one.
+    mark_not_executed(parked, by="operator")
+    assert post("/park/", label="another").status_code == 201
+    assert (handler.attempts, effects()) == ([2], ["another"])
+
+
+@pytest.mark.failure_119
+def test_an_abandoned_claim_past_its_retention_is_reconciled(post, abandoned_one):
+    end_retention()
+    handler.find_out = found_completed
+    assert problem(post("/reconciled/", label="another")) == REUSED
+    assert [is_replay(answer, answer) for answer in (post("/reconciled/"), post("/reconciled/"))] == [True] * 2
+    assert (handler.attempts, state()) == ([], ("completed", []))
+
+
+@pytest.mark.failure_119
+def test_an_abandoned_claim_past_its_retention_that_may_run_again_is_a_new_request(post, cut_off):
+    cut_off("/again/")
+    end_retention()
+    assert post("/again/", label="another").status_code == 201
+    assert (handler.attempts, effects()) == ([2], ["another"])
 
 
 def test_an_unknown_outcome_is_reconciled_with_backoff_and_then_parked(post, abandoned_one, settings):

@@ -222,6 +222,9 @@ class Run(Judged):
         victim = self.start_victim()
         if cell.fault == "kill":
             self.bury(victim)
+            record = self.observer.record(self.key)
+            if cell.declaration in {"ask", "park"} and record and record["status"] == "in_progress":
+                self.observer.end_retention()  # which does not end what is unknown
         elif cell.fault in {"raise", "drop"}:
             self.answered(victim)
         else:

@@ -58,6 +58,10 @@ class Judged:
             self.problem("P7: the record is gone")
             return
         self.verdict.parked = record["status"] == "parked"
+        if self.verdict.parked:
+            self.observer.end_retention()
+            self.ask()  # gets the same answer, because retention ends what is known
+            record = self.observer.record(self.key)
         if record["status"] == "in_progress" or record["status"] == "recoverable":
             self.problem(f"P7: the record was never settled: {record}")
         if self.verdict.parked and self.cell.declaration != "park":

@@ -76,6 +76,19 @@ def park_runs_again(patch):
 
 
 @mutation
+def retention_ends_the_unknown(patch):
+    """A parked record, or a claim that must be reconciled or parked, is started over past its retention."""
+    decide = lifecycle.decide
+
+    def decide_by_age(status, **facts):
+        is_live = status is Status.IN_PROGRESS and not facts["lease_over"]
+        return decide(Status.RECOVERABLE if facts["retention_over"] and not is_live else status, **facts)
+
+    patch.setattr(acquisition, "decide", decide_by_age)
+    rewrite(patch, "IN ('completed', 'recoverable')", "IN ('completed', 'recoverable', 'parked')", "START_OVER")
+
+
+@mutation
 def step_unfenced(patch):
     """A step runs without proof that its attempt still owns the record."""
     patch.setattr(steps, "prove_ownership", lambda owned: None)

@@ -26,6 +26,10 @@ CAUGHT_BY = {
     ),
     "clock_of_the_application": ([("step.started", "skew", "ask")], "P1: doubled"),
     "park_runs_again": ([("downstream.answered", "kill", "park"), ("downstream.sent", "kill", "park")], "P1: doubled"),
+    "retention_ends_the_unknown": (
+        [("downstream.answered", "kill", "park"), ("downstream.answered", "raise", "park")],
+        "P1: doubled",
+    ),
     "step_unfenced": ([("handler.wrote", "stop-live", "ask", 2)], "P1: doubled"),
     "take_over_of_live_claims": ([("step.started", "skew", "ask")], "P1: doubled"),
     # The provider deduplicates, but only calls with the same key.

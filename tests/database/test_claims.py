@@ -255,9 +255,8 @@ def own_again(**state):
         lambda: own_again(lease_expires_at=from_now(-HOUR)),
         lambda: own_again(status=Status.RECOVERABLE, lease_expires_at=None),
         lambda: own_again(lease_expires_at=from_now(-HOUR), expires_at=from_now(-HOUR)),
-        lambda: own_again(status=Status.PARKED, expires_at=from_now(-HOUR)),
     ],
-    ids=["first", "abandoned", "released", "past retention", "parked by hand"],
+    ids=["first", "abandoned", "released", "past retention"],
 )
 def test_an_owner_gets_a_full_lease(own):
     assert isinstance(own(), Ownership)

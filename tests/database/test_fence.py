@@ -139,6 +139,7 @@ def update(**fields):
 SETTLED = {
     "renewed": renew,
     "completed": complete,
+    "parked": ownership.park,
     "a lease beyond the retention": update(lease_expires_at=from_now(HOUR)),
     "completed by hand": update(status=Status.COMPLETED, expires_at=from_now(HOUR)),
 }

@@ -127,13 +127,15 @@ class Machine(RuleBasedStateMachine):
             return record
         if record.status == "in_progress" and not record.lease_over:
             return InProgressError
-        if record.retention_over:
+        abandoned = record.status == "in_progress"
+        unknown = record.status == "parked" or (abandoned and scope[0] == "park")
+        if record.retention_over and not unknown:
             record.payload, record.outcome, record.steps, record.life = payload, None, set(), Record(0).life
         elif record.payload != payload:
             return KeyReusedError
         elif record.status == "completed":
             return record.outcome
-        elif record.status == "parked" or (record.status == "in_progress" and scope[0] == "park"):
+        elif unknown:
             record.status = "parked"
             return OutcomeUnknownError
         record.attempt += 1

@@ -76,6 +76,12 @@ def test_a_claim_moves_from_one_state_to_another(serve, alice):
     for bring, code in ((abandoned, "idempotency_outcome_unknown"), (in_progress, "idempotency_in_progress")):
         bring("k")
         assert problem_code(alice.post(key="k")) == code
+    for state in (in_progress, abandoned):  # retention ends what is known
+        state("k")
+        expired("k")
+        assert problem_code(alice.post(key="k")) == "idempotency_outcome_unknown"
+        assert effects() == 1
+    completed("k", other_answer())
     expired("k")
     assert alice.post(key="k").status_code == 201
 

@@ -11,14 +11,13 @@ MOVES = {
     ("in_progress", "in_progress", 1): "take over, or start over past the retention",
     ("recoverable", "in_progress", 1): "claim again",
     ("completed", "in_progress", 1): "start over past the retention",
-    ("parked", "in_progress", 1): "start over past the retention",
     ("completed", "absent", 0): "purge",
     ("recoverable", "absent", 0): "purge",
 }
 #: The moves that the model leaves out: decisions of an operator.
 OF_OPERATORS = {("in_progress", "recoverable", 1): "release by an operator"}
 #: The moves that need the end of the retention, or an erasure of the account.
-OF_THE_END = {("completed", "in_progress", 1), ("parked", "in_progress", 1), ("completed", "absent", 0)}
+OF_THE_END = {("completed", "in_progress", 1), ("completed", "absent", 0)}
 
 
 class Seen(NamedTuple):

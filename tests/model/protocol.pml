@@ -52,9 +52,16 @@ byte sent_row[3] = NONE, sent_payload[3], sent_key[3];
 #define CLAIMABLE(k) (WITHOUT_CLAIMABLE || row[k].status == recoverable || ABANDONED(k))
 #define PAST_RETENTION(k) (WITHOUT_RETENTION_AGAIN || row[k].retention_over)
 #define NOT_LIVE(k) (WITHOUT_LIVE_AGAIN || row[k].status != in_progress || row[k].lease_over)
+#define NOT_PARKED(k) (WITHOUT_PARKED_AGAIN || row[k].status != parked)
 #define STILL_ABANDONED(k) (WITHOUT_ABANDONED_AGAIN || ABANDONED(k))
 #define PURGEABLE(k) (WITHOUT_PURGEABLE || row[k].status == completed || row[k].status == recoverable)
 #define ABANDONED(k) (row[k].status == in_progress && row[k].lease_over)
+/* The outcome of the record is unknown, so its retention does not end: another effect would be a second one. */
+#ifdef PARK
+#define UNKNOWN(k) (row[k].status != completed)
+#else
+#define UNKNOWN(k) (row[k].status == parked)
+#endif
 
 /* What a fence matches. Without the scope it matches the row that has the id now, regardless of its key. */
 #define OBSERVED(k, i, n, p) (row[k].here && (WITHOUT_ID || row[k].id == i) && \
@@ -275,15 +282,16 @@ next:
 		:: decision == START_OVER ->
 			/* store.start_over */
 			if
-			:: OBSERVED(k, id, attempt, seen_payload) && row[k].lock == 0 && PAST_RETENTION(k) && NOT_LIVE(k) ->
+			:: OBSERVED(k, id, attempt, seen_payload) && row[k].lock == 0 && PAST_RETENTION(k) && NOT_LIVE(k) &&
+				NOT_PARKED(k) ->
 				moves(k, 1, 1);
+				if :: UNKNOWN(k) :: else -> begin_retention(k) fi;
 				row[k].attempt++;
 				row[k].payload = payload;
 				row[k].status = in_progress;
 				row[k].lease_over = false;
 				row[k].retention_over = false;
 				row[k].outcome = 0;
-				begin_retention(k);
 				row[k].owner = me;
 				mine = retention[k];
 				attempt = row[k].attempt;

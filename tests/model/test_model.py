@@ -52,6 +52,9 @@ REDUNDANT = {
     # spare a claim that was renewed since. Without them its work would be rolled back, and nothing doubled.
     "RETENTION_AGAIN": RETENTION,
     "LIVE_AGAIN": RETENTION,
+    # An operation that may run again is parked only if its handler ended the transaction itself, which the model's
+    # handlers don't.
+    "PARKED_AGAIN": RETENTION,
     # The purge would delete a claim past its retention. Its attempt then matches no row and is rolled back. If it had
     # an outside effect, no operator would learn of it.
     "PURGEABLE": RETENTION,
@@ -61,7 +64,7 @@ REDUNDANT = {
 #: The moves and states that an operation with this recovery never has.
 NEVER = {
     Recovery.REEXECUTE: {"parked"},
-    Recovery.PARK: {"recoverable"},
+    Recovery.PARK: {"recoverable", ("in_progress", "in_progress", 1)},
 }
 
 

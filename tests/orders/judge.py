@@ -83,9 +83,14 @@ class Judge:
         if self.declaration == "inside" and judged.examples:
             self.problems.append(f"P1, P2: the effects don't match the outcomes: {judged.examples}")
         count = len(effects) if self.declaration == "again" else judged.count  # its provider deduplicates by key
-        is_forgotten = self.forgets or any(seen is not None and seen.retention_over for seen in self.history)
+        is_forgotten = self.forgets or any(map(self._is_forgotten, filter(None, self.history)))
         if count != (len(kept) if self.declaration == "inside" else 1) and not is_forgotten:
             self.problems.append(f"P1: {count} effects")
+
+    def _is_forgotten(self, seen):
+        """Whether a request after this may be a new one. The retention of an unknown outcome never ends."""
+        is_unknown = self.declaration in {"ask", "park"} and seen.status in {"in_progress", "parked"}
+        return seen.retention_over and not is_unknown
 
     def judge_messages(self, outside):
         published = [str(pk) for pk in OutboxMessage.objects.values_list("message_id", flat=True)]

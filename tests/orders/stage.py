@@ -246,6 +246,11 @@ def completed_long_ago(declaration):
     retention_ends()
 
 
+def abandoned_long_ago(declaration):
+    abandoned(declaration)
+    retention_ends()
+
+
 def messages(declaration):
     make_messages(4, sender=SENDER)
 
@@ -259,6 +264,6 @@ PLAYED = [
     ("an operator's release", "inside", nothing),
     ("an erasure", "inside", nothing),
     *(("a take-over", declaration, nothing) for declaration in ("inside", "again", "park")),
-    *(("a reconciler", "ask", before) for before in (abandoned, abandoned_before)),
+    *(("a reconciler", "ask", before) for before in (abandoned, abandoned_before, abandoned_long_ago)),
     ("two relays", "", messages),
 ]

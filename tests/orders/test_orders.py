@@ -14,7 +14,18 @@ from django.db import connection
 
 from tests.crash.mutations import MUTATIONS
 from tests.orders.scheduler import Scheduler, every_order, walk
-from tests.orders.stage import PAIRS, PLAYED, WALKERS, Schedule, lease_ends, nothing, request, retention_ends
+from tests.orders.stage import (
+    PAIRS,
+    PLAYED,
+    WALKERS,
+    Schedule,
+    abandoned,
+    abandoned_long_ago,
+    lease_ends,
+    nothing,
+    request,
+    retention_ends,
+)
 from tests.results import recording
 
 # The scheduler recognises an actor that waits for a lock on PostgreSQL and on SQLite.
@@ -127,18 +138,19 @@ def find(pair, declaration, before=nothing, draw=CREATED):
 
 
 @pytest.mark.parametrize(
-    ("bug", "pair", "declaration", "promise"),
+    ("bug", "pair", "declaration", "before", "promise"),
     [
-        pytest.param("without_attempt", "a take-over", "inside", "P6", marks=pytest.mark.postgres),
-        ("completion_after_the_commit", "a take-over", "inside", "P1"),
-        ("refusal_unfenced", "a take-over", "inside", "P6"),
-        pytest.param("take_over_of_live_claims", "two requests", "ask", "P1", marks=pytest.mark.postgres),
-        ("park_runs_again", "a take-over", "park", "P1"),
-        ("not_executed_is_assumed", "a reconciler", "ask", "P1: 2 effects"),
+        pytest.param("without_attempt", "a take-over", "inside", nothing, "P6", marks=pytest.mark.postgres),
+        ("completion_after_the_commit", "a take-over", "inside", nothing, "P1"),
+        ("refusal_unfenced", "a take-over", "inside", nothing, "P6"),
+        pytest.param("take_over_of_live_claims", "two requests", "ask", nothing, "P1", marks=pytest.mark.postgres),
+        ("park_runs_again", "a take-over", "park", nothing, "P1"),
+        ("not_executed_is_assumed", "a reconciler", "ask", abandoned, "P1: 2 effects"),
+        ("retention_ends_the_unknown", "a reconciler", "ask", abandoned_long_ago, "P1: 2 effects"),
     ],
 )
-def test_a_broken_variant_is_detected(bug, pair, declaration, promise):
-    before = next(before for *played, before in PLAYED if played == [pair, declaration])
+def test_a_broken_variant_is_detected(bug, pair, declaration, before, promise):
+    assert (pair, declaration, before) in PLAYED
     with pytest.MonkeyPatch.context() as patch:
         MUTATIONS[bug](patch)
         assert promise in find(PAIRS[pair], declaration, before, REFUSED if bug == "refusal_unfenced" else CREATED)

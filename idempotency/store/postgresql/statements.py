@@ -104,15 +104,17 @@ KEEP = "greatest(expires_at, statement_timestamp() + %s::interval)"
 
 HISTORY = "history = " + APPENDED["postgresql"].format(history="history", entry="%s", now="statement_timestamp()")
 
-# The update checks status and lease again under the row lock, so it leaves alone a claim that was renewed, completed or
-# released since it was read.
+ABANDONED = "(status || '' = 'in_progress' AND lease_expires_at <= statement_timestamp())"
+
+# The next two updates check status and lease again under the row lock, so they leave alone a claim that was renewed,
+# completed or parked since it was read.
 TAKE_OVER = f"""
 UPDATE idempotency_record
 SET status = CASE WHEN {{settings}} THEN 'in_progress' END, attempt = attempt + 1,
     lease_expires_at = statement_timestamp() + %s::interval, expires_at = {KEEP}, session = {SESSION},
     {HISTORY}
 {OBSERVED}
-AND (status || '' = 'recoverable' OR (status || '' = 'in_progress' AND lease_expires_at <= statement_timestamp()))
+AND (status || '' = 'recoverable' OR {ABANDONED})
 """
 
 START_OVER = f"""
@@ -126,7 +128,7 @@ SET status = CASE WHEN {{settings}} THEN 'in_progress' END, attempt = attempt + 
     {HISTORY}
 {OBSERVED}
 AND expires_at <= statement_timestamp()
-AND NOT (status || '' = 'in_progress' AND lease_expires_at > statement_timestamp())
+AND (status || '' IN ('completed', 'recoverable') OR {ABANDONED})
 """
 
 # The end of a session ends the lease of its claim, because the handler's transaction has ended with it: the server
