@@ -8,11 +8,11 @@ in_progress  -> parked          the lease is over, and whether the operation too
 recoverable  -> in_progress     claim, attempt + 1
 parked       -> completed       an operator or a reconciler found the outcome
 parked       -> recoverable     an operator or a reconciler found that the operation did not take effect
-settled      -> in_progress     claim past retention: a new request, attempt + 1
+any that is known -> in_progress   claim past retention: a new request, attempt + 1
 
-The last line means completed, recoverable, and an abandoned claim of an operation that is safe to run again. Retention
-ends what is known. What is unknown (parked, or an abandoned claim that must be reconciled or parked) waits for a
-decision however old it is.
+Known are completed and recoverable records, and abandoned claims of operations that are safe to run again. Retention
+ends only these. A record whose outcome is unknown (parked, or an abandoned claim that must be reconciled or parked)
+waits for that, however old it is.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Decision(Enum):
     WAIT = "wait"  # another attempt is presumed alive
     REFUSE_REUSED = "refuse_reused"  # the key belongs to another payload
     TAKE_OVER = "take_over"  # claim the record again for the same payload, attempt + 1
-    START_OVER = "start_over"  # its retention is over: claim the known record for this payload, as if it were absent
+    START_OVER = "start_over"  # the retention is over: claim the record for this payload, as if it were absent
     RECONCILE = "reconcile"  # the claim is abandoned: find out what happened before anything runs
     PARK = "park"  # the claim is abandoned: park the record, and run nothing
     REPORT_PARKED = "report_parked"  # the record is parked already
@@ -67,8 +67,8 @@ def decide(
     The order of the conditions below is the contract:
 
     1. A live claim is left alone, regardless of the payload and the record's age, because its run may still commit.
-    2. After the retention of a record that is known, the same key makes a new request. A record whose outcome is
-       unknown is treated as within its retention, because running its operation could repeat an effect.
+    2. After the record's retention the same key makes a new request, unless the outcome is unknown, because running the
+       operation could then repeat an effect.
     3. A request with another payload gets no outcome and never runs, even if the claim is abandoned.
 
     :param lease_over: by the database's clock. Relevant only in the state in_progress.

@@ -116,8 +116,7 @@ class Store(Upkeep):
     def start_over(
         self, observed: Fence, request_hash: str, *, lease: timedelta, retention: timedelta, undone_by_crash: bool
     ) -> bool:
-        """Own the record for a new request, if it is as observed, its retention is over, no lease is running, and it was
-        not parked since."""
+        """Own the record for a new request, if it is as observed, past its retention, and neither live nor parked."""
         settled = Q(status__in=[Status.COMPLETED, Status.RECOVERABLE])
         return self._change_one(
             self.matching(observed).filter(settled | _abandoned(), expires_at__lte=Now()),

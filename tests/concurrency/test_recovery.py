@@ -70,7 +70,7 @@ def test_an_abandoned_claim_past_its_retention_is_reconciled(post, abandoned_one
 
 
 @pytest.mark.failure_119
-def test_an_abandoned_claim_past_its_retention_that_may_run_again_is_a_new_request(post, cut_off):
+def test_past_its_retention_a_claim_that_may_run_again_is_a_new_request(post, cut_off):
     cut_off("/again/")
     end_retention()
     assert post("/again/", label="another").status_code == 201
