@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from uuid import UUID
 
 from django.db import models
+from django.db.models import Q
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
@@ -98,6 +99,11 @@ class PartialIndex(models.Index):
         return models.Index(fields=self.otherwise, name=self.name).create_sql(model, schema_editor, using, **options)
 
 
+#: Claims whose lease is over.
+ABANDONED: Final = Q(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
+#: Completed records that are kept longer than their response, which is due for a purge.
+BODY_DUE: Final = Q(status=Status.COMPLETED, body_expires_at__lte=Now(), expires_at__gt=Now())
+
 _STATUSES = [
     (Status.IN_PROGRESS.value, _("in progress")),
     (Status.COMPLETED.value, _("completed")),
@@ -130,15 +136,11 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
 
     def abandoned(self) -> RecordQuerySet:
         """Claims whose lease is over: the process is gone, or takes longer than its lease."""
-        return self.in_progress().filter(lease_expires_at__lte=Now())
+        return self.filter(ABANDONED)
 
     def past_retention(self) -> RecordQuerySet:
         """Records past their retention that are not in progress."""
         return self.exclude(status=Status.IN_PROGRESS).filter(expires_at__lte=Now())
-
-    def with_body_past_retention(self) -> RecordQuerySet:
-        """Records whose response a purge may delete. Only completed records have one."""
-        return self.completed().filter(body_expires_at__lte=Now())
 
 
 class IdempotencyRecord(models.Model):
@@ -200,16 +202,16 @@ class IdempotencyRecord(models.Model):
             PartialIndex(
                 fields=["status", "lease_expires_at"],
                 otherwise=["lease_expires_at"],
-                condition=models.Q(status=Status.IN_PROGRESS.value)
-                | models.Q(status=Status.RECOVERABLE.value)
-                | models.Q(status=Status.PARKED.value),
+                condition=Q(status=Status.IN_PROGRESS.value)
+                | Q(status=Status.RECOVERABLE.value)
+                | Q(status=Status.PARKED.value),
                 name="idempotency_record_unfinished",
             ),
             # Finds the records that a purge deletes. It omits claims in progress, so that a claim adds no entry.
             PartialIndex(
                 fields=["expires_at"],
                 otherwise=["expires_at"],
-                condition=~models.Q(status=Status.IN_PROGRESS.value),
+                condition=~Q(status=Status.IN_PROGRESS.value),
                 name="idempotency_record_due",
             ),
             # Finds the responses that a purge deletes. Records without body retention are not in it. Without partial
@@ -217,7 +219,7 @@ class IdempotencyRecord(models.Model):
             PartialIndex(
                 fields=["body_expires_at"],
                 otherwise=["body_expires_at"],
-                condition=models.Q(body_expires_at__isnull=False),
+                condition=Q(body_expires_at__isnull=False),
                 name="idempotency_record_body",
             ),
         ]

@@ -10,20 +10,21 @@ any point and repeated.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import Any, Final
 
-from django.db.models import Q, QuerySet
+from django.db.models import Case, Q, QuerySet, Value, When
 from django.db.models.functions import Now
 
 from ..extensions import extensions
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, IdempotencyStep
 from ..options import validators
-from ..store import Store, records_database
+from ..store import Store, by_ids, records_database
 from .batches import BatchResult, check_batch_size, in_transaction
 from .resolutions import logger, require_name
 
@@ -50,20 +51,30 @@ UNRESOLVED: Final = frozenset({"abandoned", "parked", "dead"})
 class TableRows:
     """An account's rows in one table, as found by one search."""
 
+    #: All rows of the table.
     rows: QuerySet[Any]
+    account_id: str
     ids: list[int]
     #: The states of rows, by name. Each row is in exactly one.
     states: Mapping[str, Q]
 
-    def chunks(self, size: int = MAX_BATCH_SIZE, states: Collection[str] | None = None) -> Iterator[QuerySet[Any]]:
-        """The rows that still exist, in bounded parts, optionally only rows in some states."""
-        named = self.states if states is None else states
-        condition = reduce(or_, (condition for name, condition in self.states.items() if name in named))
-        for start in range(0, len(self.ids), size):
-            yield self.rows.filter(condition, pk__in=self.ids[start : start + size])
+    def chunks(self, size: int = MAX_BATCH_SIZE) -> Iterator[list[int]]:
+        """The ids in bounded parts."""
+        return (self.ids[start : start + size] for start in range(0, len(self.ids), size))
+
+    def in_states(self, names: Collection[str]) -> Q:
+        """The account's rows in some states."""
+        states = (condition for name, condition in self.states.items() if name in names)
+        return Q(reduce(or_, states), account_id=self.account_id)
 
     def count(self) -> dict[str, int]:
-        return {name: sum(rows.count() for rows in self.chunks(states=[name])) for name in self.states}
+        """Count the rows that still exist, by state."""
+        state = Case(*(When(condition, then=Value(name)) for name, condition in self.states.items()))
+        of_account = Q(account_id=self.account_id)
+        counts: Counter[str] = Counter()
+        for ids in self.chunks():
+            counts.update(self.rows.filter(by_ids(ids, of_account)).values_list(state, flat=True))
+        return {name: counts[name] for name in self.states}
 
 
 @dataclass
@@ -106,11 +117,12 @@ def find_rows(account_id: str, *, using: str | None = None) -> AccountRows:
     """
     if problem := validators.name(account_id):
         raise ValueError(f"account_id {problem}, not {account_id!r}.")
-    records = IdempotencyRecord.objects.using(using or records_database()).filter(account_id=account_id)
+    records = IdempotencyRecord.objects.using(using or records_database())
+    ids = records.filter(account_id=account_id).values_list("pk", flat=True)
     found = [each.find_messages(account_id, using) for each in extensions() if each.find_messages]
     return AccountRows(
         account_id,
-        TableRows(records, list(records.values_list("pk", flat=True)), _RECORDS),
+        TableRows(records, account_id, list(ids), _RECORDS),
         next(iter(found), None),
     )
 
@@ -168,26 +180,32 @@ def erase_batches(
     waiting: set[str] = set()
     if account.messages is not None:
         # Erase messages before records: the search for lost messages resends a message whose consumer has no record.
-        for messages in account.messages.chunks(batch_size, names):
-            yield ErasureResult(messages=_delete(messages))
-        for left in account.messages.chunks():
+        for ids in account.messages.chunks(batch_size):
+            yield ErasureResult(messages=_delete(account.messages, ids, names))
+        of_account = Q(account_id=account.account_id)
+        for ids in account.messages.chunks():
+            left = account.messages.rows.filter(by_ids(ids, of_account))
             waiting.update(left.values_list("idempotency_key", flat=True))
-    for records in account.records.chunks(batch_size, names):
-        # Keep the record of a message that is still in the outbox: without it, a second delivery would run.
-        busy = [pk for pk, key in records.values_list("pk", "idempotency_key") if key in waiting]
-        yield ErasureResult(records=_delete(records.exclude(pk__in=busy), account.account_id))
+    for ids in account.records.chunks(batch_size):
+        yield ErasureResult(records=_delete(account.records, ids, names, waiting))
 
 
-def _delete(rows: QuerySet[Any], account_id: str | None = None) -> int:
-    """Delete rows in one transaction. With ``account_id``, the rows are its records; their steps are deleted too."""
-    using = rows.db
+def _delete(table: TableRows, ids: list[int], states: Collection[str], waiting: Collection[str] = ()) -> int:
+    """Delete the rows in these states in one transaction, records with their steps.
+
+    :param waiting: the keys of messages that are still in the outbox. Their consumers' records are kept: without them,
+        a second delivery would run.
+    """
+    using = table.rows.db
+    condition = table.in_states(states)
 
     def work(store: Store) -> int:
-        ids = store.select_unlocked(rows.values_list("pk", flat=True))
-        if account_id is not None:
+        found = store.select_unlocked(table.rows.values_list("pk", "idempotency_key"), condition=by_ids(ids, condition))
+        free = [pk for pk, key in found if key not in waiting]
+        if table.rows.model is IdempotencyRecord:
             steps = IdempotencyStep.objects.using(using)
-            steps.filter(account_id=account_id, record_id__in=ids).delete()
+            steps.filter(account_id=table.account_id, record_id__in=free).delete()
         # The DELETE repeats the conditions: on a database without row locks, a record may have been claimed since.
-        return rows.filter(pk__in=ids).delete()[0]
+        return table.rows.filter(by_ids(free, condition)).delete()[0]
 
     return in_transaction(using, work)

@@ -17,11 +17,10 @@ from datetime import datetime
 from typing import Any, Final
 
 from django.db.models import QuerySet
-from django.db.models.functions import Now
 
 from ..extensions import extensions
 from ..lifecycle import Status
-from ..models import IdempotencyRecord, RecordQuerySet
+from ..models import BODY_DUE, IdempotencyRecord, RecordQuerySet
 from ..protocol.faults import fault_point
 from ..signals import purged
 from ..store import Store, Taken, records_database
@@ -76,8 +75,8 @@ def purge_batches(
 
 
 def bodies_past_retention(using: str | None = None) -> RecordQuerySet:
-    """The records whose response a purge would delete now."""
-    return RecordQuerySet(IdempotencyRecord, using=using or records_database()).with_body_past_retention()
+    """The records that a purge would keep without their response now."""
+    return RecordQuerySet(IdempotencyRecord, using=using or records_database()).filter(BODY_DUE)
 
 
 def purge_body_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[PurgeResult]:
@@ -130,11 +129,7 @@ class OtherPurge:
     batches: Callable[..., Iterator[PurgeResult]]
 
 
-def _bodies_of_kept_records(using: str) -> RecordQuerySet:
-    return bodies_past_retention(using).filter(expires_at__gt=Now())  # the others are purged with their records
-
-
-_BODIES: Final = OtherPurge("bodies", "recorded response", _bodies_of_kept_records, purge_body_batches)
+_BODIES: Final = OtherPurge("bodies", "recorded response", bodies_past_retention, purge_body_batches)
 
 
 def other_purges() -> list[OtherPurge]:

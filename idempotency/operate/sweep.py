@@ -9,19 +9,22 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
+
+from django.db.models import Q
 
 from .. import signals
 from ..exceptions import IdempotencyError, InProgressError, OutcomeUnknownError
 from ..lifecycle import Recovery, Status
-from ..models import IdempotencyRecord, RecordQuerySet
+from ..models import ABANDONED, IdempotencyRecord, RecordQuerySet
 from ..operation import Operation, registry
 from ..protocol import acquisition, ownership
 from ..protocol.faults import fault_point
 from ..protocol.recovery import announce_recovery, reconcile
-from ..store import Fence, Store, records_database, store_for
+from ..store import Fence, Store, by_ids, records_database, store_for
 from ..store.history import Appended
-from .batches import BatchResult, check_batch_size, in_batches, in_transaction
+from .batches import BatchResult, check_batch_size, in_transaction
 
 logger: Final = logging.getLogger("idempotency")
 
@@ -47,7 +50,7 @@ class RecoveryResult(BatchResult):
     parked: int = 0
     #: Their reconciler could not decide yet and is called again later.
     postponed: int = 0
-    #: Skipped, because no operation of that name is declared in this process. Counted in the last batch, among the
+    #: Skipped, because no operation of that name is declared in this process. Counted in the first batch, among the
     #: ``MAX_LISTED`` claims abandoned longest.
     unknown_operations: Counter[str] = field(default_factory=Counter)
 
@@ -76,34 +79,50 @@ def recover_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None =
     :raises ValueError: the batch size is not between 1 and 10,000.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
-    return in_batches(lambda before: _recover_batch(using or records_database(), batch_size))
+    return _sweep(using or records_database(), batch_size)
 
 
-def _recover_batch(using: str, batch_size: int) -> RecoveryResult:
-    operations = {operation.name: operation for operation in registry}
-    result = RecoveryResult()
-    batch = _settle_at_once(using, operations, batch_size, result)
-    for row in batch:
-        if operations[row.operation].recovery is Recovery.RECONCILE:
-            _reconcile(using, operations[row.operation], row, result)
-    result.exhausted = len(batch) < batch_size
-    if result.exhausted:
-        longest = abandoned(using).values_list("operation", flat=True)[:MAX_LISTED]
-        result.unknown_operations.update(name for name in longest if name not in operations)
-    for name, count in result.unknown_operations.items():
-        logger.warning(
-            "%d abandoned claim(s) of operation %r were skipped: the operation is not declared in this process. "
-            "Declare it in an app's operations.py, or import the module of its task.",
-            count,
-            name,
-        )
-    return result
+def _sweep(using: str, batch_size: int) -> Iterator[RecoveryResult]:
+    """A batch starts at the lease where the one before it ended. What is left before it is skipped or locked."""
+    after: datetime | None = None
+    result = RecoveryResult(exhausted=False)
+    while not result.exhausted:
+        operations = {operation.name: operation for operation in registry}
+        result = RecoveryResult()
+        batch = _settle_at_once(using, operations, batch_size, after, result)
+        for row in batch:
+            after = row.lease_expires_at
+            if operations[row.operation].recovery is Recovery.RECONCILE:
+                _reconcile(using, operations[row.operation], row, result)
+        result.exhausted = len(batch) < batch_size
+        for name, count in result.unknown_operations.items():
+            logger.warning(
+                "%d abandoned claim(s) of operation %r were skipped: the operation is not declared in this process. "
+                "Declare it in an app's operations.py, or import the module of its task.",
+                count,
+                name,
+            )
+        yield result
+
+
+def _look_ahead(using: str, operations: Mapping[str, Operation]) -> tuple[datetime | None, Counter[str]]:
+    """Read the abandoned claims once, so that a process which declares none of their operations reads no more.
+
+    :returns: the lease of the first claim that this process may settle, or None, and how many it may not settle, by
+        operation. If there are too many to list, the first lease may be that of the last one listed.
+    """
+    listed = list(abandoned(using).values_list("operation", "lease_expires_at")[:MAX_LISTED])
+    leases = (lease for name, lease in listed if name in operations)
+    first = next(leases, listed[-1][1] if len(listed) == MAX_LISTED else None)
+    return first, Counter(name for name, _lease in listed if name not in operations)
 
 
 def _settle_at_once(
-    using: str, operations: Mapping[str, Operation], limit: int, result: RecoveryResult
+    using: str, operations: Mapping[str, Operation], limit: int, after: datetime | None, result: RecoveryResult
 ) -> list[IdempotencyRecord]:
     """Find a batch, settle its claims that need no reconciler, and return the whole batch.
+
+    :param after: skip claims whose lease ended before this time; None starts with the oldest.
 
     If the process dies before the COMMIT, nothing was changed. If it freezes before the COMMIT, the rows stay locked
     until the database ends the session, and other sweeps skip them.
@@ -111,8 +130,15 @@ def _settle_at_once(
 
     def settle(store: Store) -> tuple[list[IdempotencyRecord], dict[Status, list[IdempotencyRecord]]]:
         store.end_leases_of_gone_sessions(operations, limit)
-        due = abandoned(using).filter(operation__in=sorted(operations))
-        batch = store.select_unlocked(due, limit)  # a locked row is being taken over, renewed or completed
+        first = after
+        if first is None:
+            first, result.unknown_operations = _look_ahead(using, operations)
+        batch: list[IdempotencyRecord] = []
+        if first is not None:
+            due = ABANDONED & Q(operation__in=sorted(operations), lease_expires_at__gte=first)
+            oldest = IdempotencyRecord.objects.using(using).order_by("lease_expires_at")
+            # A locked row is being taken over, renewed or completed.
+            batch = store.select_unlocked(oldest, limit, condition=due)
         fault_point["sweep.selected"]()
         recoveries = {row.pk: operations[row.operation].recovery for row in batch}
         return batch, {
@@ -135,12 +161,12 @@ def _settle_at_once(
 def settle_as(status: Status, rows: list[IdempotencyRecord], using: str) -> list[IdempotencyRecord]:
     """:returns: the changed rows."""
     pks = [row.pk for row in rows]
-    accounts = {row.account_id for row in rows}
+    records = IdempotencyRecord.objects.using(using)
     # The update repeats the conditions: on a database without row locks, a claim may have been taken over since.
-    due = abandoned(using).filter(account_id__in=accounts, pk__in=pks)
+    due = records.filter(by_ids(pks, ABANDONED))
     if due.update(status=status, lease_expires_at=None, history=Appended("lease_over")) == len(rows):
         return rows
-    changed = IdempotencyRecord.objects.using(using).filter(account_id__in=accounts, pk__in=pks, status=status)
+    changed = records.filter(by_ids(pks, Q(status=status)))
     attempts = set(changed.values_list("pk", "attempt"))
     return [row for row in rows if (row.pk, row.attempt) in attempts]
 

@@ -88,26 +88,33 @@ def requeue(message: OutboxMessage, *, by: Any, reason: str = "") -> None:
         log_decision(message, subject, title, "requeued", by, reason, using=using)
 
 
+def _sent_due() -> Q:
+    past = Now() - (settings().defaults.retention + MAX_QUEUED)
+    return Q(status=MessageStatus.SENT, sent_at__lte=past)
+
+
 def sent_past_retention(using: str) -> QuerySet[OutboxMessage]:
     """The messages that a purge would delete now."""
-    past = Now() - (settings().defaults.retention + MAX_QUEUED)
-    return OutboxMessage.objects.using(using).filter(status=MessageStatus.SENT, sent_at__lte=past)
+    return OutboxMessage.objects.using(using).filter(_sent_due())
 
 
 def purge_sent_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[PurgeResult]:
     """Delete messages that were sent longer ago than ``RETENTION`` and a day, as ``purge_batches`` does records."""
     using = using or outbox_database()
-    due = sent_past_retention(using)
-    return purge_oldest(using, batch_size, lambda store, after: store.delete_rows(due, "sent_at", batch_size, after))
+    messages, due = OutboxMessage.objects.using(using), _sent_due()
+    return purge_oldest(
+        using, batch_size, lambda store, after: store.delete_rows(messages, due, "sent_at", batch_size, after)
+    )
 
 
 PURGE_OF_SENT: Final = OtherPurge("messages", "sent message", sent_past_retention, purge_sent_batches)
 
 
 def find_messages(account_id: str, using: str | None) -> TableRows:
-    messages = OutboxMessage.objects.using(using or outbox_database()).filter(account_id=account_id)
-    ends = messages.model.objects.using(messages.db).aggregate(first=Min("pk"), last=Max("pk"))
+    messages = OutboxMessage.objects.using(using or outbox_database())
+    ends = messages.aggregate(first=Min("pk"), last=Max("pk"))
     ids: list[int] = []
     for start in range(ends["first"] or 0, (ends["last"] or -1) + 1, WINDOW):
-        ids += messages.filter(pk__gte=start, pk__lt=start + WINDOW).values_list("pk", flat=True)
-    return TableRows(messages, ids, _STATES)
+        window = messages.filter(account_id=account_id, pk__gte=start, pk__lt=start + WINDOW)
+        ids += window.values_list("pk", flat=True)
+    return TableRows(messages, account_id, ids, _STATES)

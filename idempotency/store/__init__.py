@@ -15,7 +15,7 @@ from typing import TypeVar
 from django.db import OperationalError, connections, router, transaction
 
 from ..models import IdempotencyRecord
-from .base import CommitError, Fence, Replication, Row, TableSize, Taken, newer_record
+from .base import CommitError, Fence, Replication, Row, TableSize, Taken, by_ids, newer_record
 from .portable import Store, from_now, status_of, store_for
 from .transaction_guard import standing, undo_left_open
 
@@ -27,6 +27,7 @@ __all__ = [
     "Store",
     "TableSize",
     "Taken",
+    "by_ids",
     "from_now",
     "is_transaction_open",
     "newer_record",

@@ -9,12 +9,13 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import BigIntegerField, ExpressionWrapper, F, QuerySet
+from django.db.models import BigIntegerField, BooleanField, ExpressionWrapper, F, Func, Q, QuerySet
+from django.db.models.functions import Now
 
 from ..exceptions import UnavailableError
 from ..identity.scope import Scope
 from ..lifecycle import Status
-from ..models import IdempotencyRecord, IdempotencyStep, RecordQuerySet
+from ..models import BODY_DUE, IdempotencyRecord, IdempotencyStep
 from ..outcome import BODY_GONE, Outcome
 
 logger: Final = logging.getLogger("idempotency")
@@ -102,6 +103,23 @@ class CommitError(Exception):
     """The error from the database or the driver."""
 
 
+class IsTrue(Func):
+    """A condition that no index serves, on any database."""
+
+    template = "(%(expressions)s) IS TRUE"
+    output_field = BooleanField()
+
+
+def by_ids(ids: Collection[int], condition: Q) -> Q:
+    """The condition of a statement that finds rows by their ids and changes those that still meet ``condition``.
+
+    Every statement by ids is built with it. It names the ids once: for two lists of ids, PostgreSQL plans a search for
+    each pair and prefers to read the table. Of ``condition`` it lets no index be used: the index would find all rows
+    that are due, or all of an account, for every batch.
+    """
+    return Q(IsTrue(condition), pk__in=ids)
+
+
 class Upkeep:
     """The upkeep of the records over one of Django's connections, which belongs to one thread.
 
@@ -127,8 +145,18 @@ class Upkeep:
             cursor.execute(query, parameters)
             return cursor.fetchone()
 
-    def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
-        """Fetch and lock rows, skipping those that others have locked. Locks none if the database can't skip."""
+    def select_unlocked(
+        self,
+        rows: QuerySet[Any, _Found],
+        limit: int | None = None,
+        *,
+        condition: Q = Q(),  # noqa: B008 - it is never changed
+    ) -> list[_Found]:
+        """Fetch and lock the rows that meet a condition, skipping those that others have locked.
+
+        Locks none if the database can't skip.
+        """
+        rows = rows.filter(condition)
         if self.connection.features.has_select_for_update_skip_locked:
             rows = rows.select_for_update(skip_locked=True)
         return list(rows[:limit])
@@ -162,40 +190,44 @@ class Upkeep:
         :param limit: the maximum number of rows.
         :param after: skip rows that became due before this time; None starts with the oldest.
         """
-        due = RecordQuerySet(IdempotencyRecord, using=self.using).past_retention().filter(status__in=statuses)
-        return self._change_oldest(due, "expires_at", limit, after, self._delete_with_steps)
+        due = ~Q(status=Status.IN_PROGRESS) & Q(status__in=statuses, expires_at__lte=Now())
+        records = IdempotencyRecord.objects.using(self.using)
+        return self._change_oldest(records, due, "expires_at", limit, after, self._delete_with_steps)
 
     def delete_bodies(self, limit: int, after: datetime | None) -> Taken:
         """Delete the oldest responses past their retention, and what may reveal them: headers, errors and steps.
 
-        The record keeps its status and its reference. ``BODY_GONE`` replaces the body.
+        The record keeps its status and its reference. ``BODY_GONE`` replaces the body. Leaves the responses of records
+        that are due themselves, because a purge deletes those as a whole.
         """
-        due = RecordQuerySet(IdempotencyRecord, using=self.using).with_body_past_retention()
-        return self._change_oldest(due, "body_expires_at", limit, after, self._delete_bodies)
+        records = IdempotencyRecord.objects.using(self.using)
+        return self._change_oldest(records, BODY_DUE, "body_expires_at", limit, after, self._delete_bodies)
 
-    def delete_rows(self, due: QuerySet[Any], due_at: str, limit: int, after: datetime | None) -> Taken:
-        """Delete the oldest rows of ``due``, which became due at the time in the field ``due_at``."""
-        return self._change_oldest(due, due_at, limit, after, lambda rows, accounts: rows.delete()[0])
+    def delete_rows(self, rows: QuerySet[Any], due: Q, due_at: str, limit: int, after: datetime | None) -> Taken:
+        """Delete the oldest rows that meet ``due``, which became due at the time in the field ``due_at``."""
+        return self._change_oldest(rows, due, due_at, limit, after, lambda taken, accounts: taken.delete()[0])
 
     def _change_oldest(
         self,
-        due: QuerySet[Any],
+        rows: QuerySet[Any],
+        due: Q,
         due_at: str,
         limit: int,
         after: datetime | None,
         change: Callable[[QuerySet[Any], dict[int, str]], int],
     ) -> Taken:
-        """Apply ``change`` to the oldest rows of ``due``, in groups. It returns how many rows it changed."""
-        oldest = due if after is None else due.filter(**{f"{due_at}__gte": after})
-        found = self.select_unlocked(oldest.order_by(due_at).values_list("pk", "account_id", due_at), limit)
+        """Apply ``change`` to the oldest rows that meet ``due``, in groups. It returns how many rows it changed."""
+        oldest = due if after is None else due & Q(**{f"{due_at}__gte": after})
+        columns = rows.order_by(due_at).values_list("pk", "account_id", due_at)
+        found = self.select_unlocked(columns, limit, condition=oldest)
         # A statement takes a bounded number of parameters, and names each row at most twice. On SQLite the bound is
         # low, so this leaves room for the parameters of the conditions.
-        step = max(1, self.connection.ops.bulk_batch_size([due.model._meta.pk] * 3, found))
+        step = max(1, self.connection.ops.bulk_batch_size([rows.model._meta.pk] * 3, found))
         changed = 0
         for start in range(0, len(found), step):
             accounts = {pk: account for pk, account, _ in found[start : start + step]}
             # Repeat the conditions for a database that neither locks the rows nor reads from a snapshot.
-            changed += change(due.filter(pk__in=list(accounts)), accounts)
+            changed += change(rows.filter(by_ids(list(accounts), due)), accounts)
         return Taken(changed, len(found), max((moment for *_, moment in found), default=None))
 
     def _delete_with_steps(self, records: QuerySet[Any], accounts: dict[int, str]) -> int:

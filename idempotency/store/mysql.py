@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from django.db import ProgrammingError
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from ..models import IdempotencyRecord
-from .base import Row
+from .base import Row, by_ids
 from .portable import Store
 from .transaction_guard import GAP, TransactionWatch
 
@@ -76,21 +76,27 @@ class MySQLStore(Store):
     def identity(self) -> tuple[Any, ...]:
         return tuple(self.row_of("SELECT @@hostname, @@port, DATABASE()"))
 
-    def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
+    def select_unlocked(
+        self,
+        rows: QuerySet[Any, _Found],
+        limit: int | None = None,
+        *,
+        condition: Q = Q(),  # noqa: B008 - it is never changed
+    ) -> list[_Found]:
         # InnoDB locks every index row that a locking SELECT reads, even one that its conditions exclude, so two
         # concurrent ones would skip rows that neither changes. A SELECT by id alone reads only the rows to lock. Under
         # a snapshot older than the locks, the last SELECT would return outdated rows.
         connection: Any = self.connection
         if connection.isolation_level != "read committed":
-            return super().select_unlocked(rows, limit)
+            return super().select_unlocked(rows, limit, condition=condition)
         all_rows = rows.model._base_manager.using(rows.db)
         select_unlocked = super().select_unlocked
 
         def lock(found: list[tuple[Any, ...]]) -> list[_Found]:
             by_id = all_rows.filter(pk__in=[pk for (pk,) in found])
-            return list(rows.filter(pk__in=select_unlocked(by_id.values_list("pk", flat=True))))
+            return list(rows.filter(by_ids(select_unlocked(by_id.values_list("pk", flat=True)), condition)))
 
-        return self.lock_found(rows, limit, ["pk"], lock)
+        return self.lock_found(rows.filter(condition), limit, ["pk"], lock)
 
     def watch_transaction(self) -> TransactionWatch:
         return MySQLWatch(self.connection)

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from django.apps import apps
 from django.db import router
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from ...lifecycle import Status
-from ..base import TableSize, Taken
+from ..base import TableSize, Taken, by_ids
 from ..portable import Store
 from .statements import Setting, with_settings
 from .store import PostgreSQLStore
@@ -131,13 +131,20 @@ class CitusStore(PostgreSQLStore):
             return super().delete_records(statuses, limit, after)
         return Store.delete_records(self, statuses, limit, after)  # a coordinator can't plan the single statement
 
-    def select_unlocked(self, rows: QuerySet[Any, _Found], limit: int | None = None) -> list[_Found]:
+    def select_unlocked(
+        self,
+        rows: QuerySet[Any, _Found],
+        limit: int | None = None,
+        *,
+        condition: Q = Q(),  # noqa: B008 - it is never changed
+    ) -> list[_Found]:
         if not self.is_distributed(rows.model._meta.db_table):
-            return super().select_unlocked(rows, limit)
+            return super().select_unlocked(rows, limit, condition=condition)
         # Find rows in all shards at once, then lock them one shard at a time.
-        return self.lock_found(rows, limit, ["pk", "account_id"], partial(self._lock_in_shards, rows))
+        lock = partial(self._lock_in_shards, rows, condition)
+        return self.lock_found(rows.filter(condition), limit, ["pk", "account_id"], lock)
 
-    def _lock_in_shards(self, rows: QuerySet[Any, _Found], found: list[tuple[Any, ...]]) -> list[_Found]:
+    def _lock_in_shards(self, rows: QuerySet[Any, _Found], condition: Q, found: list[tuple[Any, ...]]) -> list[_Found]:
         """Lock the rows that were found. The statements repeat the conditions, because a row may have changed since."""
         shards: dict[int, list[str]] = defaultdict(list)
         with self.connection.cursor() as cursor:
@@ -148,5 +155,5 @@ class CitusStore(PostgreSQLStore):
         locked: list[_Found] = []
         for _, accounts in sorted(shards.items()):
             ids = [pk for pk, account in found if account in accounts]
-            locked += super().select_unlocked(rows.filter(account_id__in=accounts, pk__in=ids))
+            locked += super().select_unlocked(rows.filter(by_ids(ids, condition), account_id__in=accounts))
         return locked
