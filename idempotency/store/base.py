@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import reduce
+from operator import or_
 from typing import Any, Final, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import BigIntegerField, BooleanField, ExpressionWrapper, F, Func, Q, QuerySet
+from django.db.models import BooleanField, Func, Q, QuerySet
 from django.db.models.functions import Now
 
 from ..exceptions import UnavailableError
@@ -21,6 +23,9 @@ from ..outcome import BODY_GONE, Outcome
 logger: Final = logging.getLogger("idempotency")
 
 _Found = TypeVar("_Found")
+
+#: A statement names this many accounts with their records. SQLite limits the depth of a condition to 1,000.
+MAX_ACCOUNTS: Final = 100
 
 
 @dataclass(frozen=True)
@@ -242,12 +247,14 @@ class Upkeep:
         return marked + records.update(response_body=None, **gone)
 
     def _delete_steps(self, accounts: dict[int, str]) -> None:
-        # The index is on account and record. Making the record an expression keeps the planner from looking up every
-        # combination of account and record, which takes SQLite a minute for a large batch. The expression needs the
-        # type of the ids. Otherwise Django types the sum as 32 bits, and with server-side binding psycopg sends it so.
-        record = ExpressionWrapper(F("record_id") + 0, output_field=BigIntegerField())
-        steps = IdempotencyStep.objects.using(self.using).filter(account_id__in=set(accounts.values()))
-        steps.alias(record=record).filter(record__in=list(accounts)).delete()
+        records: dict[str, list[int]] = {}
+        for pk, account in accounts.items():
+            records.setdefault(account, []).append(pk)
+        # The index is on account and record. With one list of each, a database looks up every combination, or reads all
+        # steps of the accounts.
+        scopes = [Q(account_id=account, record_id__in=ids) for account, ids in records.items()]
+        for start in range(0, len(scopes), MAX_ACCOUNTS):
+            IdempotencyStep.objects.using(self.using).filter(reduce(or_, scopes[start : start + MAX_ACCOUNTS])).delete()
 
     def end_leases_of_gone_sessions(self, operations: Collection[str], limit: int) -> None:
         """End up to ``limit`` leases of these operations whose sessions are gone.

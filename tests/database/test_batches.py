@@ -1,9 +1,11 @@
 """Behaviour common to all batch work: results, bounds, successive batches, and a transaction for each batch."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from tests.database.claiming import plain
 from tests.database.statements import before_statement, execute, explaining, fill, fill_outbox
 from tests.outbox import make_messages
 from tests.records import HOUR, abandon, from_now, make_bodies, make_records, remaining
+from tools.benchmarks.upkeep import fill as fill_in_use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -251,6 +254,41 @@ def test_a_purge_scans_its_index(work, index):
     assert "LockRows" in plan
     assert f"Index Scan using {index}" in plan
     assert "Seq Scan on idempotency_record" not in plan
+
+
+#: For each kind of work, what its statements scan: the index of its search, then those that find rows by id.
+SCANNED = {
+    "purge": {"idempotency_record_due", "idempotency_record_pkey", "idempotency_step_name"},
+    "bodies": {"idempotency_record_body", "idempotency_record_pkey", "idempotency_step_name"},
+    "messages": {"idempotency_outbox_sent", "idempotency_outbox_message_pkey"},
+    "sweep": {"idempotency_record_unfinished", "idempotency_record_pkey"},
+    "erasure": {"idempotency_record_pkey", "idempotency_step_name"},
+    "count": {"idempotency_record_pkey"},
+}
+
+
+@pytest.mark.postgres
+@pytest.mark.whole_table
+def test_upkeep_of_a_large_table_searches_one_index_and_then_finds_rows_by_id():
+    """An index for another condition would find all due rows, or all rows of an account, for each batch."""
+    fill_in_use(100_000, body=10)
+    fill_outbox(100_000)
+    execute("UPDATE idempotency_outbox_message SET sent_at = sent_at - interval '9 days' WHERE id %% 5 = 0")
+    execute("ANALYZE idempotency_outbox_message")
+    whale = find_rows("whale")
+    works = {
+        "sweep": partial(next, recover_batches()),
+        "bodies": partial(next, purge_body_batches(batch_size=500)),
+        "purge": partial(next, purge_batches(batch_size=500)),
+        "messages": partial(next, purge_sent_batches(batch_size=500)),
+        "count": whale.count,
+        "erasure": lambda: next(batch for batch in erase_batches(whale) if batch.records),
+    }
+    for name, work in works.items():
+        with explaining("idempotency_") as plans:
+            work()
+        scanned = {found for plan in plans for found in re.findall(r"(?:using|Index Scan on|Seq Scan on) (\w+)", plan)}
+        assert (name, scanned) == (name, SCANNED[name]), "\n".join(plans)
 
 
 @pytest.mark.postgres

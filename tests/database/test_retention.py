@@ -93,7 +93,7 @@ def test_steps_are_deleted_by_account_and_record():
     with connection.execute_wrapper(explain):
         assert next(purge_batches()).deleted == 3
     (plan,) = plans
-    assert any("(account_id=?)" in line for line in plan), plan
+    assert any("(account_id=? AND record_id=?)" in line for line in plan), plan
 
 
 # The command: records first and then sent messages, its report, its exit codes, and its load

@@ -10,14 +10,19 @@ from importlib import import_module
 from .database import PREPARED, scratch_database
 
 #: The experiments' modules, whose ``compare`` returns tables.
-EXPERIMENTS = ("requests", "latency", "http", "storm", "purge")
+EXPERIMENTS = ("requests", "latency", "http", "storm", "purge", "upkeep")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.benchmarks", description=__doc__)
     parser.add_argument("experiments", nargs="*", metavar="experiment", help=f"{', '.join(EXPERIMENTS)} (default: all)")
     parser.add_argument("--operations", type=int, default=600, help="operations of each variant (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=2_000_000, help="rows of the purged table (default: %(default)s)")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        default=2_000_000,
+        help="rows of the purged table, and of the larger table of upkeep (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=1, help="seed of the order of the variants (default: %(default)s)")
     parser.add_argument(
         "--prepared",
@@ -34,7 +39,7 @@ def main() -> None:
         for name in arguments.experiments or EXPERIMENTS:
             # Imported here, because models can only be imported after django.setup().
             compare = import_module(f"tools.benchmarks.{name}").compare
-            number = arguments.rows if name == "purge" else arguments.operations
+            number = arguments.rows if name in {"purge", "upkeep"} else arguments.operations
             for table in compare(number, arguments.seed, partial(print, file=sys.stderr)):
                 print(f"{table}\n", flush=True)
 
