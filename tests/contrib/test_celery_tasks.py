@@ -26,7 +26,7 @@ RUNS = {
         tasks.recover_expired_leases,
         {"recoverable": 7, "completed": 0, "parked": 0, "postponed": 0}
         | {"unknown_operations": {"tests.tasks.unknown": 2}, "exhausted": True},
-        {"recoverable": 6, "unknown_operations": {}},
+        {"recoverable": 6, "unknown_operations": {"tests.tasks.unknown": 4}},
     ),
     "purge": (
         lambda: (make_records(7), make_records(1, Status.PARKED, expires=-MINUTE), make_records(1, expires=HOUR)),
