@@ -26,7 +26,8 @@ class Run:
     """One run of a ``claim()`` block.
 
     If the operation has already run, ``replayed`` is True and ``result`` is the recorded result. Otherwise the block
-    does the work and sets ``result`` to any JSON value.
+    does the work and sets ``result`` to any JSON value. After the block, ``result`` is the value read back from JSON, as
+    every later run finds it.
     """
 
     def __init__(self, claim: Claim | None, result: Any = None) -> None:
@@ -93,7 +94,8 @@ def claim(
     with running(Attempt(Claim(settled))) as attempt:
         run = Run(attempt.claim)
         yield run
-        attempt.outcome = outcome_of_result(run.result, in_force)
+        attempt.outcome = outcome = outcome_of_result(run.result, in_force)
+        run.result = result_of(outcome)  # decoded from JSON, so that the first run has the result of every later one
 
 
 def result_of(outcome: Outcome) -> Any:
