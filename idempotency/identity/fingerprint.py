@@ -4,7 +4,8 @@ It consists of the algorithm's version, an id of the secret, and a keyed digest 
 payloads have the same canonical text only if they are the same value:
 
 * A tag names the type: 1, "1" and True differ, and so do None and an absent name. All numbers have one type, so 1, 1.0
-  and ``Decimal("1.00")`` are one value.
+  and ``Decimal("1.00")`` are one value. Only an int of more than 50 digits differs from the float or Decimal that
+  equals it.
 * A length precedes everything of variable length (the characters of a text, the items of a container), so that two
   values can't become equal by concatenation. It counts code points, because the text is encoded once at the end.
 * The names of an object are sorted, because their order does not count. The order of a list counts.
@@ -12,13 +13,12 @@ payloads have the same canonical text only if they are the same value:
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
-from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -30,7 +30,16 @@ from django.utils.functional import cached_property
 
 from ..conf import settings
 from ..exceptions import PayloadInvalidError
-from .parsing import CSRF_FIELD, MAX_DEPTH, NOT_FINITE, TOO_DEEP, CanonicalJSON, decimal_text, sorted_pairs
+from .parsing import (
+    CSRF_FIELD,
+    MAX_DEPTH,
+    NOT_FINITE,
+    TOO_DEEP,
+    CanonicalJSON,
+    decimal_text,
+    is_short_integer,
+    sorted_pairs,
+)
 
 #: The version of the algorithm. Each fingerprint starts with it. Never change a released algorithm, because stored
 #: records use it. Add a version instead.
@@ -39,9 +48,6 @@ VERSION: Final = "v1"
 #: Distinguishes these keys from others that are derived from the same secret.
 _PURPOSE: Final = "idempotency.fingerprint"
 
-#: One more than the number of digits before the point of the largest float.
-_FLOAT_DIGITS: Final = 310
-
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -49,7 +55,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _Text = list[str]
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class Payload:
     """The content of a request, without the account, the key, and headers, which a retry may change.
 
@@ -213,8 +219,7 @@ def _decimal_of(value: float) -> Decimal:
 def _write_decimal(value: Decimal, out: _Text, depth: int = 0) -> None:
     if not value.is_finite():
         raise PayloadInvalidError(NOT_FINITE)
-    # A Decimal with more digits before the point than any float equals no float, and may have a billion digits.
-    if not value or (value.adjusted() < _FLOAT_DIGITS and value == value.to_integral_value()):
+    if is_short_integer(value):
         out.append(f"i{int(value):x};")
     else:
         out.append(f"D{decimal_text(value)};")
@@ -231,35 +236,6 @@ def _write_datetime(value: dt.datetime, out: _Text, depth: int) -> None:
 
 def _parts(duration: dt.timedelta) -> str:
     return f"{duration.days}/{duration.seconds}/{duration.microseconds}"
-
-
-def _write_enum(value: Enum, out: _Text, depth: int) -> None:
-    _write_text("e", type(value).__qualname__, out)
-    _write_value(value.value, out, depth)
-
-
-def _write_set(value: Iterable[object], out: _Text, depth: int) -> None:
-    if not depth:
-        raise PayloadInvalidError(TOO_DEEP)
-    written: list[str] = []
-    for item in value:
-        inner: _Text = []
-        _write_value(item, inner, depth - 1)
-        written.append("".join(inner))
-    # Sort the canonical texts, because the items may not be comparable.
-    out.append(f"S{len(written)}:{''.join(sorted(written))}")
-
-
-def _write_dataclass(value: object, out: _Text, depth: int) -> None:
-    if not depth:
-        raise PayloadInvalidError(TOO_DEEP)
-    # As in comparisons of instances.
-    fields = [field.name for field in dataclasses.fields(value) if field.compare]  # type: ignore[arg-type]
-    _write_text("c", type(value).__qualname__, out)
-    out.append(f"{len(fields)}:")
-    for name in sorted(fields):
-        out.append(f"{len(name)}:{name}")
-        _write_value(getattr(value, name), out, depth - 1)
 
 
 def _write_form(value: MultiValueDict[str, object], out: _Text, depth: int) -> None:
@@ -299,10 +275,9 @@ def _content_digest(value: UploadedFile[Any]) -> str:
     return digest.hexdigest()
 
 
-# The order matters: an Enum may also be a str or an int, a datetime is a date, and a form is a dict. Subclasses of
-# JSON's types are written like these types.
+# The order matters: a datetime is a date, and a form is a dict. Subclasses of JSON's types, such as the members of
+# Django's TextChoices, are written like these types. No name of a class is written, because a deploy may change it.
 _OTHER_TYPES: Sequence[tuple[type | tuple[type, ...], Callable[[Any, _Text, int], None]]] = (
-    (Enum, _write_enum),
     (Decimal, _write_decimal),
     (UUID, lambda value, out, depth: out.append(f"u{value.hex}")),
     (dt.datetime, _write_datetime),
@@ -317,7 +292,6 @@ _OTHER_TYPES: Sequence[tuple[type | tuple[type, ...], Callable[[Any, _Text, int]
     (int, lambda value, out, depth: out.append(f"i{int.__format__(value, 'x')};")),
     (float, lambda value, out, depth: _write_decimal(_decimal_of(value), out)),
     ((bytes, bytearray, memoryview), _write_bytes),
-    ((set, frozenset), _write_set),
 )
 
 
@@ -325,11 +299,9 @@ def _write_other(value: object, out: _Text, depth: int) -> None:
     for types, writer in _OTHER_TYPES:
         if isinstance(value, types):
             return writer(value, out, depth)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _write_dataclass(value, out, depth)
     kind = type(value)
     raise TypeError(
         f"An object of type {kind.__module__}.{kind.__qualname__} can't be fingerprinted. Give the operation a "
-        f"payload= of plain values (str, int, Decimal, datetime, UUID, dict, list, a dataclass…), and of primary keys "
-        f"instead of model instances."
+        f"payload= of plain values (str, int, Decimal, datetime, UUID, dict, list…): an enum's value, a sorted list "
+        f"instead of a set, a dict instead of a dataclass, a primary key instead of a model instance."
     )

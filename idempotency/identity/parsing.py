@@ -40,70 +40,32 @@ CSRF_FIELD: Final = "csrfmiddlewaretoken"
 
 NOT_FINITE: Final = "The payload contains a number that is not finite."
 
-#: Two different numbers of at most 15 significant digits have different floats.
-_EXACT_DIGITS: Final = 15
-#: Below this, floats have fewer significant digits.
-_SMALLEST: Final = 1e-290
-#: Floats hold every whole number below this.
-_EXACT_INTEGERS: Final = 2**53
-#: A whole number with more digits stays a float if that is exact. Otherwise 1e308 would take 300 bytes.
-_WHOLE_DIGITS: Final = 50
-_WHOLE_LIMIT: Final = float(10**_WHOLE_DIGITS)
-
-#: Replaces each digit by a zero, and each other byte by a space. A text that may contain a longer integer then contains
-#: ``_LONG_INTEGER``. A regular expression would take ten times as long.
-_ZEROS: Final = bytes(ord("0") if chr(code).isdecimal() else ord(" ") for code in range(256))
-_LONG_INTEGER: Final = b"0" * (_WHOLE_DIGITS + 1)
+#: A whole number of more digits keeps its spelling, because 1e308 would take 300 bytes and 1e999999999 a gigabyte.
+WHOLE_DIGITS: Final = 50
 
 #: Rounds no number that memory can hold.
 _UNROUNDED: Final = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)
 
-#: NaN, which JSON doesn't have, and the text of a number that equals no float and no int.
-_Exact = tuple[float, str]
 
-
-def by_value(text: str) -> float | _Exact:
+def by_value(text: str) -> int | tuple[float, str]:
     """The value of a JSON number that has a fraction or an exponent.
 
-    :returns: for a whole number an int, or a float if it is 1e50 or more and has at most 15 significant digits. For a
-        fraction a float if it has at most 15 significant digits, otherwise its exact text.
-    :raises PayloadInvalidError: it is beyond the range of a float.
+    :returns: an int if it is whole and has at most ``WHOLE_DIGITS`` digits. Otherwise NaN, which JSON doesn't have, and
+        its exact text.
+    :raises PayloadInvalidError: it is beyond the range of a float, so the handler would read infinity.
     """
-    number = float(text)
-    if math.isinf(number):
+    if math.isinf(float(text)):
         raise PayloadInvalidError(NOT_FINITE)
-    # Zeros at the end are insignificant or belong to the exponent.
-    if len(text.rstrip("0")) <= _EXACT_DIGITS and abs(number) > _SMALLEST:
-        if not number.is_integer() or abs(number) >= _WHOLE_LIMIT:
-            return number
-        return int(number) if abs(number) < _EXACT_INTEGERS else int(Decimal(text))
     try:
-        exact = Decimal(text)
+        number = Decimal(text)
     except InvalidOperation:
         raise PayloadInvalidError("The payload contains a number with too large an exponent.") from None
-    if not exact:
-        return 0
-    # The float of a whole number is whole. The float of another number may be whole, too.
-    is_whole = number.is_integer() and exact == exact.to_integral_value()
-    if is_whole and abs(number) < _WHOLE_LIMIT:
-        return int(exact)
-    written = decimal_text(exact)
-    digits = written.partition("E")[0].replace(".", "").lstrip("-0")
-    if len(digits) <= _EXACT_DIGITS and abs(number) > _SMALLEST:
-        return number
-    return int(exact) if is_whole else (math.nan, written)
+    return int(number) if is_short_integer(number) else (math.nan, decimal_text(number))
 
 
-def integer_by_value(text: str) -> float:
-    """The value of a JSON number without a fraction or an exponent, as ``by_value`` returns it.
-
-    :raises ValueError: it has more digits than the interpreter allows (``sys.set_int_max_str_digits``).
-    """
-    if len(text) > _WHOLE_DIGITS and len(text.strip("-0")) <= _EXACT_DIGITS:
-        number = float(text)
-        if _WHOLE_LIMIT <= abs(number) < math.inf:
-            return number
-    return int(text)
+def is_short_integer(value: Decimal) -> bool:
+    """Whether a finite number is whole and has at most ``WHOLE_DIGITS`` digits, so that it is written like an int."""
+    return not value or (value.adjusted() < WHOLE_DIGITS and value == value.to_integral_value())
 
 
 def decimal_text(value: Decimal) -> str:
@@ -115,7 +77,8 @@ def decimal_text(value: Decimal) -> str:
 class CanonicalJSON:
     """A JSON text in its canonical form: names sorted, no white space, one spelling for each value.
 
-    A number that a float can't hold exactly is written as ``[NaN,"…"]``. JSON doesn't have this token.
+    A fraction, or a whole number of more than 50 digits with an exponent, is written as ``[NaN,"…"]``. JSON has no such
+    token.
     """
 
     text: bytes
@@ -140,10 +103,8 @@ def parse_json(body: bytes) -> CanonicalJSON | bytes:
         return body
     text = body.decode("utf-8")
     try:
-        # A Python function for each integer would be slow, and few texts need it.
-        decoder = _DECODER_OF_LONG_INTEGERS if _LONG_INTEGER in body.translate(_ZEROS) else _DECODER
         # A lone surrogate is valid in JSON (as an escape), but not in UTF-8.
-        canonical = _ENCODER.encode(decoder.decode(text)).encode("utf-8", "surrogatepass")
+        canonical = _ENCODER.encode(_DECODER.decode(text)).encode("utf-8", "surrogatepass")
     except _RepeatedNameError:
         return body
     except json.JSONDecodeError:
@@ -170,9 +131,6 @@ def _refuse_constant(name: str) -> object:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_parse_pairs, parse_constant=_refuse_constant, parse_float=by_value)
-_DECODER_OF_LONG_INTEGERS = json.JSONDecoder(
-    object_pairs_hook=_parse_pairs, parse_constant=_refuse_constant, parse_float=by_value, parse_int=integer_by_value
-)
 # No circular check, because a parsed value can't contain itself.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"), check_circular=False)
 

@@ -26,8 +26,8 @@ class Run:
     """One run of a ``claim()`` block.
 
     If the operation has already run, ``replayed`` is True and ``result`` is the recorded result. Otherwise the block
-    does the work and sets ``result`` to any JSON value. After the block, ``result`` is the value read back from JSON, as
-    every later run finds it.
+    does the work and sets ``result`` to any JSON value. After the block, ``result`` is read back from JSON, as every
+    later run finds it.
     """
 
     def __init__(self, claim: Claim | None, result: Any = None) -> None:

@@ -1,6 +1,5 @@
 """Payloads to fingerprint, and a definition of equality that is independent of the fingerprint."""
 
-import dataclasses
 from enum import Enum
 from fractions import Fraction
 
@@ -43,10 +42,3 @@ def typed(value):
 
 class Colour(str, Enum):  # noqa: UP042 - payloads may have such a value
     RED = "red"
-
-
-@dataclasses.dataclass
-class Charge:
-    amount: int
-    currency: str = "usd"
-    trace: str = dataclasses.field(default="", compare=False)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from idempotency.identity import fingerprint
 from idempotency.identity.fingerprint import Payload
 from idempotency.identity.parsing import parse_json
-from tests.unit.fingerprint.commands import Charge, Colour
+from tests.unit.fingerprint.commands import Colour
 
 
 @given(st.text(), st.text(), st.text(), st.text())
@@ -75,8 +75,6 @@ def test_the_algorithm_is_as_released():
             "for": dt.timedelta(hours=1),
             "id": UUID(int=1),
             "colour": Colour.RED,
-            "tags": {"b", "a"},
-            "charge": Charge(1),
             "form": QueryDict("a=1&a=2"),
             "file": SimpleUploadedFile("a.txt", b"content"),
             "json": parse_json(b'{"b": [1, 1.50, 9007199254740992.5, 1e60, null], "a": {}}'),
@@ -87,7 +85,7 @@ def test_the_algorithm_is_as_released():
     )
     version, secret_id, digest = payload.request_hash.split(":")
     assert (version, len(secret_id)) == ("v1", 8)
-    assert digest == "cb57689f42e9fbb790c0a8090b7de751f2d1e67bf778d8f9313c6aac28d447e1"
+    assert digest == "19c202e0c367f52e64c9d82674a4b2508a758ccad4a17398529d75ee140234b4"
 
 
 KEYED = Payload({"pin": 1234}, method="POST")

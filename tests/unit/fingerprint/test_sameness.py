@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from idempotency.exceptions import PayloadInvalidError
 from idempotency.identity.parsing import MAX_DEPTH, parse_json
-from tests.unit.fingerprint.commands import Charge, Colour, near, nested, of, typed
+from tests.unit.fingerprint.commands import Colour, near, nested, of, typed
 
 
 class Size(str, Enum):  # noqa: UP042 - payloads may have such a value
@@ -34,10 +34,13 @@ class Level(IntEnum):
     ONE = 1
 
 
+class Plain(Enum):
+    RED = "red"
+
+
 @dataclasses.dataclass
-class Refund:
+class Charge:
     amount: int
-    currency: str = "usd"
 
 
 def upload(name="a.txt", content=b"1", content_type="text/plain"):
@@ -52,7 +55,7 @@ DISTINCT = [
     *[10**100_000, 10**100_000 + 1, -(10**100_000)],
     *["", "1", "1.0", "n", "True", b"", b"1", b"1&"],
     *["\ud800", "\udc00", "\ud83d\udd11", "🔑", "\ufffd"],  # half a surrogate pair, the other half, both, the character
-    *[[], [None], [[]], ["ab"], ["a", "b"], ["b", "a"], [["a", 1]], set(), {1}],
+    *[[], [None], [[]], ["ab"], ["a", "b"], ["b", "a"], [["a", 1]]],
     *[{}, {"a": 1}, {"a": 2}, {"a": None}, {"b": 1}, {"a": {"a": 1}}, {"a": "1"}, {"a": ["1"]}],
     *map(parse_json, [b'{"a": 1, "a": 2}', b'{"a": 2, "a": 1}', b'{"a": 1}', b'{"a": 2}', b'[["a", 1], ["a", 2]]']),
     *map(Decimal, ["10", "0.1", "1." + "0" * 28 + "1", "1." + "0" * 29 + "1", "1e999999999", "1e-999999999"]),
@@ -62,8 +65,7 @@ DISTINCT = [
     *[dt.time(12), dt.time(12, fold=1), dt.time(12, tzinfo=dt.UTC)],
     dt.datetime.max.replace(tzinfo=dt.timezone(dt.timedelta(hours=-12))),
     dt.datetime.min.replace(tzinfo=dt.timezone(dt.timedelta(hours=12))),
-    *[Colour.RED, Size.RED, "red", Level.ONE],
-    *[Charge(1), Charge(1, "eur"), Refund(1), {"amount": 1, "currency": "usd"}],
+    *[10**60, 1e60, "red", {"amount": 1, "currency": "usd"}],  # only shorter numbers have one form
     *[MultiValueDict({"a": values}) for values in (["1"], ["1", "2"], ["2", "1"], [])],
     *[upload(), upload("b.txt"), upload(content=b"2"), upload(content_type="text/html")],
 ]
@@ -72,7 +74,6 @@ SAME = {
     "list and tuple": ([1, 2], (1, 2)),
     "kinds of mapping": ({"a": 1}, OrderedDict(a=1)),
     "a mapping that is not a dict": ({"a": 1}, MappingProxyType({"a": 1})),
-    "kinds of set": ({1, "a"}, frozenset(["a", 1])),
     "trailing zeros of a Decimal": (Decimal(10), Decimal("1.000E+1")),
     "zeros": (Decimal(0), Decimal("0.000")),
     "a huge power of zero": (0, Decimal("0e999999999")),
@@ -80,7 +81,11 @@ SAME = {
     "zero and minus zero": (0, -0.0),
     "an int and a Decimal": (1, Decimal("1.00")),
     "a float and a Decimal": (0.1, Decimal("0.10")),
-    "a long int and a float": (10**300, 1e300),
+    "a long int, a float and a Decimal": (10**49, 1e49),
+    "a long int and a Decimal": (10**50 - 1, Decimal(10**50 - 1)),
+    "a choice and its value": (Size.RED, "red"),
+    "a renamed class of a choice": (Size.RED, Colour.RED),
+    "a numbered choice and its value": (Level.ONE, 1),
     "one instant, two zones": (
         dt.datetime(2024, 7, 1, 12, tzinfo=dt.UTC),
         dt.datetime(2024, 7, 1, 14, tzinfo=ZoneInfo("Europe/Paris")),
@@ -90,7 +95,6 @@ SAME = {
     "a view of bytes": (b"ac", memoryview(b"abc")[::2]),
     "kinds of int": (7, type("Count", (int,), {})(7)),
     "kinds of float": (0.5, type("Ratio", (float,), {})(0.5)),
-    "fields that don't compare": (Charge(1, trace="a"), Charge(1, trace="b")),
     "order of a form's names": (QueryDict("a=1&b=2&a=3"), QueryDict("b=2&a=1&a=3")),
     "kinds of form": (QueryDict("a=1"), MultiValueDict({"a": ["1"]})),
 }
@@ -182,11 +186,9 @@ def nest(levels, wrap=lambda inner: [inner]):
     [
         (lambda inner: [inner], 1),
         (lambda inner: {"a": inner}, 1),
-        (lambda inner: frozenset([inner]), 1),
-        (lambda inner: Charge(inner), 1),
         (lambda inner: MultiValueDict({"a": [inner]}), 2),  # one level for the names, one for the values
     ],
-    ids=["list", "object", "set", "dataclass", "form"],
+    ids=["list", "object", "form"],
 )
 def test_nesting_is_bounded(wrap, levels):
     deepest = MAX_DEPTH // levels
@@ -222,8 +224,11 @@ def test_a_number_that_is_not_finite_is_refused(number):
 
 
 @pytest.mark.parametrize(
-    "value", [object(), print, int, Charge, (i for i in "a"), 1j, io.BytesIO()], ids=lambda value: type(value).__name__
+    "value",
+    [object(), print, int, Charge(1), (i for i in "a"), 1j, io.BytesIO(), {1}, frozenset("a"), Plain.RED],
+    ids=lambda value: type(value).__name__,
 )
+@pytest.mark.failure_120
 def test_the_error_for_an_unsupported_type_names_it_and_the_remedy(value):
     with pytest.raises(TypeError, match=rf"{type(value).__qualname__} can't be fingerprinted\. Give the operation"):
         of({"a": value})
