@@ -39,7 +39,7 @@ from .adapter import Adapter
 from .body_stream import BODY_STREAM, UNWATCHED
 from .handler import Handler, HandlerAttempt, attach_job
 from .key_sources import KeySource
-from .payload import route_of
+from .payload import route_of, with_headers
 from .problems import KEY_STATUSES, PROFILES, RETENTION_HEADER, STATUS_HEADER, accepted_response, report
 
 logger: Final = logging.getLogger("idempotency")
@@ -130,7 +130,7 @@ class Exchange:
         adapter, http = self.adapter, self.adapter.http
         try:
             payload = Payload(
-                adapter.payload(self.policy),
+                with_headers(adapter.payload(self.policy), http, self.policy.payload_headers),
                 method=str(http.method),
                 route=route_of(http.resolver_match, adapter.kwargs, adapter.is_place_named),
                 # payload= returns everything that counts. A provider may sign each delivery in the query.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import date
 from decimal import Decimal
@@ -57,6 +57,13 @@ def parsed_body(http: HttpRequest) -> object:
         with suppress(ValueError):
             return parse_json(body)
     return body
+
+
+def with_headers(payload: object, http: HttpRequest, names: Collection[str]) -> object:
+    """The payload and the named headers that the request has. Without names, the payload itself."""
+    if not names:
+        return payload
+    return [payload, {name.lower(): http.headers[name] for name in names if name in http.headers}]
 
 
 def content_length(http: HttpRequest) -> int:

@@ -185,6 +185,7 @@ class Options:
     transaction: bool = option(validators.flag, default=True)
     recovery: Recovery = option(validators.recovery, default=REEXECUTE)
     payload: Callable[..., Any] | None = option(validators.callable_object, applies_to=Use.REQUEST)
+    payload_headers: Collection[str] = option(validators.names, default=(), applies_to=Use.REQUEST)
     rebuild: Callable[[str, Any], Any] | None = option(validators.callable_object, applies_to=Use.REQUEST)
     redact: Callable[[int, Mapping[str, str], bytes], bytes] | None = option(validators.callable_object)
     key: Callable[[Any], str | None] | None = option(
@@ -275,6 +276,7 @@ class RequestArguments(BlockArguments, total=False):
     recordable: Callable[[int], bool] | str | None
     recorded_headers: Collection[str] | None
     payload: Callable[..., Any] | None
+    payload_headers: Collection[str] | None
     rebuild: Callable[[str, Any], Any] | None
     key: Callable[[Any], str | None] | str | None
     profile: str | None

@@ -48,6 +48,28 @@ def test_json_is_compared_by_value(same, framework):
         assert not same(first, second), (first, second)
 
 
+@pytest.mark.parametrize("payload", [None, lambda request: "the same"], ids=["parsed", "declared"])
+def test_named_headers_count_as_a_part_of_the_payload(alice, framework, payload):
+    framework.serve(payload=payload, payload_headers=("Upload-Offset", "X-Dry-Run"))
+
+    def send(body, **headers):
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        return alice.post(data=body, key="k", headers=headers)["Idempotency-Status"]
+
+    assert send({"a": 1}, Upload_Offset="0") == "executed"
+    assert send({"a": 1}, Upload_Offset="0", X_Other="1") == send({"a": 1}, upload_offset="0") == "replayed"
+    others = [
+        {"Upload_Offset": "1"},
+        {"Upload_Offset": ""},
+        {},
+        {"X_Dry_Run": "0"},
+        {"Upload_Offset": "0", "X_Dry_Run": "1"},
+    ]
+    assert {send({"a": 1}, **headers) for headers in others} == {"reused"}
+    assert send({"a": 2}, Upload_Offset="0") == ("reused" if payload is None else "replayed")
+    assert effects() == 1
+
+
 @pytest.mark.failure_42
 def test_json_in_another_character_set_is_compared_as_drf_parses_it(same, serve):
     serve(drf_view(idempotent("tests.latin")(plain_answer), parsers=[JSONParser]))

@@ -214,6 +214,7 @@ SAMPLES = {
     "recordable": bool,
     "recorded_headers": ["ETag"],
     "payload": str,
+    "payload_headers": ["Depth"],
     "rebuild": str,
     "key": str,
     "profile": "stripe",
