@@ -30,6 +30,7 @@ __all__ = [
     "OutcomeUnreadableError",
     "OuterTransactionError",
     "PayloadInvalidError",
+    "PayloadUnreadableError",
     "RequestError",
     "TransactionBrokenError",
     "UnavailableError",
@@ -187,6 +188,12 @@ class AccountInvalidError(OperationError):
     code = "idempotency_account_invalid"
     title = "Account can't be used"
     default_detail = "The operation's account is not 1 to 255 printable characters."
+
+
+class PayloadUnreadableError(OperationError):
+    code = "idempotency_payload_unreadable"
+    title = "Payload can't be read"
+    default_detail = "The operation's payload can't be read or compared, so a retry could not be recognised."
 
 
 class UnrecordableResponseError(OperationError):

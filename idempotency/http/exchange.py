@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import DatabaseError, InterfaceError, connections
-from django.http import HttpRequest
+from django.http import HttpRequest, RawPostDataException
 from django.http.response import HttpResponseBase
 
 from .. import signals
@@ -22,6 +22,7 @@ from ..exceptions import (
     LeaseLostError,
     OutcomeUnreadableError,
     PayloadInvalidError,
+    PayloadUnreadableError,
     UnavailableError,
 )
 from ..identity import keys
@@ -138,11 +139,13 @@ class Exchange:
             )
         except RecursionError as error:
             raise PayloadInvalidError("The payload is nested too deeply.") from error
+        except RawPostDataException as error:
+            raise _already_read(self.policy) from error
         try:
-            payload.request_hash  # noqa: B018 - computed here, where an error becomes a 400
+            payload.request_hash  # noqa: B018 - computed here, where an error becomes a response
         except TypeError as error:
-            # A new error, because the frames of the caught one hold the payload in local variables.
-            raise TypeError(str(error)) from None
+            # Not chained, because the frames of the caught error hold the payload in local variables.
+            raise PayloadUnreadableError(str(error)) from None
         return payload
 
     def _run(self, owned: Ownership) -> Any:
@@ -233,7 +236,10 @@ def _key_of(policy: Policy, adapter: Adapter) -> str | None:
     :raises KeyInvalidError: the key is malformed, or the request has two different keys.
     """
     # policy.key is called first, because a crash report of it shows the local variables of this frame.
-    own = None if policy.key is None else policy.key(adapter.request)
+    try:
+        own = None if policy.key is None else policy.key(adapter.request)
+    except RawPostDataException as error:
+        raise _already_read(policy) from error
     if own is not None:
         own = keys.validate_key(own)
     if keys.META_NAME in adapter.http.META:
@@ -249,6 +255,14 @@ def _key_of(policy: Policy, adapter: Adapter) -> str | None:
     raise KeyMissingError(
         f"This operation requires a key, one unique value for each logical operation, in {place} or in the header "
         f"Idempotency-Key."
+    )
+
+
+def _already_read(policy: Policy) -> PayloadUnreadableError:
+    return PayloadUnreadableError(
+        f"{policy.operation} needs the body of its request, and code above @idempotent, such as a middleware, has read "
+        f"its stream. Let that code use request.body, which can be read again, or declare a payload= or a key= that "
+        f"does not need the body."
     )
 
 

@@ -30,6 +30,7 @@ from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.urls import ResolverMatch
 from django.utils.datastructures import MultiValueDict
 
+from ..exceptions import PayloadUnreadableError
 from ..identity.fingerprint import DigestedUpload
 from ..identity.parsing import form_pairs, parse_json
 from ..outcome import is_json
@@ -197,7 +198,7 @@ def route_of(
     :param match: None if no URL led to the view, as in a test that calls it. Then the view's keyword
         ``arguments`` are used.
     :param is_named: whether the project has named the URL pattern.
-    :raises TypeError: an argument's text would differ at a retry.
+    :raises PayloadUnreadableError: an argument's text would differ at a retry.
     """
     if match is None:
         return {name: _comparable(value) for name, value in arguments.items()}
@@ -212,9 +213,15 @@ def _comparable(value: object) -> object:
         return [value._meta.label, _comparable(value.pk)]
     if isinstance(value, (str, int, UUID, date, Decimal)):
         return value
-    text = str(value)
+    try:
+        text = str(value)
+    except Exception as error:
+        raise PayloadUnreadableError(
+            f"The text of a route argument of type {type(value).__qualname__} is compared with a retry's, and its "
+            f"__str__ raised {type(error).__name__}. Correct it."
+        ) from error
     if " at 0x" in text:  # the default text of an object
-        raise TypeError(
+        raise PayloadUnreadableError(
             f"The text of a route argument of type {type(value).__qualname__} is its address in memory, so a retry "
             f"would look like another request. Give the type a __str__ that differs for each value."
         )

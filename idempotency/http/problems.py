@@ -116,6 +116,7 @@ _PROBLEMS: Mapping[str, tuple[int, str, str]] = {
     "idempotency_lease_lost": (409, "idempotency_error", "invalid_request"),
     "idempotency_unavailable": (503, "api_error", "service_unavailable"),
     "idempotency_account_invalid": (500, "api_error", "processing_error"),
+    "idempotency_payload_unreadable": (500, "api_error", "processing_error"),
     "idempotency_response_unrecordable": (500, "api_error", "processing_error"),
     "idempotency_outcome_unreadable": (500, "api_error", "processing_error"),
     "idempotency_transaction_broken": (500, "api_error", "processing_error"),

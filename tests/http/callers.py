@@ -29,6 +29,7 @@ PROBLEMS = {
     "idempotency_body_gone": 409,
     "idempotency_key_reused": 422,
     "idempotency_account_invalid": 500,
+    "idempotency_payload_unreadable": 500,
     "idempotency_response_unrecordable": 500,
     "idempotency_outcome_unreadable": 500,
     "idempotency_transaction_broken": 500,

@@ -13,11 +13,12 @@ from rest_framework.parsers import FormParser, JSONParser
 
 from idempotency import idempotent
 from idempotency.accounts import Fixed
+from idempotency.keys import FromJSON
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
 from tests.factories import UserFactory
-from tests.http.callers import FORM, assert_refused, effects, multipart, records, replayed
-from tests.http.serving import drf_view, served
+from tests.http.callers import FORM, assert_refused, effects, multipart, problem_code, records, replayed
+from tests.http.serving import Framework, after, drf_view, served
 from tests.http.views import drf_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario_16, pytest.mark.once]
@@ -382,12 +383,23 @@ def test_a_route_argument_without_a_text_is_refused(alice, settings, caplog, arg
     """Its text is a memory address, so a retry would be a different request."""
     serve_with(settings, argument)
     for _ in range(2):
-        assert alice.post("/0/", key="k").status_code == 500
+        assert problem_code(alice.post("/0/", key="k")) == "idempotency_payload_unreadable"
     assert f"The text of a route argument of type {name} is its address in memory" in caplog.text
     assert (effects(), records()) == (0, [])
 
 
-def test_the_route_is_read_only_if_there_is_a_key(alice, settings):
+@pytest.mark.parametrize("kind", ["plain", "drf"])
+@pytest.mark.parametrize("policy", [{}, {"payload": lambda request: request.body}, {"key": FromJSON("a")}])
+def test_a_body_whose_stream_is_already_read_is_refused(alice, serve, caplog, kind, policy):
+    view = Framework(kind, serve).view(protect=idempotent("tests.read", **policy))
+    serve(after(lambda request: request.read(), view))
+    refused = alice.post(data={"a": 1}, key=None if "key" in policy else "k")
+    assert problem_code(refused) == "idempotency_payload_unreadable"
+    assert "Let that code use request.body, which can be read again" in caplog.text
+    assert (effects(), records()) == (0, [])
+
+
+def test_the_route_is_read_only_if_there_is_a_key(alice, settings, caplog):
     class Unreadable:
         def __str__(self):
             raise ValueError
@@ -395,5 +407,6 @@ def test_the_route_is_read_only_if_there_is_a_key(alice, settings):
     view = idempotent("tests.route", key_required=False)(lambda request, value: plain_answer(request))
     settings.ROOT_URLCONF = (path("", served(view), {"value": Unreadable()}),)
     assert alice.post().status_code == 201
-    assert alice.post(key="k").status_code == 500
+    assert problem_code(alice.post(key="k")) == "idempotency_payload_unreadable"
+    assert "Unreadable is compared with a retry's, and its __str__ raised ValueError." in caplog.text
     assert effects() == 1
