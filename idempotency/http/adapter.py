@@ -125,7 +125,8 @@ class Adapter:
     def permit_replay(self) -> None:
         """Run the handler's own checks as far as the framework allows, and undo their writes.
 
-        :raises Exception: a check refused the caller, or failed.
+        :raises Exception: a check refused the caller, or failed. A 404 may also mean that the operation removed its
+            object.
         """
 
     def replay(self, outcome: Outcome) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Final
 
 from django.core.exceptions import ObjectDoesNotExist
@@ -47,6 +48,9 @@ logger: Final = logging.getLogger("idempotency")
 
 #: The attribute of Django's request for the headers of every response to a request with a key.
 HEADERS = "_idempotency_headers"
+
+#: The statuses of outcomes that are replayed to a caller for whom the object can't be found.
+_SHOW_NOTHING: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND})
 
 #: The attribute of Django's request for an ``IdempotencyError`` that is a crash of the handler, for example because
 #: another claim inside it was in progress elsewhere.
@@ -173,7 +177,9 @@ class Exchange:
             refusal = self.adapter.answer_to_exception(error)
             if refusal is None or refusal.status_code == 500:
                 raise self._unavailable("The caller's permission for this outcome can't be checked.", error) from error
-            return refusal
+            # The operation may have removed its object. Only these outcomes show nothing to a caller who lost access.
+            if refusal.status_code != HTTPStatus.NOT_FOUND or outcome.status not in _SHOW_NOTHING:
+                return refusal
         if outcome.reference is not None and outcome.body is None:
             response, is_outcome = self._rebuilt(outcome, outcome.reference)
             if not is_outcome:

@@ -2,7 +2,7 @@
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import InterfaceError, OperationalError, connection
+from django.db import InterfaceError, OperationalError, connection, connections
 from django.http import Http404
 from django.shortcuts import get_object_or_404
 from django.test.utils import CaptureQueriesContext
@@ -18,6 +18,7 @@ from idempotency import idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.exceptions import InProgressError
 from testproject.models import Transfer
+from tests.aliases import added
 from tests.http.callers import problem_code, replayed
 from tests.http.views import CrashError, LabelSerializer
 
@@ -33,7 +34,7 @@ class Transfers(IdempotentMixin, viewsets.ModelViewSet):
     queryset = Transfer.objects.all()
     serializer_class = LabelSerializer
     permission_classes = [IsAuthenticated & IsOwner]
-    idempotent_operations = {name: f"objects.{name}" for name in ("partial_update", "destroy", "lock", "count", "open")}
+    idempotent_operations = {name: f"objects.{name}" for name in ("partial_update", "destroy", "lock", "count")}
 
     @action(detail=True, methods=["post"])
     def lock(self, request, pk):
@@ -42,10 +43,6 @@ class Transfers(IdempotentMixin, viewsets.ModelViewSet):
     @action(detail=False, methods=["post"])
     def count(self, request):
         return Response({"count": Transfer.objects.count()})
-
-    @action(detail=True, methods=["post"], permission_classes=[IsAuthenticated])
-    def open(self, request, pk):
-        return Response({"label": self.get_object().label})
 
     def get_queryset(self):
         return Transfer.objects.select_for_update() if self.action == "lock" else super().get_queryset()
@@ -84,7 +81,7 @@ def test_a_caller_that_lost_access_to_the_object_gets_no_replay(alice, bob, tran
     assert_replayed(alice.request(**sent), first)
 
 
-def test_an_object_that_the_operation_deleted_is_not_checked(alice, transfer):
+def test_a_204_is_replayed_although_the_operation_deleted_its_object(alice, transfer):
     first, replay = replayed(alice, f"/transfers/{transfer.pk}/", method="DELETE", wrote=-1)
     assert first.status_code == 204
     assert_replayed(replay, first)
@@ -98,13 +95,15 @@ def test_the_views_query_may_lock_the_row(alice, bob, transfer):
     assert alice.post(f"/transfers/{transfer.pk}/lock/", key="k").status_code == 403
 
 
-@pytest.mark.parametrize("url", ["count/", "{pk}/open/"])
-def test_without_object_permissions_a_replay_queries_no_object(alice, transfer, url):
-    url = f"/transfers/{url.format(pk=transfer.pk)}"
-    alice.post(url, key="k")
+def queries_of_transfers(send):
     with CaptureQueriesContext(connection) as queries:
-        assert alice.post(url, key="k")["Idempotency-Replayed"] == "true"
-    assert not [query for query in queries.captured_queries if Transfer._meta.db_table in query["sql"]]
+        assert send()["Idempotency-Replayed"] == "true"
+    return [query for query in queries.captured_queries if Transfer._meta.db_table in query["sql"]]
+
+
+def test_a_route_without_an_object_queries_none_before_a_replay(alice, transfer):
+    alice.post("/transfers/count/", key="k")
+    assert queries_of_transfers(lambda: alice.post("/transfers/count/", key="k")) == []
 
 
 class Base(GenericAPIView):
@@ -204,7 +203,7 @@ CHECKS = {
 
 @pytest.mark.parametrize(("members", "status"), CHECKS.values(), ids=CHECKS)
 @pytest.mark.failure_90
-def test_any_status_of_a_check_refuses_and_a_missing_object_does_not(lookup, alice, bob, members, status):
+def test_any_status_of_a_check_and_a_missing_object_refuse_a_replay(lookup, alice, bob, members, status):
     send = lookup(route="mine/<str:name>/" if "lookup_url_kwarg" in members else "<int:pk>/", **members)
     first = send()
     assert_replayed(first, first)
@@ -213,7 +212,51 @@ def test_any_status_of_a_check_refuses_and_a_missing_object_does_not(lookup, ali
     Transfer.objects.update(account=alice.user)
     assert_replayed(send(), first)
     Transfer.objects.all().delete()
-    assert_replayed(send(), first)
+    assert_refusal(send(), 404)
+
+
+def test_a_view_that_cannot_refuse_an_object_queries_none_before_a_replay(lookup):
+    assert queries_of_transfers(lookup()) == []
+
+
+def own(view):
+    return Transfer.objects.filter(account=view.request.user)
+
+
+class OwnOnly:
+    """A filter backend that finds only the caller's objects."""
+
+    def filter_queryset(self, request, queryset, view):
+        return queryset.filter(account=request.user)
+
+
+HIDING = {
+    "get_queryset": {"get_queryset": own, "queryset": None},
+    "get_queryset beside a queryset": {"get_queryset": own},
+    "filter_queryset": {"filter_queryset": lambda view, queryset: queryset.filter(account=view.request.user)},
+    "a filter backend": {"filter_backends": [OwnOnly]},
+    "get": {"get_object": lambda view: own(view).get(), "queryset": None},
+}
+
+
+@pytest.mark.parametrize("members", HIDING.values(), ids=HIDING)
+@pytest.mark.failure_90
+def test_an_object_that_the_view_hides_from_the_caller_is_refused(lookup, bob, members):
+    send = lookup(**members)
+    first = send()
+    assert_replayed(first, first)
+    Transfer.objects.update(account=bob.user)
+    assert_refusal(send(), 404)
+
+
+def test_a_deletion_that_answered_with_a_body_is_refused(lookup):
+    def handle(view, request, **route):
+        answer = Base.handle(view, request)
+        Transfer.objects.all().delete()
+        return answer
+
+    send = lookup(type("Deleting", (Base,), {"handle": handle}), method="DELETE", get_queryset=own)
+    assert_refusal(send(), 404)
 
 
 def test_drfs_object_permissions_refuse_a_replay_with_404(lookup):
@@ -228,14 +271,6 @@ def test_drfs_object_permissions_refuse_a_replay_with_404(lookup):
     first = send()
     assert_replayed(first, first)
     needed.append("testproject.change_transfer")  # Django's ModelBackend grants no permission on a single object
-    assert_refusal(send(), 404)
-
-
-def test_a_404_of_a_view_without_a_queryset_refuses_the_replay(lookup, bob):
-    send = lookup(get_object=get_or_404, queryset=None)
-    first = send()
-    assert_replayed(first, first)
-    Transfer.objects.update(account=bob.user)
     assert_refusal(send(), 404)
 
 
@@ -280,7 +315,7 @@ def test_a_lookup_may_take_the_arguments_of_the_url(lookup, bob):
     Transfer.objects.update(account=bob.user)
     assert_refusal(send(), 403)
     Transfer.objects.all().delete()
-    assert_replayed(send(), first)
+    assert_refusal(send(), 404)
 
 
 def test_a_lookup_with_an_argument_missing_from_the_url_is_skipped(lookup, bob):
@@ -416,3 +451,27 @@ def test_the_writes_of_a_check_are_rolled_back(lookup, alice, refuses):
     assert len(checks) == 2
     assert not User.objects.filter(username="seen-1").exists()
     assert User.objects.filter(username="seen-0").exists()  # written by the first execution
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_what_a_check_writes_to_another_database_is_rolled_back(lookup, monkeypatch, tmp_path, connected):
+    """Django closes connections between requests, so a check may be the first to use a database."""
+
+    def check(view, request, obj):
+        with connections["logs"].cursor() as cursor:
+            cursor.execute("INSERT INTO seen DEFAULT VALUES")
+
+    def rows():
+        with connections["logs"].cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM seen")
+            return cursor.fetchone()[0]
+
+    settings = {**connections.settings["default"], "ENGINE": "django.db.backends.sqlite3", "OPTIONS": {}}
+    with added(monkeypatch, "logs", {**settings, "NAME": str(tmp_path / "logs.sqlite3")}):
+        with connections["logs"].cursor() as cursor:
+            cursor.execute("CREATE TABLE seen (id integer PRIMARY KEY)")
+        send = lookup(check_object_permissions=check)
+        if not connected:
+            connections["logs"].close()
+        assert send()["Idempotency-Replayed"] == "true"
+        assert (rows(), connections["logs"].in_atomic_block) == (1, False)  # written by the first execution

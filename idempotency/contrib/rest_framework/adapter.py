@@ -34,7 +34,7 @@ from ...operation import Policy
 from ...options.values import IETF
 from ...outcome import Outcome, is_json
 from ...store import records_database
-from .object_checks import arguments_of_lookup, check_object, object_checks, overrides
+from .object_checks import arguments_of_lookup, check_object, may_refuse, object_checks
 from .view_classes import Docstring, handlers_of_view
 
 HOOKS = frozenset(
@@ -219,7 +219,7 @@ class RestFrameworkAdapter(Adapter):
 
     def permit_replay(self) -> None:
         view = self.view
-        if not (overrides(type(view), "get_object") or object_checks(type(view), map(type, view.get_permissions()))):
+        if not may_refuse(view):
             return
         detail = getattr(view, "detail", None)  # set if a router created the route
         if detail is None:

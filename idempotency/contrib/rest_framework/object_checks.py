@@ -5,17 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
+from threading import local
 from typing import Any
 
-from django.core.exceptions import ObjectDoesNotExist, ValidationError
+from django.core.exceptions import ObjectDoesNotExist
 from django.db import connections, transaction
+from django.db.backends.signals import connection_created
+from django.dispatch import receiver
 from django.http import Http404
-from rest_framework.exceptions import NotFound
 from rest_framework.permissions import BasePermission
 from rest_framework.views import APIView
-
-#: Raised by a lookup for a value that no object can have. DRF responds with 404.
-_WRONG_VALUE = (TypeError, ValueError, ValidationError)
 
 
 def object_checks(view_class: type, permissions: Iterable[Any]) -> set[str]:
@@ -24,6 +23,15 @@ def object_checks(view_class: type, permissions: Iterable[Any]) -> set[str]:
     if view_class.check_object_permissions is not APIView.check_object_permissions:  # type: ignore[attr-defined]
         names.add(f"{view_class.__name__}.check_object_permissions()")
     return names
+
+
+def may_refuse(view: Any) -> bool:
+    """Whether ``get_object()`` of a view may refuse an object that exists."""
+    return bool(
+        any(overrides(type(view), name) for name in ("get_object", "get_queryset", "filter_queryset"))
+        or getattr(view, "filter_backends", ())
+        or object_checks(type(view), map(type, view.get_permissions()))
+    )
 
 
 def arguments_of_lookup(view: Any, parameters: Collection[str], queryset: object, detail: bool) -> list[str] | None:
@@ -49,55 +57,42 @@ def arguments_of_lookup(view: Any, parameters: Collection[str], queryset: object
 
 
 def check_object(view: Any, arguments: Iterable[str]) -> None:
-    """Call ``get_object()``, which checks the caller's permissions, and roll back its writes.
-
-    If the object is gone, there is nothing to check: the operation itself may have deleted it.
+    """Call ``get_object()``, which checks the caller's permissions, and roll back what it writes to any database.
 
     :param arguments: the names from ``arguments_of_lookup``.
     :raises Exception: a check refused the caller, or failed.
     """
-    check, refused = view.check_object_permissions, False
+    begun: list[str] = []
+    with ExitStack() as transactions:  # also needed by a query that locks the row
 
-    def note_refusal(*args: Any, **kwargs: Any) -> None:
-        nonlocal refused
-        refused = True
-        check(*args, **kwargs)
-        refused = False
-
-    view.check_object_permissions = note_refusal
-    opened = [each.alias for each in connections.all(initialized_only=True) if each.connection is not None]
-    try:
-        with ExitStack() as transactions:  # also needed by a query that locks the row
-            for using in opened:
+        def begin(using: str) -> None:
+            if using not in begun:
+                begun.append(using)
                 transactions.enter_context(transaction.atomic(using=using))
+
+        _thread.begin = begin
+        transactions.callback(delattr, _thread, "begin")
+        for each in connections.all(initialized_only=True):
+            if each.connection is not None:
+                begin(each.alias)
+        try:
             view.get_object(**{name: view.kwargs[name] for name in arguments})
-            for using in opened:
-                transaction.set_rollback(True, using=using)
-    except Exception as error:
-        # A permission may refuse with a 404, like DjangoObjectPermissions.
-        if refused or not _means_that_it_is_gone(error, view):
-            raise
-    finally:
-        view.check_object_permissions = check
+        except ObjectDoesNotExist as error:
+            raise Http404 from error
+        for using in begun:
+            transaction.set_rollback(True, using=using)
 
 
-def _means_that_it_is_gone(error: BaseException | None, view: Any) -> bool:
-    """Whether ``get_object()`` raised the error because its query found nothing."""
-    model = getattr(getattr(view, "queryset", None), "model", None)
-    if not isinstance(error, (Http404, NotFound)):
-        # Another missing object, such as a membership, is a refusal.
-        return isinstance(error, ObjectDoesNotExist if model is None else model.DoesNotExist)
-    if isinstance(error.__context__, _WRONG_VALUE) or _means_that_it_is_gone(error.__context__, view):
-        return True
-    # A 404 that the project raises may have any reason.
-    lookup = getattr(view, "lookup_url_kwarg", None) or getattr(view, "lookup_field", None)
-    if model is None or lookup not in view.kwargs:
-        return False
-    rows = model._base_manager.using(view.queryset.db)
-    try:
-        return not rows.filter(**{view.lookup_field: view.kwargs[lookup]}).exists()
-    except _WRONG_VALUE:
-        return True
+#: Has ``begin`` while an object is checked.
+_thread = local()
+
+
+@receiver(connection_created)
+def _begin_on_new_connection(connection: Any, **signal: object) -> None:
+    """Begin on a database that the check uses first. Django closes connections between requests."""
+    begin = getattr(_thread, "begin", None)
+    if begin is not None:
+        begin(connection.alias)
 
 
 def _is_named(parameter: inspect.Parameter) -> bool:
