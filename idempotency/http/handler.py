@@ -193,6 +193,8 @@ class HandlerAttempt(Attempt):
     def _set_rollback(self, connection: Any, depth: int, rollback: bool) -> None:
         """Record that the handler itself calls ``set_rollback()``."""
         type(connection).set_rollback(connection, rollback)
+        owned = self.claim.ownership
+        depth += owned.has_begun and connection is owned.store.connection
         if len(connection.atomic_blocks) == depth:  # not within a nested atomic()
             self.undoes_itself = rollback
 
@@ -271,14 +273,14 @@ def is_running(operation: Operation, http: HttpRequest) -> bool:
     """Whether a call under ``operation`` is part of an operation that this request already runs on this connection.
 
     It is if the operation is the same, as when the handler calls ``super().create()``, or if both have
-    ``transaction=True`` in one database, as when DRF's ``partial_update()`` calls ``update()``: a second claim could
+    run in a transaction of one database, as when DRF's ``partial_update()`` calls ``update()``: a second claim could
     not commit inside the first one's transaction, and that transaction keeps the promises of both. A copy of the
     request is another request, because it may have another key.
     """
     here = [attempt.claim for attempt in attempts.get() if attempt.adapter.http is http and attempt.is_here()]
     if any(claim.operation.name == operation.name for claim in here):
         return True
-    if not here or not (here[-1].ownership.policy.transaction and operation.declared["transaction"]):
+    if not here or not (here[-1].ownership.in_transaction and operation.declared["transaction"]):
         return False
     return records_database(operation=operation.name, account_id=here[-1].scope.account_id) == here[-1].using
 

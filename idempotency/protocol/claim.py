@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import UUID
 
+from django.core.exceptions import ImproperlyConfigured
+
 from ..identity.scope import Scope
 from ..operation import Operation
 from .ownership import Ownership
@@ -28,6 +30,8 @@ class Claim:
     reference: str | None = None
     _steps: StepLog = field(default_factory=StepLog, init=False)
     _calls: dict[str, int] = field(default_factory=dict, init=False)
+    #: Implements ``begin``. Only ``execution.running`` sets this, while an operation with ``transaction=False`` runs.
+    enter_transaction: Callable[[], None] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         return f"<Claim of {self.scope.operation!r}, attempt {self.attempt}>"
@@ -72,6 +76,41 @@ class Claim:
         if not renew(self.ownership):
             self.ownership.lost = True
             self.ensure_owned()
+
+    def begin(self) -> None:
+        """Begin the operation's transaction: what the handler writes from here on is committed with the outcome, or not
+        at all.
+
+        This is for operations with ``transaction=False``, whose handlers first call other services and then write::
+
+            charge = provider.charge(key=claim.derive_key("charge"))
+            claim.begin()
+            Charge.objects.create(provider_id=charge.id)
+
+        From here on the handler runs as with ``transaction=True``, except that ``recovery`` decides what happens if it
+        ends without an outcome: what it did before is not undone. The lease is renewed first, over a new connection if
+        the connection was lost during the calls.
+
+        :raises ImproperlyConfigured: the operation declares ``transaction=True``, so its transaction has begun already.
+        :raises OuterTransactionError: a transaction is open.
+        :raises RuntimeError: the transaction has begun already, or this is not the running handler: it has ended, or
+            the caller is another thread, a coroutine, a step, or a block of another claim.
+        :raises LeaseLostError: another attempt has taken over. Stop here.
+        :raises UnavailableError: the database can't be reached, or the transaction can't be begun.
+        """
+        if self.ownership.policy.transaction:
+            raise ImproperlyConfigured(
+                f"{self.operation} runs in its transaction already. Remove begin(). If the handler calls another "
+                f"service first, declare the operation with transaction=False and its recovery."
+            )
+        if self.ownership.has_begun:
+            raise RuntimeError(f"{self.operation} has begun its transaction already. Call begin() once.")
+        if self.enter_transaction is None or self._steps.running:
+            raise RuntimeError(
+                f"begin() of {self.operation} was called within a step, or after its handler had ended. Call it in the "
+                f"handler, after the last step."
+            )
+        self.enter_transaction()
 
     def ensure_owned(self) -> None:
         """Raise an error if the lease is known to be lost. Sends no query.

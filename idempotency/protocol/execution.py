@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import Final
 
-from django.db import DatabaseError, InterfaceError, transaction
+from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.dispatch import Signal
 
 from .. import signals
 from ..exceptions import (
     IdempotencyError,
     LeaseLostError,
+    OuterTransactionError,
     TransactionBrokenError,
     UnavailableError,
 )
 from ..lifecycle import Recovery
 from ..operation import Operation
 from ..outcome import Outcome, recorded_reason
-from ..store import CommitError, standing, undo_left_open
+from ..store import CommitError, Standing, is_transaction_open, standing, undo_left_open
 from . import ownership
 from .claim import Claim
 from .context import claim_in_context
@@ -52,6 +54,8 @@ class Attempt:
     end: End = field(default=End.NOT_BEGUN, init=False)
     #: An error of the operation's code that does not concern this attempt, for example from another claim in the block.
     foreign_error: Exception | None = field(default=None, init=False)
+    #: The open transactions that the block must leave as it found them.
+    expected: Standing = field(default_factory=dict, init=False)
 
     def note_commit(self) -> None:
         self.end = End.COMMITTED
@@ -72,8 +76,8 @@ def running(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | 
 
     With ``transaction=True`` the block runs in one transaction of the record's database, and the completing update is
     the last statement: business state and outcome are committed together or not at all. If the block raises an error or
-    sets no outcome, it is rolled back and the claim is released. With ``transaction=False`` the outcome is recorded
-    right after the block.
+    sets no outcome, it is rolled back and the claim is released. With ``transaction=False`` the block may begin that
+    transaction by ``Claim.begin()``. If it does not, the outcome is recorded right after the block.
 
     :param outcome_of_error: called with an exception from the block, after its writes are rolled back. Returns the
         outcome to record, or None to keep nothing, or raises if the exception is a crash.
@@ -83,24 +87,35 @@ def running(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | 
         one open.
     """
     owned = attempt.claim.ownership
-    in_its_way = _in_transaction if owned.policy.transaction else _in_autocommit
     token = claim_in_context.set(attempt.claim)
     try:
-        beat = nullcontext() if owned.policy.heartbeat is None else heartbeat(owned, owned.policy.heartbeat)
-        with beat, in_its_way(attempt, outcome_of_error):
-            fault_point["handler.before"]()
-            before = standing()
+        with nullcontext() if owned.policy.heartbeat is None else heartbeat(owned, owned.policy.heartbeat):
+            reason = None
             try:
-                yield attempt
-            except Exception as error:
-                attempt.note_error(error)
-                raise
-            finally:
-                changed = undo_left_open(before, after) if (after := standing()) != before else None
-            if changed is not None:
-                raise left_open(owned.policy.operation, changed)
-            if owned.discarded and attempt.outcome is not None:
-                attempt.outcome, owned.declined = None, True
+                with _in_transaction(attempt) if owned.policy.transaction else _in_autocommit(attempt):
+                    fault_point["handler.before"]()
+                    attempt.expected = standing()
+                    try:
+                        yield attempt
+                    except Exception as error:
+                        attempt.note_error(error)
+                        raise
+                    finally:
+                        found = standing()
+                        changed = None if found == attempt.expected else undo_left_open(attempt.expected, found)
+                    if changed is not None:
+                        raise left_open(owned.policy.operation, changed)
+                    if owned.discarded and attempt.outcome is not None:
+                        attempt.outcome, owned.declined = None, True
+            except Exception as error:  # noqa: BLE001 - each error is either recorded or raised again
+                # A BaseException, such as SystemExit, is not caught, because a dying process may not be able to release
+                # anything. The lease runs out.
+                cause = error.error if isinstance(error, CommitError) else error
+                reason = _settle(attempt, cause, outcome_of_error)
+            if attempt.end is End.UNKNOWN:
+                attempt.end = End.COMMITTED  # because COMMIT raised no error
+            elif attempt.end is not End.COMMITTED:
+                _record_or_release(attempt, reason)
     except LeaseLostError as error:
         if error is not attempt.foreign_error:
             signals.send(signals.lease_lost, owned.policy.operation, owned.scope, owned.attempt)
@@ -113,39 +128,82 @@ def running(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | 
 
 
 @contextmanager
-def _in_transaction(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | None]) -> Iterator[None]:
+def _in_transaction(attempt: Attempt) -> Iterator[None]:
+    """Run the block in the transaction of the record's database that also records the attempt's outcome."""
     owned = attempt.claim.ownership
     store, using = owned.store, owned.store.using
-    try:
-        block = transaction.atomic(using=using, durable=True)
-        with block:
-            if not owned.shares_connection:  # a TestCase runs no callbacks, and its tests may inspect them
-                store.connection.on_commit(attempt.note_commit)  # before all callbacks of the operation
-            attempt.end = End.ROLLED_BACK
-            watch = store.watch_transaction()
-            try:
-                with watch:
-                    yield
-            finally:
-                if watch.ended or store.connection.atomic_blocks[-1:] != [block]:
-                    attempt.end = End.ENDED_ITSELF
-            if attempt.end is End.ENDED_ITSELF:
-                raise _ended_itself(owned)  # so that an open transaction rolls back
-            if attempt.outcome is None:
-                transaction.set_rollback(True, using=using)
-            elif attempt.outcome.status < 400 or not store.connection.needs_rollback:
-                _complete(attempt, attempt.outcome)
-            # Otherwise the handler returned a failure after set_rollback(True) or a database error.
-    except Exception as error:  # noqa: BLE001 - each error is either recorded or raised again
-        # A BaseException, such as SystemExit, is not caught, because a dying process may not be able to release
-        # anything. The lease runs out.
-        reason = _settle(attempt, error.error if isinstance(error, CommitError) else error, outcome_of_error)
-    else:
-        if attempt.end is not End.ROLLED_BACK:
-            attempt.end = End.COMMITTED
-            return
-        reason = None
-    _record_or_release(attempt, reason)
+    block = transaction.atomic(using=using, durable=True)
+    with block:
+        if not owned.shares_connection:  # a TestCase runs no callbacks, and its tests may inspect them
+            store.connection.on_commit(attempt.note_commit)  # before all callbacks of the operation
+        attempt.end = End.ROLLED_BACK
+        watch = store.watch_transaction()
+        # The handler may call begin() within execute_wrapper(), which removes the last wrapper at its end.
+        watch.is_outermost = not owned.policy.transaction
+        try:
+            with watch:
+                yield
+        finally:
+            if watch.ended or store.connection.atomic_blocks[-1:] != [block]:
+                attempt.end = End.ENDED_ITSELF
+        if attempt.end is End.ENDED_ITSELF:
+            raise _ended_itself(owned)  # so that an open transaction rolls back
+        if attempt.outcome is None:
+            transaction.set_rollback(True, using=using)
+        elif attempt.outcome.status < 400 or not store.connection.needs_rollback:
+            _complete(attempt, attempt.outcome)
+        # Otherwise the handler returned a failure after set_rollback(True) or a database error.
+
+
+@contextmanager
+def _in_autocommit(attempt: Attempt) -> Iterator[None]:
+    """Run the block in autocommit, until it calls ``Claim.begin()``.
+
+    If the process dies before the outcome is committed, or its COMMIT fails, there may be an effect without an outcome.
+    The claim is not released. When the lease is over, it is recovered as the operation declares.
+    """
+    attempt.end = End.ROLLED_BACK
+    with ExitStack() as transactions:
+        attempt.claim.enter_transaction = partial(_begin, attempt, transactions)
+        try:
+            yield
+        finally:
+            attempt.claim.enter_transaction = None
+
+
+def _begin(attempt: Attempt, transactions: ExitStack) -> None:
+    """Implements ``Claim.begin``. ``transactions`` ends the transaction.
+
+    If the process dies before the COMMIT, nothing is written, and the claim is recovered as the operation declares. If
+    it slept before this until another attempt took over, the renewal matches no row. If it sleeps after that, the
+    completing update matches none, and the transaction is rolled back.
+    """
+    owned = attempt.claim.ownership
+    operation, using = owned.policy.operation, owned.using
+    if not is_here(attempt.claim):
+        raise RuntimeError(
+            f"begin() of {operation} was called by another thread, a coroutine, or code within another claim. Call it "
+            f"in the thread that runs the handler. An async handler calls: await sync_to_async(claim.begin)()."
+        )
+    if is_transaction_open(using):
+        raise OuterTransactionError(
+            f"begin() of {operation} was called inside an open transaction of database {using!r}. Call it outside of "
+            f"atomic(), which is a savepoint after it."
+        )
+    # The connection may have been lost while the handler called other services. A renewal replaces it.
+    attempt.claim.renew()
+    fault_point["begin.before"]()
+    with ownership.on_behalf_of(owned), ownership.store_errors(using):
+        transactions.enter_context(_in_transaction(attempt))
+    owned.has_begun = True
+    attempt.expected[using] = standing()[using]
+    fault_point["begin.after"]()
+
+
+def is_here(claim: Claim) -> bool:
+    """Whether the calling code runs under this claim, on its connection. A context may be copied to another thread."""
+    owned = claim.ownership
+    return claim_in_context.get() is claim and connections[owned.using] is owned.store.connection
 
 
 def _settle(attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exception], Outcome | None]) -> str | None:
@@ -180,18 +238,6 @@ def _settle(attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exce
             # Completed with the operation's failure, released, or parked.
             attempt.end = End.ROLLED_BACK
             return _outcome_of_error(attempt, error, outcome_of_error)
-
-
-@contextmanager
-def _in_autocommit(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | None]) -> Iterator[None]:
-    reason = None
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - each error is either recorded or raised again
-        reason = _outcome_of_error(attempt, error, outcome_of_error)
-    # If the process dies before the outcome is committed, or its COMMIT fails, there may be an effect without an
-    # outcome. The claim is not released. When the lease is over, it is recovered as the operation declares.
-    _record_or_release(attempt, reason)
 
 
 def _record_or_release(attempt: Attempt, reason: str | None) -> None:

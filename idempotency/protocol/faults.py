@@ -14,6 +14,8 @@ PLACES = (
     "claim.sent",  # the insert has run; if it needs a COMMIT, that has not run
     "claim.committed",  # other processes see the claim
     "handler.before",  # in the business transaction, if there is one
+    "begin.before",  # begin() has renewed the lease
+    "begin.after",  # the handler runs in its transaction
     "render.before",  # the handler has returned
     "render.after",
     "complete.before",  # the outcome is known, but not sent

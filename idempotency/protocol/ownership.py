@@ -63,6 +63,8 @@ class Ownership:
     declined: bool = False
     #: True after ``Claim.discard()``: the response or result is not recorded.
     discarded: bool = False
+    #: True after ``Claim.begin()``: the handler runs in a transaction, although its operation declares none.
+    has_begun: bool = False
     #: With a heartbeat: until when the lease is known to be valid, by ``time.monotonic()``.
     held_until: float | None = None
 
@@ -79,9 +81,21 @@ class Ownership:
         return self.fence.attempt
 
     @property
+    def in_transaction(self) -> bool:
+        """Whether the handler runs in the transaction that records its outcome."""
+        return self.policy.transaction or self.has_begun
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether no other attempt can take over now. In a TestCase no other connection sees the record, and the
+        transaction of a single writer blocks every other change.
+        """
+        return self.shares_connection or (self.in_transaction and self.store.has_one_writer)
+
+    @property
     def is_lost(self) -> bool:
         """Whether another attempt is known to own the record, or no heartbeat has renewed it for a whole lease."""
-        if self.held_until is not None and time.monotonic() >= self.held_until:
+        if self.held_until is not None and time.monotonic() >= self.held_until and not self.is_exclusive:
             self.lost = True
         return self.lost
 

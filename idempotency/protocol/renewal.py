@@ -66,10 +66,7 @@ def renew(owned: Ownership) -> bool:
 
 def heartbeat(owned: Ownership, cap: timedelta) -> AbstractContextManager[None]:
     """Renew the lease during the block, for ``cap`` in total."""
-    # In a TestCase no other connection sees the record. In the transaction of a single writer, no attempt can take
-    # over.
-    needless = owned.shares_connection or (owned.policy.transaction and owned.store.has_one_writer)
-    return nullcontext() if needless else _beating(owned, cap.total_seconds())
+    return nullcontext() if owned.is_exclusive else _beating(owned, cap.total_seconds())
 
 
 @contextmanager
@@ -120,7 +117,8 @@ class Renewer:
         owned.held_until = now + lease
 
         def renew_again() -> float | None:
-            if task.is_stopped or time.monotonic() >= now + cap:
+            # After ``begin()`` a single writer's transaction would block the renewal.
+            if task.is_stopped or owned.is_exclusive or time.monotonic() >= now + cap:
                 return None
             return self._renew_for(owned, task)
 

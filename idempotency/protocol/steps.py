@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import QuerySet
 
-from ..exceptions import OutcomeUnreadableError
+from ..exceptions import OutcomeUnreadableError, OuterTransactionError
 from ..models import IdempotencyStep
 from ..options import validators
 from ..outcome import UNREADABLE, decode_body, encode_body, json_text
@@ -62,6 +62,11 @@ def run_step(owned: Ownership, log: StepLog, name: str, call: Callable[[], T]) -
 
 def _refuse_wrong_use(owned: Ownership, log: StepLog, name: str, call: Callable[[], Any]) -> None:
     operation = owned.scope.operation
+    if owned.has_begun:
+        raise OuterTransactionError(
+            f"Step {name!r} of operation {operation!r} was called after begin(), so its result could not be committed. "
+            f"Run every step before begin()."
+        )
     if owned.policy.transaction:
         raise ImproperlyConfigured(
             f"Operation {operation!r} runs in one transaction, so a step could not outlive a crash. Declare it "

@@ -17,13 +17,14 @@ from django.db import OperationalError, connections, router, transaction
 from ..models import IdempotencyRecord
 from .base import CommitError, Fence, Replication, Row, TableSize, Taken, by_ids, newer_record
 from .portable import Store, from_now, status_of, store_for
-from .transaction_guard import standing, undo_left_open
+from .transaction_guard import Standing, standing, undo_left_open
 
 __all__ = [
     "CommitError",
     "Fence",
     "Replication",
     "Row",
+    "Standing",
     "Store",
     "TableSize",
     "Taken",

@@ -65,6 +65,9 @@ class TransactionWatch:
     connection: Any
     """Django's connection with the open transaction."""
 
+    is_outermost: bool = field(default=False, init=False)
+    """Whether to run outside of the wrappers that are installed already, rather than within them."""
+
     ended: bool = field(default=False, init=False)
     """Whether something may have been committed separately."""
 
@@ -72,7 +75,8 @@ class TransactionWatch:
 
     def __enter__(self) -> Self:
         self.look()
-        self.connection.execute_wrappers.append(self)
+        wrappers = self.connection.execute_wrappers
+        wrappers.insert(0 if self.is_outermost else len(wrappers), self)
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:

@@ -20,7 +20,8 @@ from idempotency.store import Fence
 def owned():
     operation = Operation("tests.renewed")
     fence = Fence(Scope("a", operation.name, "k"), 1, 1, "v1:0")
-    return Ownership(operation.policy, fence, SimpleNamespace(using="default"), shares_connection=False)
+    store = SimpleNamespace(using="default", has_one_writer=False)
+    return Ownership(operation.policy, fence, store, shares_connection=False)
 
 
 @pytest.fixture
@@ -121,6 +122,19 @@ def test_a_heartbeat_is_due_after_each_third_of_the_lease(owned, renewing, monke
     renewer._tasks.append(task)
     assert renewer._next() is None  # waits until the task is due
     assert (waits, renewer._thread) == ([0.5], None)
+
+
+def test_a_heartbeat_ends_once_the_transaction_of_a_single_writer_has_begun(owned, renewing, monkeypatch):
+    """Its transaction would block the renewals, and each other attempt."""
+    renewing(Mock(side_effect=OperationalError("database is locked")))
+    renewer = Renewer("default")
+    monkeypatch.setattr(renewer, "_schedule", lambda task: None)
+    task = renewer.add(owned, cap=3600)
+    owned.store.has_one_writer = True
+    owned.held_until -= owned.policy.lease.total_seconds()
+    assert (task.work(), owned.is_lost) == (None, False)
+    owned.store.has_one_writer = False
+    assert owned.is_lost
 
 
 def test_an_ended_heartbeat_renews_and_loses_nothing(owned):
