@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .protocol.claim import Claim
     from .protocol.claim_block import Run, claim
     from .protocol.context import current_claim, require_claim
+    from .protocol.locks import hold
 
 __version__ = "0.1.0"
 
@@ -72,6 +73,7 @@ __all__ = [
     "checks_nothing",
     "claim",
     "current_claim",
+    "hold",
     "idempotent",
     "is_recordable",
     "is_recordable_if_successful",
@@ -96,6 +98,7 @@ __getattr__: Getter = lazy(
         "checks_nothing": "http.layers",
         "claim": "protocol.claim_block",
         "current_claim": "protocol.context",
+        "hold": "protocol.locks",
         "idempotent": "http.decorators",
         "require_claim": "protocol.context",
     },

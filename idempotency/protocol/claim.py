@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
@@ -32,6 +33,9 @@ class Claim:
     _calls: dict[str, int] = field(default_factory=dict, init=False)
     #: Implements ``begin``. Only ``execution.running`` sets this, while an operation with ``transaction=False`` runs.
     enter_transaction: Callable[[], None] | None = field(default=None, init=False)
+    #: While the attempt runs: the locks that ``hold()`` keeps until its end, each with the ``sys.exc_info()`` of its
+    #: block.
+    locks: list[tuple[ExitStack, Any]] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         return f"<Claim of {self.scope.operation!r}, attempt {self.attempt}>"

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.dispatch import Signal
@@ -88,6 +88,8 @@ def running(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | 
     """
     owned = attempt.claim.ownership
     token = claim_in_context.set(attempt.claim)
+    locks: list[tuple[ExitStack, Any]] = []
+    attempt.claim.locks = locks
     try:
         with nullcontext() if owned.policy.heartbeat is None else heartbeat(owned, owned.policy.heartbeat):
             reason = None
@@ -122,9 +124,29 @@ def running(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | 
         raise
     finally:
         claim_in_context.reset(token)
-        if attempt.end is End.COMMITTED:  # also if an on_commit callback has failed
-            fault_point["complete.committed"]()
-            signals.send(signals.completed, owned.policy.operation, owned.fence.scope, owned.fence.attempt)
+        attempt.claim.locks = None
+        try:
+            if attempt.end is End.COMMITTED:  # also if an on_commit callback has failed
+                fault_point["complete.committed"]()
+                signals.send(signals.completed, owned.policy.operation, owned.fence.scope, owned.fence.attempt)
+        finally:
+            _release(locks, owned.policy.operation)
+
+
+def _release(locks: list[tuple[ExitStack, Any]], operation: Operation) -> None:
+    """Release the locks of ``hold()``, the last one first. An error in releasing one replaces neither the outcome nor
+    the attempt's error.
+    """
+    while locks:
+        lock, ended_by = locks.pop()
+        try:
+            lock.__exit__(*ended_by)
+        except Exception as error:
+            if error is not ended_by[1]:
+                logger.exception("A lock of %s could not be released after its transaction had ended", operation)
+        except BaseException:
+            _release(locks, operation)
+            raise
 
 
 @contextmanager
