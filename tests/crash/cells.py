@@ -13,7 +13,7 @@ from uuid import uuid4
 from testproject.harness.effects import judge_effects
 from tests.crash.judging import HOUR, Judged, Verdict
 from tests.crash.observer import observing
-from tests.crash.points import LATE_CALL, OF_A_SWEEP, OF_RECONCILING, OF_RELEASING, blocks_everybody
+from tests.crash.points import LATE_CALL, OF_A_SWEEP, OF_RECONCILING, OF_RELEASING, WITH_ROWS, blocks_everybody
 from tests.harness.answers import KEPT, KINDS, facts_of
 from tests.harness.history import Call
 from tests.harness.zygote import ImpossibleError, wait_until
@@ -68,7 +68,7 @@ class Run(Judged):
         self.key = f"key-{self.operation}"
         self.spec = spec
         self.verdict = Verdict(cell)
-        self.provider = world.providers[cell.declaration in {"inside", "again"}]
+        self.provider = world.providers[cell.declaration in {"again", *WITH_ROWS}]
         #: The responses to callers, in the order of their requests.
         self.answers = []
         #: A call without an answer for each process that may run the operation, and the ids of the broken ones.
@@ -79,7 +79,7 @@ class Run(Judged):
         self.draw = zlib.crc32(" ".join(cell.kind).encode()) + cell.seed
         self.coin = self.draw % 2 == 0
         # After a rollback nothing is locked, and on_commit is not called.
-        may_undo = cell.declaration == "inside" and cell.point != "on_commit"
+        may_undo = cell.declaration in WITH_ROWS and cell.point != "on_commit" and not spec.get("without_begin")
         self.kinds = list(KINDS) if may_undo and not blocks_everybody(cell, world.vendor) else KEPT
         self.bystanders = {}
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from testproject.harness.effects import judge_effects
-from tests.crash.points import Cell
+from tests.crash.points import WITH_ROWS, Cell
 from tests.harness.answers import facts_of, recorded_facts
 from tests.harness.history import IN_PROGRESS, Call, violations
 
@@ -43,7 +43,7 @@ class Judged:
     def effects(self, label, facts):
         """How often each effect of the operation has happened. An effect reported as undone must not exist."""
         effects = {"payout": len(self.payouts(label))}
-        rows = len(self.observer.writes(label)) if self.cell.declaration == "inside" else None
+        rows = len(self.observer.writes(label)) if self.cell.declaration in WITH_ROWS else None
         if rows is not None and facts.get("kind") == "undone":
             effects["undone row"] = 1 + rows
         elif rows is not None:

@@ -45,11 +45,11 @@ def completion_after_the_commit(patch):
     """The outcome is recorded in a transaction after the business transaction."""
 
     @contextmanager
-    def in_transaction(run, outcome_of_error):
+    def in_transaction(run):
         with transaction.atomic(using=run.claim.using, durable=True):
             yield
         ownership.record(run.claim.ownership, run.outcome)
-        run.is_committed = True
+        run.end = execution.End.COMMITTED
 
     patch.setattr(execution, "_in_transaction", in_transaction)
 

@@ -18,6 +18,8 @@ POINTS = {
     "downstream.answered": "downstream call answered",
     "step.stored": "step stored",
     "heartbeat.before": "in a heartbeat",
+    "begin.before": "before begin()",
+    "begin.after": "after begin()",
     "render.before": "before rendering",
     "render.after": "after rendering",
     "complete.before": "before the completing update",
@@ -46,9 +48,13 @@ FAULTS = {
 DECLARATIONS = {
     "inside": "transaction=True, REEXECUTE",
     "again": "transaction=False, REEXECUTE, derived key",
+    "begun": "transaction=False, REEXECUTE, derived key, begin() before its row",
     "ask": "transaction=False, Reconcile",
     "park": "transaction=False, PARK",
 }
+
+#: The declarations whose rows are committed together with the outcome.
+WITH_ROWS = ("inside", "begun")
 
 DATABASES = ("mariadb", "postgres", "sqlite")
 
@@ -84,17 +90,18 @@ EXCLUSIONS = {
     "claim.unanswered * * mariadb,sqlite": "one call of the driver sends a statement and reads its answer",
     "commit.sent drop * mariadb": "one call of the driver sends COMMIT and reads its answer",
     "complete.sent * * postgres": "the completing update and its COMMIT are one message",
+    "begin.before,begin.after * inside,again,ask,park *": "only the handler of a payment calls begin()",
     "complete.sent * again,ask,park sqlite": "an outcome outside of the handler's transaction commits at once",
     "complete.sent stop-live again,ask mariadb": "such an outcome commits at once, so no attempt can win",
     "heartbeat.before * inside sqlite": "no heartbeat: nothing can take over during the only writer's transaction",
     "step.started,step.stored * inside *": "a crash would undo the step with the transaction, so it is refused",
-    f"{','.join(OF_RECONCILING)} * inside,again,park *": "only Reconcile declares a reconciler",
+    f"{','.join(OF_RECONCILING)} * inside,again,begun,park *": "only Reconcile declares a reconciler",
     f"{','.join(OF_RELEASING)} * park *": "PARK never releases a claim",
     "takeover.sent * park *": "PARK claims are never taken over",
     # At these points no other attempt can win.
     "replay.read,complete.committed,purge.selected stop-live * *": "the outcome is recorded, or nothing is owned",
     "commit.sent stop-live * *": "COMMIT was sent before the process froze, so no attempt can win",
-    "on_commit stop-live inside *": "on_commit follows the one COMMIT, so no attempt can win",
+    "on_commit stop-live inside,begun *": "on_commit follows the one COMMIT, so no attempt can win",
     f"{','.join(sorted({*POINTS} - {'claim.before'}))} stop-live park *": "no other attempt runs a parked operation",
 }
 
@@ -109,15 +116,15 @@ def covers(pattern, cell, database):
 #: wakes. The cell still runs: meanwhile all other requests must be refused without effects, and one must succeed later.
 #: A sweep has a transaction open at the first point, and a handler inside the record's transaction at the others.
 SQLITE_WRITE_LOCK = ("sweep.selected",)
-SQLITE_WRITE_LOCK_INSIDE = (
-    *("handler.before", "handler.wrote", "downstream.sent", "downstream.answered", "render.before", "render.after"),
-    *("complete.before", "complete.sent"),
+SQLITE_WRITE_LOCK_BEGUN = (
+    *("begin.after", "handler.wrote", "render.before", "render.after", "complete.before", "complete.sent"),
 )
+SQLITE_WRITE_LOCK_INSIDE = ("handler.before", "downstream.sent", "downstream.answered", *SQLITE_WRITE_LOCK_BEGUN)
 
 
 def blocks_everybody(cell, database):
-    inside = cell.declaration == "inside" and cell.point in SQLITE_WRITE_LOCK_INSIDE
-    return database == "sqlite" and cell.fault.startswith("stop") and (inside or cell.point in SQLITE_WRITE_LOCK)
+    points = {"inside": SQLITE_WRITE_LOCK_INSIDE, "begun": SQLITE_WRITE_LOCK_BEGUN}.get(cell.declaration, ())
+    return database == "sqlite" and cell.fault.startswith("stop") and cell.point in (*points, *SQLITE_WRITE_LOCK)
 
 
 def excluded(cell, database):

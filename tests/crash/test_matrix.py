@@ -3,8 +3,9 @@
 import pytest
 
 from idempotency.protocol import faults
+from tests.crash.cells import run_cell
 from tests.crash.matrix import run_matrix
-from tests.crash.points import DATABASES, DECLARATIONS, EXCLUSIONS, FAULTS, POINTS, cells, covers, excluded
+from tests.crash.points import DATABASES, DECLARATIONS, EXCLUSIONS, FAULTS, POINTS, Cell, cells, covers, excluded
 
 KILLED = (pytest.mark.scenario_3, pytest.mark.scenario_4, pytest.mark.scenario_22, pytest.mark.failure_34)
 WOKEN = (pytest.mark.scenario_23, pytest.mark.scenario_24)
@@ -15,8 +16,8 @@ WOKEN = (pytest.mark.scenario_23, pytest.mark.scenario_24)
 SCENARIOS = {
     "kill": dict.fromkeys(DECLARATIONS, KILLED),
     "drop": dict.fromkeys(DECLARATIONS, (pytest.mark.failure_12,)),
-    "stop": {"inside": WOKEN, "again": WOKEN, "ask": WOKEN[:1]},
-    "stop-live": {"inside": WOKEN, "again": WOKEN, "ask": WOKEN[:1]},
+    "stop": {"inside": WOKEN, "again": WOKEN, "begun": WOKEN, "ask": WOKEN[:1]},
+    "stop-live": {"inside": WOKEN, "again": WOKEN, "begun": WOKEN, "ask": WOKEN[:1]},
 }
 
 
@@ -37,6 +38,14 @@ def test_a_fault_at_any_point_doubles_and_loses_nothing(shared, fault, declarati
     if fault == "kill":
         parked = {v.parked for v in matrix.verdicts if v.cell.point.startswith("downstream.")}
         assert parked == {declaration == "park"}
+
+
+@pytest.mark.failure_110
+def test_without_begin_a_killed_payment_doubles_its_row(shared):
+    """The control of the payment's cells."""
+    places = ("handler.wrote", "render.after", "complete.before")
+    verdicts = [run_cell(shared, Cell(place, "kill", "begun"), without_begin=True) for place in places]
+    assert [(verdict.fired, verdict.doubled) for verdict in verdicts] == [(True, 1)] * len(places), verdicts
 
 
 def test_only_a_fault_that_a_database_does_not_have_is_left_out():

@@ -40,6 +40,7 @@ from testproject.harness.marks import Marks
 from testproject.models import Transfer
 from testproject.provider.client import find
 from tests.crash.mutations import MUTATIONS
+from tests.crash.points import WITH_ROWS
 from tests.harness import answers
 from tests.harness.history import CALL_HEADER, Call
 from tests.harness.zygote import PATIENCE
@@ -230,6 +231,7 @@ class Worker:
         policy |= {
             "inside": {},
             "again": {"transaction": False, "recovery": REEXECUTE},
+            "begun": {"transaction": False, "recovery": REEXECUTE},
             "ask": {"transaction": False, "recovery": Reconcile(self._find_out)},
             "park": {"transaction": False, "recovery": PARK},
         }[self.declaration]
@@ -245,13 +247,8 @@ class Worker:
         label = self.label
         # Before the step, so that the provider refuses the late call of a process that freezes in it.
         valid_until = time.time() + self.lease
-        with transaction.atomic():
-            transaction.on_commit(lambda: faults.fault_point["on_commit"]())
-            if self.declaration == "inside":
-                Transfer.objects.create(account_id=1, label=label, amount=AMOUNT, recipient=f"attempt {claim.attempt}")
-            else:  # outside the record's transaction, a local write must be repeatable
-                Transfer.objects.get_or_create(label=f"note of {label}", defaults={"account_id": 1, "amount": AMOUNT})
-        faults.fault_point["handler.wrote"]()
+        if self.declaration != "begun":
+            self._write(claim, label)
         if any(point == "heartbeat.before" for point, *_ in self.spec.get("arms", ())):
             self.waiting.set()
             assert self.beaten.wait(PATIENCE), "no heartbeat"
@@ -265,10 +262,23 @@ class Worker:
             payout = call()
         else:
             payout = claim.step("payout", call)
+        if self.declaration == "begun":
+            if not self.spec.get("without_begin"):
+                claim.begin()
+            self._write(claim, label)
         if self.spec.get("fail"):
             raise BrokenError
         kind = answers.draw(self.spec["answers"], self.spec["draw"] + claim.attempt)
         return answers.answer(claim, kind, call=request.headers[CALL_HEADER], payout=payout)
+
+    def _write(self, claim, label):
+        with transaction.atomic():
+            transaction.on_commit(lambda: faults.fault_point["on_commit"]())
+            if self.declaration in WITH_ROWS:
+                Transfer.objects.create(account_id=1, label=label, amount=AMOUNT, recipient=f"attempt {claim.attempt}")
+            else:  # outside the record's transaction, a local write must be repeatable
+                Transfer.objects.get_or_create(label=f"note of {label}", defaults={"account_id": 1, "amount": AMOUNT})
+        faults.fault_point["handler.wrote"]()
 
     def _call(self, key, label, valid_until):
         with closing(HTTPConnection(urlsplit(self.spec["provider"]).netloc, timeout=PATIENCE)) as provider:
