@@ -262,6 +262,16 @@ def test_each_alarm_rings_also_without_the_dashboard(run_page, has_dashboard, mo
     assert all(alarms().values())
 
 
+def test_one_key_is_forgotten_in_a_shell():
+    (forget,) = re.findall(
+        r"^python manage.py shell -c '\n(.*?)^'$", text_of("how-to/resolve-parked-records.md"), re.M | re.S
+    )
+    account, operation, key = re.search(r'in_scope\("(.*?)", "(.*?)", "(.*?)"\)', forget).groups()
+    make_records(1, account_id=account, operation=operation, idempotency_key=key, expires=HOUR)
+    exec(forget, {})
+    assert IdempotencyRecord.objects.past_retention().count() == 1
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("whole_tables")
 def test_broken_tables_are_repaired_as_described():
