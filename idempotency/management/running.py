@@ -17,7 +17,10 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 from django.db.models import QuerySet
 
+from ..http.checks import declared_operations
 from ..operate.batches import BatchResult
+from ..operate.statistics import Number, undeclared
+from ..operation import registry
 from ..store import records_database
 
 _Result = TypeVar("_Result", bound=BatchResult)
@@ -108,6 +111,20 @@ def refusals_as_errors(using: str, consequence: str = "Earlier batches stay done
         yield
     except DatabaseError as error:
         raise CommandError(f"{refusal(using, error)}\n{consequence}".strip(), returncode=EXIT_REFUSED) from error
+
+
+def count_undeclared(using: str) -> Number:
+    """``operate.statistics.undeclared``, after importing every module with declarations."""
+    registry.load()
+    declared_operations()
+    return undeclared(using)
+
+
+def lines_about_undeclared(number: Number) -> list[str]:
+    return [
+        f"No code declares operation {operation!r}, which has {count:,} of the newest records."
+        for operation, count in (number.by_operation or {}).items()
+    ]
 
 
 @dataclass

@@ -264,7 +264,7 @@ def test_each_alarm_rings_also_without_the_dashboard(run_page, has_dashboard, mo
 
 def test_one_key_is_forgotten_in_a_shell():
     (forget,) = re.findall(
-        r"^python manage.py shell -c '\n(.*?)^'$", text_of("how-to/resolve-parked-records.md"), re.M | re.S
+        r"^python manage.py shell -c '\n(.*?)^'$", text_of("how-to/resolve-parked-records.md"), re.MULTILINE | re.DOTALL
     )
     account, operation, key = re.search(r'in_scope\("(.*?)", "(.*?)", "(.*?)"\)', forget).groups()
     make_records(1, account_id=account, operation=operation, idempotency_key=key, expires=HOUR)

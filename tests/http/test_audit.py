@@ -28,6 +28,7 @@ from tests.commands import run_command
 from tests.http.test_checks_before_replays import IsOwner
 from tests.http.test_checks_of_urls import ByModel, TransfersElsewhere
 from tests.http.views import ModelActions, PlainView, plain_answer
+from tests.records import HOUR, make_records
 
 pytestmark = pytest.mark.urls(__name__)
 
@@ -333,3 +334,15 @@ def test_the_command_fails_on_the_named_verdicts():
 @pytest.mark.urls("tests.base.urls")
 def test_a_project_with_one_route_is_listed():
     assert run_command("idempotency_audit")[0] == 0
+
+
+@pytest.mark.django_db
+@pytest.mark.failure_112
+@pytest.mark.urls("tests.base.urls")
+def test_the_command_lists_operations_of_records_that_no_code_declares():
+    make_records(2, operation="charges.renamed", expires=HOUR)
+    line = "No code declares operation 'charges.renamed', which has 2 of the newest records."
+    assert line in run_command("idempotency_audit", "--database", "default")[1]
+    assert line not in run_command("idempotency_audit")[1]
+    found = json.loads("\n".join(run_command("idempotency_audit", "--database", "default", "--json")[1]))
+    assert found["undeclared_operations"] == {"charges.renamed": 2}

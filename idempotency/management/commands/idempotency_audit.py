@@ -9,7 +9,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...http.route_audit import Audit, AuditedRoute, Verdict, audit
-from ..running import require
+from ...operate.statistics import Number
+from ..running import check_database, count_undeclared, lines_about_undeclared, refusals_as_errors, require
 
 EXIT_FOUND = 1
 
@@ -56,10 +57,23 @@ class Command(BaseCommand):
             help="accept an unprotected route if its path, name or view matches this shell pattern; repeatable",
         )
         parser.add_argument("--include-admin", action="store_true", help="also list the routes of Django's admin")
+        parser.add_argument(
+            "--database",
+            metavar="ALIAS",
+            help="also list operations that recent records there name and no code declares",
+        )
 
     def handle(self, *args: object, **options: Any) -> None:
         report = audit(allow=options["allow"], include_admin=options["include_admin"])
-        self.stdout.write(dumps(_as_json(report), indent=2) if options["json"] else _as_table(report))
+        using, undeclared = options["database"], None
+        if using is not None:
+            check_database(using)
+            with refusals_as_errors(using, ""):
+                undeclared = count_undeclared(using)
+        if options["json"]:
+            self.stdout.write(dumps(_as_json(report, undeclared), indent=2))
+        else:
+            self.stdout.write(_as_table(report, undeclared))
         unused = ", ".join(map(repr, report.unused))
         require(not unused, f"No route matches {unused}. Correct the pattern, or remove it.")
         found = [f"{count} {verdict}" for verdict, count in _counts(report).items() if verdict in options["fail_on"]]
@@ -72,15 +86,16 @@ def _counts(report: Audit) -> dict[Verdict, int]:
     return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
 
-def _as_json(report: Audit) -> dict[str, Any]:
+def _as_json(report: Audit, undeclared: Number | None) -> dict[str, Any]:
     return {
+        **({} if undeclared is None else {"undeclared_operations": undeclared.by_operation}),
         "routes": [route.as_dict() for route in report.routes],
         "summary": {str(verdict): count for verdict, count in _counts(report).items()},
         "admin_routes_left_out": report.admin_routes,
     }
 
 
-def _as_table(report: Audit) -> str:
+def _as_table(report: Audit, undeclared: Number | None) -> str:
     rows = [(route.method, route.route, str(route.verdict), _how(route)) for route in report.routes]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     lines = []
@@ -91,6 +106,8 @@ def _as_table(report: Audit) -> str:
     lines += ["", *(f"{count:>5}  {MEANINGS[verdict]}" for verdict, count in _counts(report).items())]
     if report.admin_routes:
         lines += [f"{report.admin_routes:>5}  routes of Django's admin left out (--include-admin)"]
+    if undeclared is not None:
+        lines += ["", *lines_about_undeclared(undeclared)]
     return "\n".join([*lines, "", LIMITS])
 
 

@@ -7,11 +7,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from ...http.checks import declared_operations
-from ...operate.statistics import EVENTS, Number, Precision, stats, undeclared
-from ...operation import registry
+from ...operate.statistics import EVENTS, Number, Precision, stats
 from ...store import records_database
-from ..running import check_database, refusals_as_errors
+from ..running import check_database, count_undeclared, lines_about_undeclared, refusals_as_errors
 
 UNITS = {"table_bytes": "B", "overdue": "s", "oldest_in_progress": "s", "purge_overdue": "s"}
 
@@ -30,27 +28,18 @@ class Command(BaseCommand):
         using = records_database() if options["database"] is None else options["database"]
         check_database(using)
         with refusals_as_errors(using, ""):
-            read = {**dict(stats(using)), "undeclared": _undeclared(using)}
+            read = {**dict(stats(using)), "undeclared": count_undeclared(using)}
         if options["json"]:
             self.stdout.write(dumps({name: number.as_dict() for name, number in read.items()}))
         else:
             self.stdout.write(_table_of_numbers(read))
 
 
-def _undeclared(using: str) -> Number:
-    """Records of operations that no code declares, after every module with declarations is imported."""
-    registry.load()
-    declared_operations()
-    return undeclared(using)
-
-
 def _table_of_numbers(numbers: dict[str, Number]) -> str:
     rows = [(name.replace("_", " "), _format(name, number), _kind(name, number)) for name, number in numbers.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"{label:{widths[0]}}  {value:>{widths[1]}}  {kind}" for label, value, kind in rows]
-    for operation, count in (numbers["undeclared"].by_operation or {}).items():
-        lines.append(f"No code declares operation {operation!r}, which has {count:,} of the newest records.")
-    return "\n".join(lines)
+    return "\n".join([*lines, *lines_about_undeclared(numbers["undeclared"])])
 
 
 def _kind(name: str, number: Number) -> str:
