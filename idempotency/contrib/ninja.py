@@ -32,7 +32,8 @@ from ..conf import settings
 from ..http.adapter import Adapter, register
 from ..http.decorators import refuse_excluded
 from ..http.problems import PROFILES
-from ..http.protection import RoutedHandler, decorator_stack, held_by, protects_function
+from ..http.protection import RoutedHandler, protects_function
+from ..http.stack import decorator_stack, held_by
 from ..identity import keys
 from ..operation import Operation
 from .openapi import PROBLEMS, add_responses, key_parameter
@@ -65,7 +66,7 @@ class NinjaAdapter(Adapter):
     def handlers_of(cls, callback: Any) -> list[RoutedHandler] | None:
         # Ninja wraps the view of a path in a function.
         held = (value for layer in decorator_stack(callback) for value in held_by(layer))
-        view = next((value for value in held if isinstance(value, PathView)), None)
+        view = next((value for value in held if issubclass(type(value), PathView)), None)
         if view is None:
             return None
         # decorate_view() decorates the route's run().

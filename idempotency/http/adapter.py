@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
-from typing import Any, Final, TypeVar
+from types import CodeType
+from typing import Any, ClassVar, Final, TypeVar
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.handlers.exception import response_for_exception
@@ -32,7 +33,8 @@ from ..operation import Policy
 from ..outcome import UNREADABLE, Outcome, decode_body, is_json
 from .payload import parsed_body
 from .problems import Profile, problem_response
-from .protection import RoutedHandler, class_of, handlers_of_class, methods_of_class, protection_of
+from .protection import RoutedHandler, handlers_of_class, methods_of_class, protection_of
+from .stack import class_of
 
 #: Exceptions of a handler that Django turns into 4xx responses, the same at each retry.
 DETERMINISTIC_FAILURES = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
@@ -43,6 +45,9 @@ class Adapter:
 
     ``request`` is the handler's argument. ``http`` is Django's request inside it.
     """
+
+    #: The code of the framework's decorators that check nothing.
+    harmless: ClassVar[frozenset[CodeType]] = frozenset()
 
     def __init__(self, request: Any, http: HttpRequest | None = None) -> None:
         self.request = request

@@ -12,7 +12,7 @@ from typing import Final
 
 from django.db import connections
 
-from .protection import decorator_stack
+from .stack import decorator_stack
 
 
 class EveryDatabase(set[str]):

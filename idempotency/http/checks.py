@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from django.apps import AppConfig
 from django.core import checks
 from django.core.checks import CheckMessage, Tags, register
+from django.core.exceptions import ImproperlyConfigured
 from django.db import router
 from django.db.models import Model
 
@@ -18,9 +20,12 @@ from ..options.values import ACCEPTED, Attach
 from ..store import records_database
 from .adapter import frameworks_without_adapter, handlers_of
 from .atomic_requests import databases_with_atomic_requests, is_within_atomic_requests
+from .decorators import refuse_class
+from .layers import is_within_atomic, is_within_precondition
 from .problems import PROFILES
-from .protection import around, class_of, is_within_precondition
+from .protection import RoutedHandler, around
 from .routes import places
+from .stack import class_of
 
 PRECONDITION_ABOVE = (
     "condition, etag or last_modified is above the protection. The operation changes what If-Match is compared with, "
@@ -88,6 +93,30 @@ def check_atomic_requests() -> Iterator[CheckMessage]:
                 "django.db.transaction.non_atomic_requests. For Django Ninja, mark the callback of each pattern of "
                 "api.urls, which must be read once, because each access makes new views.",
                 id="idempotency.E031",
+            )
+
+
+@check(Tags.urls)
+def check_declarations() -> Iterator[CheckMessage]:
+    for place in places():
+        found = (mistakes_in(place.callback, routed) for routed in handlers_of(place.callback))
+        for mistake in dict.fromkeys(chain.from_iterable(found)):
+            yield checks.Error(f"{place.route}: {mistake}", id="idempotency.E033")
+
+
+def mistakes_in(callback: Any, routed: RoutedHandler) -> Iterator[str]:
+    """Why a URL's callback refuses every request to a protected handler, or does not protect it as declared."""
+    view_class = class_of(callback)
+    try:
+        if view_class is not None:
+            refuse_class(view_class, [routed])  # as_view() of a class was not guarded if a decorator hid the protection
+    except ImproperlyConfigured as error:
+        yield str(error)
+    else:
+        if routed.operation is not None and is_within_atomic(around(callback, view_class, routed)):
+            yield (
+                f"transaction.atomic is above {routed.operation}, where no claim can be committed: every request is "
+                f"refused. Remove it, because the handler runs in the operation's transaction."
             )
 
 

@@ -19,19 +19,18 @@ from .adapter import Adapter, adapter_for, adapters, advice_on_adapters, handler
 from .atomic_requests import EveryDatabase, exempted_by_project, opens_its_transactions
 from .exchange import Exchange
 from .handler import Handler, attempts, exempt, is_running
-from .layers import refuse_layers
+from .layers import is_within_atomic, refuse_layers, refuse_skipped
 from .protection import (
     SAFE_METHODS,
     Protection,
     RoutedHandler,
-    class_of,
     handlers_of_class,
-    is_within_atomic,
     methods_of_class,
     protection_of,
     protects_function,
     protects_handler,
 )
+from .stack import class_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -104,6 +103,7 @@ class Protected(Protection):
     def __set_name__(self, owner: type, name: str) -> None:
         self.name, self._is_seen = name, True
         refuse_hook(self.operation, owner, name)
+        refuse_layers(self.operation, self.view, is_method=True)
         if name in View.http_method_names:
             refuse_excluded(self.operation, [name.upper()], f"{owner.__name__}.{name}")
         if self._owes_name:
@@ -244,7 +244,7 @@ def _refuse_unprotectable(operation: Operation, view: Any) -> None:
     if view_class is not None:
         for routed in handlers_of_class(view_class):
             if not SAFE_METHODS.issuperset(routed.methods):
-                refuse_layers(operation, routed.handler, routed.name)
+                refuse_skipped(operation, view_class, routed.name)
         refuse_excluded(operation, methods_of_class(view_class), f"{view_class.__name__}.as_view()")
 
 
@@ -295,49 +295,32 @@ def guard(view_class: type, complete: Callable[[Any, Any], None] | None = None) 
             return view
         if complete is not None:
             complete(cls, view)
-        _check(cls, handlers_of(view))
+        refuse_class(cls, handlers_of(view))
         return exempt(view)
 
     setattr(view_class, "as_view", classmethod(as_view))  # noqa: B010 - a class of any kind
 
 
-def inherited(cls: type | None, name: str, handler: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls the next handler after ``cls`` in the MRO, or the class's handler if ``cls`` is None."""
-
-    def find(self: Any) -> Any:
-        return MethodType(getattr(type(self), name), self) if cls is None else getattr(super(cls, self), name)
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return find(self)(*args, **kwargs)
-
-    async def await_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await find(self)(*args, **kwargs)
-
-    return functools.wraps(handler)(await_call if iscoroutinefunction(handler) else call)
-
-
-def calls_next(view: Any) -> bool:
-    """Whether ``inherited`` made the view."""
-    return getattr(view, "__code__", None) in inherited.__code__.co_consts
-
-
-def refuse_atomic_dispatch(view_class: Any) -> None:
-    """:raises ImproperlyConfigured: ``dispatch()`` opens a transaction, in which no claim can be committed."""
-    if is_within_atomic([view_class.dispatch]):
+def refuse_atomic(view_class: Any, name: str) -> None:
+    """:raises ImproperlyConfigured: a method opens a transaction above a protection, which can't commit a claim."""
+    if is_within_atomic([getattr(view_class, name)]):
         raise ImproperlyConfigured(
-            f"transaction.atomic is on {view_class.__name__}.dispatch(), where no claim can be committed. Put it on "
-            f"the handler method, or leave it out, because the handler runs in the operation's transaction."
+            f"transaction.atomic is on {view_class.__name__}.{name}() above the protection, where no claim can be "
+            f"committed. Leave it out, because the handler runs in the operation's transaction."
         )
 
 
-def _check(view_class: Any, handlers: Collection[RoutedHandler]) -> None:
-    """Check the bases and methods, which are known only when the class is routed."""
+def refuse_class(view_class: Any, handlers: Collection[RoutedHandler]) -> None:
+    """Check the bases and methods, which are known only when the class is routed.
+
+    :raises ImproperlyConfigured: a handler that is declared protected would not be, or a replay would skip a check.
+    """
     for name in ("dispatch", *sorted(hooks_of(view_class))):
         protection = protection_of(getattr(view_class, name, None))
         if protection is not None:
             refuse_hook(protection.operation, view_class, name)
     if any(routed.operation is not None for routed in handlers):
-        refuse_atomic_dispatch(view_class)
+        refuse_atomic(view_class, "dispatch")
     mapping = getattr(view_class, "idempotent_operations", {})
     for name, declared in mapping.items() if isinstance(mapping, Mapping) else ():
         if protection_of(getattr(view_class, name)) is None:
@@ -349,3 +332,6 @@ def _check(view_class: Any, handlers: Collection[RoutedHandler]) -> None:
         if routed.operation is not None:
             where = f"{view_class.__name__}.{routed.name}, as routed," if routed.name else f"{view_class.__name__}()"
             refuse_excluded(routed.operation, routed.methods, where)
+            if routed.name:
+                refuse_atomic(view_class, routed.name)
+                refuse_skipped(routed.operation, view_class, routed.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -19,19 +18,12 @@ from ..conf import settings
 from ..operation import Operation
 from .adapter import adapters, handlers_of
 from .atomic_requests import is_within_atomic_requests
-from .checks import PRECONDITION_ABOVE, PRECONDITION_BELOW, model_written_elsewhere
+from .checks import PRECONDITION_ABOVE, PRECONDITION_BELOW, mistakes_in, model_written_elsewhere
 from .decorators import dotted
-from .protection import (
-    SAFE_METHODS,
-    RoutedHandler,
-    around,
-    class_of,
-    decorator_stack,
-    is_within_atomic,
-    is_within_precondition,
-    protection_of,
-)
+from .layers import is_within_precondition
+from .protection import SAFE_METHODS, RoutedHandler, around, protection_of
 from .routes import Place, places
+from .stack import class_of, decorator_stack
 
 
 class Verdict(StrEnum):
@@ -164,13 +156,7 @@ def _judged(
     operation: Operation, place: Place, routed: RoutedHandler, view_class: Any
 ) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict on a protected handler, and the reasons."""
-    mistakes = []
-    outermost = around(place.callback, view_class, routed)
-    if is_within_atomic(outermost):
-        mistakes.append(
-            "transaction.atomic is above the protection, where no claim can be committed: every request is refused. "
-            "Remove it, because the handler runs in a transaction anyway."
-        )
+    mistakes = [*mistakes_in(place.callback, routed)]
     if is_within_atomic_requests(place.callback):
         mistakes.append(
             "ATOMIC_REQUESTS opens a transaction around the view, where no claim can be committed: every request is "
@@ -179,17 +165,13 @@ def _judged(
         )
     found = (adapter.doubts_about(place.callback, place.parameters) for adapter in adapters)
     doubts = [doubt for doubts in found for doubt in doubts]
-    if is_within_precondition(outermost):
+    if is_within_precondition(around(place.callback, view_class, routed)):
         doubts.append(f"{PRECONDITION_ABOVE} {PRECONDITION_BELOW}")
     if (model := model_written_elsewhere(view_class, operation)) is not None:
         elsewhere = f"{model._meta.label} is written to another database than the records, outside of the transaction."
         doubts = [elsewhere, *doubts]
-    code = getattr(inspect.unwrap(routed.handler), "__code__", None)
-    if operation.declared["transaction"] and code is not None and _names_durable(code):
-        doubts.append(
-            "The handler names durable=, and Django refuses atomic(durable=True) within the operation's transaction: "
-            "RuntimeError. Leave durable=True out, or declare the operation with transaction=False."
-        )
+    code = getattr([*decorator_stack(routed.handler)][-1], "__code__", None)
+    doubts += _refused_by(operation, set() if code is None else {*_names_in(code)})
     notes = [] if operation.policy.key_required else ["A request without a key runs unprotected (key_required=False)."]
     notes += [
         f"{dotted(base)}.dispatch() runs before a replay. If it validates or throttles, a retry may get its refusal "
@@ -201,14 +183,35 @@ def _judged(
     return verdict, (*mistakes, *doubts, *notes)
 
 
-def _names_durable(code: CodeType) -> bool:
-    """Whether a function, or one within it, passes a keyword argument ``durable``."""
-    return any(
-        _names_durable(constant)
-        if isinstance(constant, CodeType)
-        else type(constant) is tuple and "durable" in constant
-        for constant in code.co_consts
-    )
+def _refused_by(operation: Operation, names: Collection[str]) -> Iterator[str]:
+    """What a handler may do that an operation answers with 500.
+
+    :param names: the names in the handler's code.
+    """
+    if operation.declared["transaction"]:
+        if "durable" in names:
+            yield (
+                "The handler names durable=, and Django refuses atomic(durable=True) within the operation's "
+                "transaction: RuntimeError. Leave durable=True out, or declare the operation with transaction=False."
+            )
+        if "transaction" in names and (ends := {"commit", "rollback", "set_autocommit"}.intersection(names)):
+            yield (
+                f"The handler names {' and '.join(sorted(ends))}, which Django refuses within the operation's "
+                f"transaction. Use atomic(), or declare the operation with transaction=False."
+            )
+    streams = {"FileResponse", "StreamingHttpResponse"}.intersection(names)
+    if streams and operation.declared["rebuild"] is None:
+        yield f"The handler names {' and '.join(sorted(streams))}, which can't be recorded: 500. Declare rebuild=."
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """The names in a function and in those within it, and the names of keyword arguments that they pass."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+        elif type(constant) is tuple:
+            yield from (name for name in constant if isinstance(name, str))
 
 
 def _overridden(routed: RoutedHandler, view_class: Any) -> Iterator[str]:

@@ -11,8 +11,8 @@ from django.views import View
 
 from ..operation import Operation, operation_for, registry
 from .adapter import handlers_of, unsafe_handlers_of_class
-from .decorators import Protected, calls_next, dotted, guard, inherited
-from .layers import refuse_layers
+from .decorators import Protected, dotted, guard
+from .layers import inherited, refuse_skipped
 from .protection import SAFE_METHODS, protection_of
 
 
@@ -103,7 +103,8 @@ def _protect(cls: type[IdempotentMixin], name: str, declaration: str | Operation
                 f"on the method gives it to {declared.operation.name!r}. Remove one of the two."
             )
         _put(cls, name, handler, _ByMixin, operation)
-    _refuse_layers_of_next(cls, name)
+    else:
+        refuse_skipped(operation, cls, name)
     if "idempotent_operations" in vars(cls) and isinstance(declaration, str):
         registry.bind(operation.name, [f"{base.__module__}.{base.__qualname__}.{name}" for base in cls.__mro__])
 
@@ -111,33 +112,24 @@ def _protect(cls: type[IdempotentMixin], name: str, declaration: str | Operation
 def _protect_as_named(cls: type, name: str) -> None:
     """Protect a handler, unless it has an operation."""
     handler = getattr(cls, name)
-    if isinstance(handler, _ByEvery) or protection_of(handler) is None:
+    declared = protection_of(handler)
+    if declared is None or isinstance(handler, _ByEvery):
         _put(cls, name, handler, _ByEvery, operation_named_after(cls, name))
-    _refuse_layers_of_next(cls, name)
+    else:
+        refuse_skipped(declared.operation, cls, name)
 
 
 def _put(cls: type, name: str, handler: Any, kind: type[_ByMixin], operation: Operation) -> None:
+    refuse_skipped(operation, cls, name)
     if isinstance(handler, _ByMixin):
         view = handler.view
     elif name in vars(cls):
-        refuse_layers(operation, handler, name)
         view = handler
     else:
         view = inherited(cls, name, handler)
     protected = kind(operation, view)
     setattr(cls, name, protected)
     protected.__set_name__(cls, name)
-
-
-def _refuse_layers_of_next(cls: type, name: str) -> None:
-    """:raises ImproperlyConfigured: the protection is above a decorator of an inherited handler."""
-    protection = protection_of(getattr(cls, name, None))
-    if protection is None or not calls_next(protection.view):
-        return
-    defined = (vars(base)[name] for base in cls.__mro__ if name in vars(base))
-    found = next(handler for handler in defined if not calls_next(getattr(handler, "view", handler)))
-    if protection_of(found) is None:
-        refuse_layers(protection.operation, found, name)
 
 
 def _complete(view_class: Any, view: Any) -> None:

@@ -7,7 +7,7 @@ import pytest
 from django.contrib import admin
 from django.core.management import CommandError
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import URLResolver, include, path, re_path
 from django.urls.resolvers import LocalePrefixPattern
 from django.utils.decorators import method_decorator
@@ -106,6 +106,15 @@ class Durable(PlainView):
     put = idempotent("audit.durable_outside", transaction=False, recovery=PARK)(PlainView.post)
 
 
+class Ending(PlainView):
+    @idempotent("audit.ending")
+    def post(self, request):
+        transaction.commit()
+        return [StreamingHttpResponse, FileResponse]
+
+    put = idempotent("audit.rebuilt", rebuild=repr, transaction=False, recovery=PARK)(post.view)
+
+
 class ProtectedForPOST(CreateView):
     post = idempotent("audit.post_only", methods=["POST"])(PlainView.post)
 
@@ -154,6 +163,7 @@ urlpatterns = [
     path("protected/atomic/", transaction.atomic(idempotent("audit.atomic")(plain_answer))),
     path("protected/dispatch/", InsideAtomic.as_view()),
     path("protected/durable/", Durable.as_view()),
+    path("protected/ending/", Ending.as_view()),
     path("protected/form/", ProtectedForPOST.as_view()),
     path("protected/methods/", Decorated.as_view()),
     path("protected/overridden/", Overriding.as_view()),
@@ -197,9 +207,15 @@ EXPECTED = {
     ("PATCH", "/protected/custom/"): ("protected", "audit.custom", ""),
     ("POST", "/protected/atomic/"): ("broken", "audit.atomic", "transaction.atomic is above"),
     ("PATCH", "/protected/atomic/"): ("broken", "audit.atomic", ""),
-    ("POST", "/protected/dispatch/"): ("broken", "audit.atomic_dispatch", "transaction.atomic is above"),
+    ("POST", "/protected/dispatch/"): (
+        "broken",
+        "audit.atomic_dispatch",
+        "transaction.atomic is on InsideAtomic.dispatch()",
+    ),
     ("POST", "/protected/durable/"): ("doubtful", "audit.durable", "Leave durable=True out, or declare"),
     ("PUT", "/protected/durable/"): ("protected", "audit.durable_outside", "Durable.dispatch() runs before a replay"),
+    ("POST", "/protected/ending/"): ("doubtful", "audit.ending", "commit, which Django refuses within"),
+    ("PUT", "/protected/ending/"): ("protected", "audit.rebuilt", ""),
     ("POST", "/protected/form/"): ("protected", "audit.post_only", ""),
     ("PUT", "/protected/form/"): ("unprotected", None, ""),
     ("POST", "/protected/methods/"): ("protected", "audit.decorated", ""),

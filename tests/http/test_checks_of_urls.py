@@ -25,6 +25,7 @@ from idempotency.http import checks as url_checks
 from idempotency.http import decorators
 from idempotency.http.checks import (
     check_atomic_requests,
+    check_declarations,
     check_models,
     check_ninja,
     check_preconditions,
@@ -198,6 +199,36 @@ def test_ninja_routes_within_a_transaction_are_reported(settings):
     for pattern in urls[0]:
         transaction.non_atomic_requests(pattern.callback)
     assert check_atomic_requests(None) == []
+
+
+class HiddenInAtomic(PlainView):
+    """Its protection is hidden from the class."""
+
+    post = method_decorator([transaction.atomic, never_cache])(idempotent("urls.in_atomic")(PlainView.post))
+
+
+class HiddenExclusion(PlainView):
+    post = method_decorator(never_cache)(idempotent("urls.excluded", methods=["PUT"])(PlainView.post))
+
+
+@pytest.mark.parametrize(
+    ("view", "mistake"),
+    [
+        (transaction.atomic(protected), "/: transaction.atomic is above Operation 'urls.function', where no claim"),
+        (transaction.atomic(MethodView.as_view()), "transaction.atomic is above Operation 'kinds.method'"),
+        (HiddenInAtomic.as_view(), "transaction.atomic is on HiddenInAtomic.post() above the protection"),
+        (HiddenExclusion.as_view(), "Operation 'urls.excluded' protects nothing: HiddenExclusion.post, as routed"),
+        (csrf_exempt(protected), ""),
+        (transaction.atomic(plain_answer), ""),
+    ],
+)
+def test_a_route_that_refuses_every_request_is_an_error(settings, view, mistake):
+    settings.ROOT_URLCONF = (path("", view),)
+    found = check_declarations(None)
+    assert [message.id for message in found] == ["idempotency.E033"] * bool(mistake)
+    assert all(mistake in message.msg for message in found)
+    for route in audit().routes:
+        assert (str(route.verdict) == "broken") is (bool(mistake) and route.operation is not None)
 
 
 def etag_of(request, **route):

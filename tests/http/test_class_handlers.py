@@ -16,7 +16,7 @@ from idempotency import idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import effects, problem_code
-from tests.http.serving import WAYS, Calling, Creating, Declaring, EveryMethod, protecting, runs_once, served
+from tests.http.serving import WAYS, Calling, Creating, Declaring, EveryMethod, protecting, refused, runs_once, served
 from tests.http.views import AsyncView, MethodAPIView, Methods, MethodView, async_answer, drf_answer, plain_answer
 
 # Whether a method is protected is decided before the database is queried.
@@ -162,12 +162,10 @@ def test_copied_attributes_of_a_protected_handler_protect_nothing(alice, serve, 
 
 @pytest.mark.failure_77
 @each_base
-@pytest.mark.usefixtures("atomic")
-def test_a_handler_named_in_idempotent_operations_is_protected(alice, serve, base):
+def test_a_copy_of_a_handlers_attributes_is_refused_below_a_protection(base):
     namespace = {"post": copied(base), "idempotent_operations": {"post": "tests.again"}}
-    view = type("Overriding", (IdempotentMixin, base), namespace)
-    serve(view.as_view())
-    assert runs_once(alice, "POST")
+    with refused("above tests.http.test_class_handlers.copied"):
+        type("Overriding", (IdempotentMixin, base), namespace)
 
 
 def in_body(base):

@@ -1,13 +1,14 @@
 """Decorators below a protection: only those that check nothing are allowed."""
 
 import functools
-from inspect import iscoroutinefunction
+from contextlib import ContextDecorator
 
 import pytest
-from asgiref.sync import async_to_sync, sync_to_async
-from django.contrib.auth.decorators import login_required, permission_required, user_passes_test
+from asgiref.sync import async_to_sync, markcoroutinefunction, sync_to_async
+from django.contrib.auth.decorators import login_required, permission_required
 from django.db import transaction
 from django.utils.decorators import method_decorator
+from django.utils.functional import SimpleLazyObject
 from django.views import View
 from django.views.decorators.cache import cache_control, never_cache
 from django.views.decorators.csrf import csrf_exempt
@@ -17,18 +18,19 @@ from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import viewsets
 from rest_framework.decorators import action
 
-from idempotency import PARK, IdempotentMixin, checks_nothing, idempotent
-from idempotency.http import layers
+from idempotency import EVERY, PARK, IdempotentMixin, checks_nothing, idempotent
+from idempotency.http.protection import protection_of
+from idempotency.http.stack import class_of
 from tests.http.callers import assert_refused, replayed
 from tests.http.serving import Calling, protecting, refused
 from tests.http.views import AsyncView, ModelActions, PlainView, async_answer, plain_answer
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_62, pytest.mark.once]
-
-
-@pytest.fixture(autouse=True)
-def _forget_harmless(monkeypatch):
-    monkeypatch.setattr(layers, "_harmless", {*layers._harmless})
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.failure_62,
+    pytest.mark.failure_108,
+    pytest.mark.once,
+]
 
 
 def checking(view):
@@ -96,12 +98,115 @@ def test_a_decorator_that_checks_nothing_may_be_on_an_async_view(alice, serve):
     idempotent("layers.method")(method_decorator(never_cache)(AsyncView.post))
 
 
+def by_partial(view):
+    return functools.wraps(view)(functools.partial(checked, view))
+
+
+def by_bare_partial(view):
+    return functools.partial(checked, view)
+
+
+def around_a_partial(view):
+    called = functools.partial(checked, view)
+    return functools.wraps(view)(lambda *args: called(*args))
+
+
+def by_default(view):
+    return functools.wraps(view)(lambda *args, view=view: view(*args))
+
+
+def by_list(view):
+    steps = [view]
+    return functools.wraps(view)(lambda *args: steps[0](*args))
+
+
+def made_from_text(view):
+    """As boltons, makefun and ``decorator`` 4 make their wrappers: the view is a global."""
+    namespace = {"call": checking(view)}
+    exec(compile("def wrapper(*args): return call(*args)", "<made>", "exec"), namespace)
+    return functools.wraps(view)(namespace["wrapper"])
+
+
+def nowhere(view):
+    """Finds the view when it is called, as by a name."""
+    return functools.wraps(view)(lambda *args: None)
+
+
+def renamed_harmless(view):
+    """Hides a check between a harmless decorator and the view."""
+    return functools.update_wrapper(csrf_exempt(checking(view)), view)
+
+
+class Slotted:
+    __slots__ = ("unset", "view")
+
+    def __init__(self, view):
+        self.view = view
+
+    def __call__(self, *args):
+        return self.view(*args)
+
+    def __get__(self, instance, owner=None):
+        return self
+
+    def handle(self, *args):
+        return self.view(*args)
+
+
+class Proxy:
+    """Gets each attribute from the view, like wrapt's proxies."""
+
+    def __init__(self, view):
+        self.__wrapped__ = view
+
+    @property
+    def __class__(self):
+        return type(self.__wrapped__)
+
+    def __call__(self, *args):
+        return self.__wrapped__(*args)
+
+
+class Locked(ContextDecorator):
+    def __enter__(self): ...
+
+    def __exit__(self, *args): ...
+
+
+class Retried(transaction.Atomic):
+    pass
+
+
+def checked(view, *args):
+    return view(*args)
+
+
 REFUSED = {
     "login_required": method_decorator(login_required),
     "a list": method_decorator([never_cache, permission_required("auth.add_user")]),
     "require_POST": method_decorator(require_POST),
     "a project's": checking,
     "object": Calling,
+    "slots": Slotted,
+    "a method of an object": lambda view: Slotted(view).handle,
+    "proxy": Proxy,
+    "async_to_sync": lambda view: async_to_sync(markcoroutinefunction(checking(async_answer))),
+    "cached": functools.lru_cache,
+    "a lock": Locked(),
+    "a subclass of atomic": Retried("default", True, False),
+    **{
+        decorator.__name__: decorator
+        for decorator in (
+            by_partial,
+            by_bare_partial,
+            around_a_partial,
+            by_default,
+            by_list,
+            made_from_text,
+            nowhere,
+            renamed_harmless,
+        )
+    },
 }
 
 
@@ -111,12 +216,18 @@ def test_any_other_decorator_is_refused_at_declaration(decorate, way):
     base = type("Base", (View,), {"post": decorate(PlainView.post)})
     with refused("which a replay would not run"):
         if way == "decorator":
-            idempotent("layers.refused")(base.post)
+            idempotent("layers.refused")(vars(base)["post"])
         elif way == "mixin":
-            namespace = {"post": base.post, "idempotent_operations": {"post": "layers.refused"}}
-            type("Own", (IdempotentMixin, View), namespace)
+            namespace = {**vars(base), "idempotent_operations": {"post": "layers.refused"}}
+            type("Own", (IdempotentMixin, View), {name: namespace[name] for name in ("post", "idempotent_operations")})
         else:
             protecting("mixin", base, {"post": "layers.refused"})
+
+
+def test_a_refusal_names_what_to_do():
+    remedy = "If it checks the caller or the request, or takes a lock, put @idempotent('layers.x') below it"
+    with refused(f"above {__name__}.Locked, which a replay would not run. {remedy}"):
+        idempotent("layers.x")(Locked()(plain_answer))
 
 
 def test_a_decorated_action_is_refused_by_the_mixin():
@@ -130,13 +241,36 @@ def test_a_decorated_action_is_refused_by_the_mixin():
             def pay(self, request): ...
 
 
-def test_a_decorator_without_wraps_is_refused_by_the_mixin(alice, serve):
+WITHOUT_WRAPS = "above tests.http.test_layers.checking_without_wraps"
+
+
+def test_a_decorator_without_wraps_is_refused_on_a_method():
     base = type("Base", (View,), {"post": checking_without_wraps(PlainView.post)})
-    with refused("above tests.http.test_layers.checking_without_wraps"):
+    with refused("If it makes the handler, call the handler in a method instead."):
         protecting("mixin", base, {"post": "layers.hidden"})
-    own = {"post": base.post, "idempotent_operations": {"post": "layers.hidden"}}
-    with refused("above tests.http.test_layers.checking_without_wraps"):
-        type("Own", (IdempotentMixin, View), own)
+    with refused(WITHOUT_WRAPS):
+        type("Own", (IdempotentMixin, View), {"post": base.post, "idempotent_operations": {"post": "layers.hidden"}})
+    with refused(WITHOUT_WRAPS):
+        type("Own", (View,), {"post": idempotent("layers.hidden")(base.post)})
+    hidden = type("Hidden", (View,), {"post": never_cache(idempotent("layers.hidden")(base.post))})
+    with refused(WITHOUT_WRAPS):
+        type("Sub", (hidden, IdempotentMixin), {"idempotent_operations": EVERY})
+
+
+def test_a_function_that_a_factory_makes_may_be_a_handler(alice, serve):
+    def make(answer):
+        return lambda request: answer(request)
+
+    class Made(View):
+        def answer(self, request):
+            return made(request)
+
+        post = idempotent("layers.made")(answer)
+
+    made = make(plain_answer)
+    serve(idempotent("layers.factory")(made), **{"method/": Made.as_view()})
+    replayed(alice)
+    replayed(alice, "/method/")
 
 
 def test_a_handler_of_a_class_in_between_is_checked():
@@ -145,6 +279,52 @@ def test_a_handler_of_a_class_in_between_is_checked():
     with refused("above tests.http.test_layers.checking"):
         type("Both", (protected, between), {})
     type("Other", (protected, type("Between", (PlainView,), {"post": idempotent("layers.o")(PlainView.post)})), {})
+
+
+@pytest.mark.parametrize("checks", [checking, lambda post: checking(idempotent("layers.below")(post))])
+def test_an_override_is_refused_if_it_may_call_a_checked_method(checks):
+    class Base(View):
+        post = checks(PlainView.post)
+
+    def post(self, request):
+        return super(Base, self).post(request)
+
+    with refused("above tests.http.test_layers.checking"):
+        protecting("mixin", type("Own", (Base,), {"post": post}), {"post": "layers.override"})
+    with refused("above tests.http.test_layers.checking"):
+        type("Own", (Base,), {"post": idempotent("layers.override")(post)}).as_view()
+
+
+@pytest.mark.parametrize("kind", [staticmethod, classmethod])
+def test_a_static_or_class_method_is_refused(kind):
+    namespace = {"post": kind(lambda *args: plain_answer(args[-1]))}
+    with refused(f"Static.post, which is a {kind.__name__}. Make it a method."):
+        type("Static", (IdempotentMixin, View), {**namespace, "idempotent_operations": EVERY})
+
+
+@pytest.mark.failure_107
+def test_no_value_that_a_decorator_holds_is_evaluated():
+    def evaluate():
+        raise AssertionError
+
+    lazy = SimpleLazyObject(evaluate)
+    steps = [lazy]
+    steps.append(steps)
+
+    def view(request, lazy=lazy):
+        return plain_answer(request, steps)
+
+    @functools.wraps(view)
+    def wrapper(request):
+        return view(request, lazy, steps, later)
+
+    view.__wrapped__ = wrapper
+    with refused("above tests.http.test_layers"):
+        idempotent("layers.lazy")(wrapper)
+    assert protection_of(wrapper) is None
+    assert class_of(wrapper) is None
+    assert idempotent("layers.partial")(functools.partial(lambda lazy, request: None, lazy))
+    later = None
 
 
 def test_around_as_view_the_handlers_of_the_class_are_checked():
@@ -168,42 +348,53 @@ def test_a_durable_transaction_is_refused_below_and_any_on_dispatch():
 
 
 def test_a_project_can_declare_a_decorator_that_checks_nothing(alice, serve):
-    with refused("declare that with idempotency.checks_nothing()"):
+    with refused("put idempotency.checks_nothing() around the decorator"):
         idempotent("layers.traced")(traced("a")(plain_answer))
-    assert checks_nothing(traced("b"))
-    serve(idempotent("layers.traced")(traced("a")(plain_answer)))
+    serve(idempotent("layers.traced")(never_cache(checks_nothing(traced("a"))(plain_answer))))
     replayed(alice)
-    idempotent("layers.async")(traced("a")(async_answer))
+    assert idempotent("layers.async")(checks_nothing(traced("a"))(async_answer))
+    assert idempotent("layers.method")(method_decorator(checks_nothing(traced("a")))(PlainView.post))
 
     @checks_nothing
     def without_wraps(view):
         return lambda *args: view(*args)
 
     protecting("mixin", type("Base", (View,), {"post": without_wraps(PlainView.post)}), {"post": "layers.lambda"})
-    with pytest.raises(TypeError, match="makes a function around the view"):
-        checks_nothing(lambda view: view)
 
 
-def test_a_decorator_that_shares_its_code_with_a_harmless_one_is_refused():
-    """``login_required`` is made by ``user_passes_test`` too."""
-    checks_nothing(user_passes_test(lambda user: True))
-    with refused("above django.contrib.auth.decorators.user_passes_test"):
-        idempotent("layers.shared")(login_required(plain_answer))
+@pytest.mark.parametrize(
+    "above",
+    [
+        checking,
+        traced("b"),
+        checking_without_wraps,
+        lambda view: functools.update_wrapper(checking_without_wraps(view), view),
+    ],
+)
+@pytest.mark.parametrize("where", ["above", "below"])
+def test_only_the_declared_use_of_a_decorator_is_allowed(above, where):
+    """A decorator from the same factory, or one that copies the attributes of a declared one, may check something."""
+    declared = checks_nothing(traced("a"))
+    post = above(declared(PlainView.post)) if where == "above" else declared(above(PlainView.post))
+    with refused("above tests.http.test_layers."):
+        type("Own", (View,), {"post": idempotent("layers.shared")(post)})
 
 
-def test_a_decorator_for_sync_views_only_may_be_declared():
-    def sync_only(view):
-        if iscoroutinefunction(view):
-            raise TypeError
+def test_a_factory_is_not_a_decorator_that_checks_nothing():
+    with pytest.raises(TypeError, match=r"tests.http.test_layers.traced. .* checks_nothing\(decorator\(…\)\)"):
+        checks_nothing(traced)("a name")
+    with refused("above tests.http.test_layers.traced"):  # it took the view for a name, or a function for the view
+        idempotent("layers.factory")(checks_nothing(traced)(len)(plain_answer))
 
-        @functools.wraps(view)
-        def wrapper(*args, handlers={}, **kwargs):  # noqa: B006
-            return view(*args, {"one": [wrapper]}, known, **kwargs)
 
-        known = {"names": [len]}
-        return wrapper
+@pytest.mark.parametrize("decorator", [lambda view: None, len, lambda view: vars(Slotted)["handle"].__get__(1)])
+def test_a_wrapper_that_can_not_be_marked_is_an_error(decorator):
+    with pytest.raises(TypeError, match=r"checks_nothing\(\)|len"):
+        checks_nothing(decorator)(plain_answer)
 
-    assert idempotent("layers.sync")(checks_nothing(sync_only)(plain_answer))
+
+def test_a_decorator_may_return_the_view_itself():
+    assert checks_nothing(lambda view: view)(plain_answer) is plain_answer
 
 
 def test_schema_descriptions_of_inherited_actions_are_allowed(alice, serve):

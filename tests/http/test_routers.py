@@ -191,6 +191,23 @@ def test_a_decorator_that_a_replay_would_skip_is_refused(route):
         route(Checked)
 
 
+@pytest.mark.parametrize("name", ["delete", "post", "name", "actions"])
+def test_an_action_under_a_name_of_drf_is_refused_without_an_operation(alice, route, name):
+    def handle(self, request, pk=None):
+        return drf_answer(request)
+
+    handle.__name__ = name
+    as_action = action(detail=True, methods=["post"], url_path="stop")
+    viewset = type("Named", (viewsets.ViewSet,), {name: as_action(handle), "__module__": __name__})
+    globals()["Named"] = viewset
+    with refused(f"The router can't protect the action {name!r} of {__name__}.Named, because"):
+        route(viewset)
+    if name in ("delete", "post"):  # DRF can't route the others either
+        setattr(viewset, name, as_action(idempotent(f"routers.{name}")(handle)))
+        route(viewset)
+        replayed(alice, "/stock/1/stop/")
+
+
 def test_a_viewset_in_a_transaction_is_refused(route):
     with refused("transaction.atomic is on InTransaction.dispatch()"):
         route(InTransaction)

@@ -28,14 +28,15 @@ from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register
 from ...http.payload import content_length, fits_in_memory, has_parts, keep_readable, parts
 from ...http.problems import CHALLENGE, PROFILES, STATUS_HEADER, Profile, problem, text_of
-from ...http.protection import SAFE_METHODS, RoutedHandler, class_of, methods_of_class
+from ...http.protection import SAFE_METHODS, RoutedHandler, methods_of_class
+from ...http.stack import class_of
 from ...identity.parsing import parse_json
 from ...operation import Policy
 from ...options.values import IETF
 from ...outcome import Outcome, is_json
 from ...store import records_database
 from .object_checks import arguments_of_lookup, check_object, may_refuse, object_checks
-from .view_classes import Docstring, handlers_of_view
+from .view_classes import HARMLESS, Docstring, handlers_of_view
 
 HOOKS = frozenset(
     {"initial", "perform_authentication", "check_permissions", "check_object_permissions", "check_throttles"}
@@ -44,6 +45,8 @@ HOOKS = frozenset(
 
 @register
 class RestFrameworkAdapter(Adapter):
+    harmless = HARMLESS
+
     def __init__(self, request: Any) -> None:
         super().__init__(request, http=request._request)
         self.view: Any = request.parser_context["view"]

@@ -9,9 +9,9 @@ from django.core.exceptions import ImproperlyConfigured
 from rest_framework import routers
 
 from ...http.atomic_requests import databases_with_atomic_requests, opens_its_transactions
-from ...http.decorators import Protected, dotted, inherited, refuse_atomic_dispatch
+from ...http.decorators import Protected, dotted, refuse_atomic
 from ...http.handler import exempt
-from ...http.layers import refuse_layers
+from ...http.layers import inherited, refuse_skipped
 from ...http.protection import protection_of
 from ...http.view_classes import operation_named_after, refuse_shared_name
 from ...operation import Operation
@@ -19,13 +19,16 @@ from ...operation import Operation
 __all__ = ["DefaultRouter", "IdempotentRouterMixin", "SimpleRouter"]
 
 
+#: Names that as_view() of a viewset takes or assigns. It also refuses the names of HTTP methods.
+_TAKEN = frozenset({"actions", "basename", "description", "detail", "name", "suffix"})
+
+
 class _ByRouter(Protected):
     """An attribute of a view's instance that hides the action of the same name."""
 
     def __init__(self, operation: Operation, viewset: Any, action: str) -> None:
-        handler = getattr(viewset, action)
-        refuse_layers(operation, handler, action)
-        super().__init__(operation, inherited(None, action, handler))
+        refuse_skipped(operation, viewset, action)
+        super().__init__(operation, inherited(None, action, getattr(viewset, action)))
         self.__set_name__(viewset, action)
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -78,7 +81,12 @@ def _protected(viewset: Any, mapping: Mapping[str, str]) -> dict[str, _ByRouter]
     names = sorted(name for name in actions if hasattr(viewset, name) and not protection_of(getattr(viewset, name)))
     if names:
         refuse_shared_name(viewset)
-        refuse_atomic_dispatch(viewset)
+        refuse_atomic(viewset, "dispatch")
+    for name in sorted(_TAKEN.union(viewset.http_method_names).intersection(names)):
+        raise ImproperlyConfigured(
+            f"The router can't protect the action {name!r} of {dotted(viewset)}, because DRF's as_view() uses this "
+            f"name itself. Rename the action and write url_path={name!r}, or put @idempotent on it."
+        )
     return {name: _ByRouter(operation_named_after(viewset, name), viewset, name) for name in names}
 
 

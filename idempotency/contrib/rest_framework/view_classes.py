@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from types import CodeType
 from typing import Any
 
 from rest_framework.views import APIView
 
 from ...http.decorators import guard
-from ...http.layers import checks_nothing
-from ...http.protection import Protection, RoutedHandler, handlers_of_class, held_by, methods_of_class
+from ...http.layers import codes_within
+from ...http.protection import Protection, RoutedHandler, handlers_of_class, methods_of_class
+from ...http.stack import held_by
 
+#: The code of decorators that check nothing.
+HARMLESS: frozenset[CodeType] = frozenset()
 with suppress(ImportError):
     from drf_spectacular.drainage import isolate_view_method
 
-    @checks_nothing
-    def _isolated(view: Any) -> Any:
-        """Wraps a handler the way ``@extend_schema_view`` wraps an inherited one."""
-        isolate: Any = isolate_view_method
-        return isolate(type("Own", (type("Base", (), {"post": view}),), {}), "post")
+    HARMLESS = frozenset(codes_within(isolate_view_method))  # @extend_schema_view wraps inherited handlers with it
 
 
 class Docstring(str):
