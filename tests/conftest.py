@@ -174,7 +174,7 @@ def pytest_collection_modifyitems(config, items):
     A test without a database fixture can't use the database, so it is marked ``once``.
     """
     here = {"postgresql": "postgres", "mysql": "mariadb"}.get(connection.vendor, connection.vendor)
-    elsewhere = {"postgres", "sqlite"} - {here} | {f"except_{here}"}
+    elsewhere = {"postgres", "sqlite", "mariadb"} - {here} | {f"except_{here}"}
     if os.environ.get("TEST_PARTITIONS"):
         elsewhere.add("whole_table")
     kept, left_out = [], []

@@ -154,27 +154,32 @@ def _in_transaction(attempt: Attempt) -> Iterator[None]:
     """Run the block in the transaction of the record's database that also records the attempt's outcome."""
     owned = attempt.claim.ownership
     store, using = owned.store, owned.store.using
+    watch = store.watch_transaction()
+    # The handler may call begin() within execute_wrapper(), which removes the last wrapper at its end.
+    watch.is_outermost = not owned.policy.transaction
     block = transaction.atomic(using=using, durable=True)
-    with block:
-        if not owned.shares_connection:  # a TestCase runs no callbacks, and its tests may inspect them
-            store.connection.on_commit(attempt.note_commit)  # before all callbacks of the operation
-        attempt.end = End.ROLLED_BACK
-        watch = store.watch_transaction()
-        # The handler may call begin() within execute_wrapper(), which removes the last wrapper at its end.
-        watch.is_outermost = not owned.policy.transaction
-        try:
-            with watch:
-                yield
-        finally:
-            if watch.ended or store.connection.atomic_blocks[-1:] != [block]:
-                attempt.end = End.ENDED_ITSELF
-        if attempt.end is End.ENDED_ITSELF:
-            raise _ended_itself(owned)  # so that an open transaction rolls back
-        if attempt.outcome is None:
-            transaction.set_rollback(True, using=using)
-        elif attempt.outcome.status < 400 or not store.connection.needs_rollback:
-            _complete(attempt, attempt.outcome)
-        # Otherwise the handler returned a failure after set_rollback(True) or a database error.
+    try:
+        with block:
+            if not owned.shares_connection:  # a TestCase runs no callbacks, and its tests may inspect them
+                store.connection.on_commit(attempt.note_commit)  # before all callbacks of the operation
+            attempt.end = End.ROLLED_BACK
+            try:
+                with watch:
+                    yield
+            finally:
+                if watch.ended or store.connection.atomic_blocks[-1:] != [block]:
+                    attempt.end = End.ENDED_ITSELF
+            if attempt.end is End.ENDED_ITSELF:
+                raise _ended_itself(owned)  # so that an open transaction rolls back
+            if attempt.outcome is None:
+                transaction.set_rollback(True, using=using)
+            elif attempt.outcome.status < 400 or not store.connection.needs_rollback:
+                _complete(attempt, attempt.outcome)
+            # Otherwise the handler returned a failure after set_rollback(True) or a database error.
+    except Exception:
+        if attempt.end is End.ROLLED_BACK and watch.has_committed():
+            attempt.end = End.ENDED_ITSELF
+        raise
 
 
 @contextmanager

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from django.db import ProgrammingError
+from django.db import Error, ProgrammingError
 from django.db.models import Q, QuerySet
 
 from ..models import IdempotencyRecord
 from .base import Row, by_ids
 from .portable import Store
-from .transaction_guard import GAP, TransactionWatch
+from .transaction_guard import TransactionWatch
 
 _Found = TypeVar("_Found")
 
@@ -22,6 +23,8 @@ DUPLICATE_KEY = 1062
 LOCK_WAIT_TIMEOUT = 1205
 #: A deadlock, or since MariaDB 11.6 a row that has changed since the REPEATABLE READ snapshot.
 LOST_RACES = frozenset({1213, 1020})
+#: A savepoint that does not exist, or no longer.
+NO_SAVEPOINT = 1305
 #: An unknown column, or a column without a default that this release doesn't fill.
 WRONG_COLUMNS = frozenset({1054, 1364})
 
@@ -29,22 +32,56 @@ WRONG_COLUMNS = frozenset({1054, 1364})
 #: is short, unless its process is frozen.
 LOCK_TIMEOUT = 1
 
-#: Statements that end the open transaction. BEGIN and DDL commit, too.
-_ENDS = re.compile(
-    rf"(?:^|;){GAP}*(?:commit|rollback(?!{GAP}+(?:work{GAP}+)?to\b)|begin|start{GAP}+transaction|truncate|rename"
-    rf"|(?:create|alter|drop)(?!{GAP}+temporary\b)|(?:un)?lock{GAP}+tables?)\b",
+#: White space or a comment, which a project may add to every statement.
+_GAP = r"(?:\s|/\*(?:(?!\*/)[\s\S])*\*/)"
+
+#: Almost all statements: those that can't end the transaction.
+_PLAIN = re.compile(
+    rf"{_GAP}*\(*(?:select|insert|update|delete|replace|with|savepoint|release|rollback{_GAP}+(?:work{_GAP}+)?to)\b"
+    r"[^;]*;?\s*",
     re.IGNORECASE,
 )
 
+#: A savepoint that no handler uses.
+_SAVEPOINT = "idempotency_watch"
 
+
+@dataclass(eq=False, repr=False)
 class MySQLWatch(TransactionWatch):
-    """Inspects the statements' texts, because the driver doesn't report whether a transaction is open."""
+    """Sets a savepoint before a statement that may end the transaction, and looks afterwards whether it exists.
+
+    Stored procedures, DDL and statements of administration commit, and DDL even if it then fails. The driver doesn't
+    report whether a transaction is open.
+    """
+
+    _is_set: bool = field(default=False, init=False)
 
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        # Check before the statement runs, because DDL commits even if it then fails.
-        if _ENDS.search(str(sql)):
-            self.note_end()
-        return execute(sql, params, many, context)
+        self.look()
+        if _PLAIN.fullmatch(str(sql)) is None:
+            self._send("SAVEPOINT")
+            self._is_set = True
+        try:
+            return execute(sql, params, many, context)
+        except Error as error:
+            if _number(error) in LOST_RACES:  # the server has rolled the transaction back
+                self._is_set = False
+            raise
+
+    def look(self) -> None:
+        # Not right after the statement, because the handler has to read its results first.
+        if self._is_set:
+            self._is_set = False
+            try:
+                self._send("RELEASE SAVEPOINT")
+            except Error as error:
+                if _number(error) == NO_SAVEPOINT:
+                    self.note_end()
+
+    def _send(self, verb: str) -> None:
+        # Through the driver, because Django's cursor would call this watch again.
+        with self.connection.wrap_database_errors, self.connection.connection.cursor() as cursor:
+            cursor.execute(f"{verb} {_SAVEPOINT}")
 
 
 class MySQLStore(Store):

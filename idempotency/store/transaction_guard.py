@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from django.db import connections
 from django.db.transaction import Atomic
@@ -13,10 +13,6 @@ from django.db.transaction import Atomic
 #: The state that code must leave as it found it, by database: the open ``atomic()`` blocks, and whether autocommit was
 #: switched off outside of them. A database that is absent has neither.
 Standing = dict[str, tuple[list[Atomic], bool]]
-
-#: A pattern for white space or a comment, which a project may add to every statement. Only PostgreSQL nests comments,
-#: so a nested one doesn't match.
-GAP: Final = r"(?:\s|/\*(?:(?!\*/|/\*)[\s\S])*\*/)"
 
 
 def standing() -> Standing:
@@ -91,6 +87,10 @@ class TransactionWatch:
 
     def note_end(self) -> None:
         self.ended = True
+
+    def has_committed(self) -> bool:
+        """Whether the block committed something before its last transaction, which an error has rolled back."""
+        return False
 
 
 @dataclass(eq=False, repr=False)

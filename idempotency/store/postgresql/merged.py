@@ -11,14 +11,15 @@ from __future__ import annotations
 import re
 import selectors
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
 from django.db import Error
 from django.utils.version import get_version_tuple
 
-from ..transaction_guard import GAP, TransactionWatch
+from ..transaction_guard import TransactionWatch
 
 #: Polls one socket with one system call. Windows has no poll().
 Selector: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
@@ -53,23 +54,20 @@ def is_silent(driver: Any) -> bool:
         return not selector.select(0)
 
 
-#: Statements that may end a transaction and begin another one at once: COMMIT AND CHAIN, or several statements in one
-#: text. ROLLBACK TO only returns to a savepoint. END is also part of CASE, so it counts only at the start of a
-#: statement.
-_ENDS = re.compile(rf"\b(?:commit|abort|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b|(?:^|;){GAP}*end\b")
-
-#: A return to a savepoint, recognised as a whole because its comments may contain any word. It must not be mistaken for
-#: an end: a failed transaction has no identity, so the one after it would look like another transaction.
-_RETURNS = re.compile(
-    rf'{GAP}*rollback{GAP}+(?:(?:work|transaction){GAP}+)?to{GAP}+(?:savepoint{GAP}+)?(?:"[^"]*"|\w+){GAP}*;?{GAP}*'
-)
+#: Words of a text that may replace its transaction, after which the server reports an open one as before.
+_ENDS = re.compile(r"\b(?:commit|rollback|abort|end|prepare)\b")
+_BEGINS = re.compile(r"\b(?:begin|start)\b")
 
 
-def may_end_transaction(sql: str) -> bool:
-    # Search for the words first, because the pattern takes a hundred times as long and every statement comes here.
+def may_replace_transaction(sql: str) -> bool:
+    """Whether a text may end its transaction and begin another one: COMMIT AND CHAIN, or several statements.
+
+    Names and literals may contain the words as well. Then the server is queried in vain.
+    """
     text = sql.lower()
-    if "commit" in text or "rollback" in text or "abort" in text or "end" in text:
-        return _ENDS.search(text) is not None and _RETURNS.fullmatch(text) is None
+    # Each statement comes here, and the patterns take a hundred times as long.
+    if "chain" in text or ";" in text:
+        return _ENDS.search(text) is not None and ("chain" in text or _BEGINS.search(text) is not None)
     return False
 
 
@@ -89,16 +87,29 @@ class PostgreSQLWatch(TransactionWatch):
     #: Whether a message from a driver's cursor can hold several statements.
     takes_several: Callable[[Any], bool]
 
+    #: The id of the transaction in which a text ran that may have replaced it.
+    _transaction: str | None = field(default=None, init=False)
+
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
         self.look()
-        if not self._begun:
-            result = self._begin(execute, sql, params, many, context)
-        elif not may_end_transaction(str(sql)):
-            result = execute(sql, params, many, context)
+        if not self._begun and not many and self._can_follow_begin(sql, context["cursor"].cursor):
+            result = self._begin(execute, sql, params, context["cursor"].cursor, context)
         else:
-            result = self._execute_watched(execute, sql, params, many, context)
+            text = str(sql)
+            if not self._begun and holds_several(text):
+                # Let the driver begin. If the text itself began the transaction, its end would not be noticed.
+                self.connection.connection.execute("")
+                self.look()
+            if self._transaction is None and may_replace_transaction(text):
+                self._transaction = self._identity()
+            result = execute(sql, params, many, context)
         self.look()
         return result
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        super().__exit__(kind, error, traceback)
+        if self._transaction is not None and self._identity() not in {self._transaction, None}:
+            self.note_end()
 
     def look(self) -> None:
         driver = self.connection.connection
@@ -107,38 +118,25 @@ class PostgreSQLWatch(TransactionWatch):
             self.note_end()
         self._begun = is_open
 
-    def identity(self) -> object:
-        """When the open transaction began, which identifies it. None if it has failed and can't be queried."""
+    def has_committed(self) -> bool:
+        # A text of several statements may have failed after its COMMIT AND CHAIN.
+        if self._transaction is not None:
+            with suppress(Error), self.connection.cursor() as cursor:  # without an answer, the claim can't be released
+                cursor.execute("SELECT pg_xact_status(%s::xid8)", [self._transaction])
+                return bool(cursor.fetchone()[0] == "committed")
+        return False
+
+    def _identity(self) -> str | None:
+        """The id of the open transaction. None if it has failed or its session is lost."""
         driver = self.connection.connection
-        if driver is None or driver.pgconn.transaction_status != TRANSACTION_SOUND:
-            return None
-        return self._send(driver, "SELECT now()").fetchone()
+        if driver is not None and driver.pgconn.transaction_status == TRANSACTION_SOUND:
+            # Through the driver, because Django's cursor would call this watch again.
+            with suppress(self.connection.Database.Error):
+                return str(driver.execute("SELECT pg_current_xact_id()").fetchone()[0])
+        return None
 
-    def _send(self, driver: Any, statement: str) -> Any:
-        # Through the driver, because Django's cursor would call this watch again.
-        with self.connection.wrap_database_errors:
-            return driver.execute(statement)
-
-    def _execute_watched(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        before = self.identity()  # only here, because that costs two round trips
-        try:
-            result = execute(sql, params, many, context)
-        except Error:
-            if holds_several(str(sql)):
-                self.note_end()  # one of the statements before the failed one may have been a COMMIT AND CHAIN
-            raise
-        if self.identity() != before:
-            self.note_end()
-        return result
-
-    def _begin(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        driver, cursor = self.connection.connection, context["cursor"].cursor
-        if many or not self._can_follow_begin(sql, driver, cursor):
-            if holds_several(str(sql)) and may_end_transaction(str(sql)):
-                # Let the driver begin. If the text itself began the transaction, its end would not be noticed.
-                self._send(driver, "SELECT")
-                return self._execute_watched(execute, sql, params, many, context)
-            return execute(sql, params, many, context)
+    def _begin(self, execute: Callable[..., Any], sql: str, params: Any, cursor: Any, context: Any) -> Any:
+        driver, many = self.connection.connection, False
         try:
             # With autocommit on, the driver sends no BEGIN. Its public setter refuses to switch autocommit off inside a
             # transaction. If it stayed on, Django would declare cursors WITH HOLD.
@@ -158,7 +156,8 @@ class PostgreSQLWatch(TransactionWatch):
         # position. Or the statement is empty, because only an empty one has no result.
         return execute(sql, params, many, context)
 
-    def _can_follow_begin(self, sql: object, driver: Any, cursor: Any) -> bool:
+    def _can_follow_begin(self, sql: object, cursor: Any) -> bool:
+        driver = self.connection.connection
         return (
             # If a text of several statements fails, a COMMIT among them may have run. A single statement can't commit
             # and then fail.

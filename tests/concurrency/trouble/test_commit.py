@@ -199,10 +199,37 @@ def close_in_the_driver(request):
     connection.connection.close()
 
 
-def be_refused(request):
-    """Fail a statement, then continue."""
-    with pytest.raises(DatabaseError):
-        execute("SELECT no_such_column")(request)
+def be_refused_by(statement):
+    """Fail the statement, then continue."""
+
+    def run(request):
+        with pytest.raises(DatabaseError):
+            execute(statement)(request)
+
+    return run
+
+
+be_refused = be_refused_by("SELECT no_such_column")
+
+
+def be_refused_in_a_savepoint(statement):
+    def run(request):
+        with pytest.raises(DatabaseError), transaction.atomic():
+            execute(statement)(request)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _procedures(transactional_db):
+    """Only MariaDB's procedures can end the transaction of their caller."""
+    if connection.vendor == "mysql":
+        for name, body in {
+            "commits": "START TRANSACTION; COMMIT",
+            "only_reads": "SELECT 1",
+            "refuses": "SIGNAL SQLSTATE '45000'",
+        }.items():
+            execute(f"CREATE OR REPLACE PROCEDURE {name}() BEGIN {body}; END")(None)
 
 
 def write_more(request):
@@ -252,7 +279,16 @@ LEFT_OF_REFUSED = [] if connection.vendor == "postgresql" else ["one"]
         ),
         *(pytest.param(execute(sql), left, marks=pytest.mark.postgres, id=sql) for sql, left in REPLACING),
         pytest.param(execute("COMMIT; SELECT 1 / 0"), ["one"], marks=pytest.mark.postgres, id="commit and an error"),
-        pytest.param(in_turn(be_refused, execute("ROLLBACK AND CHAIN")), [], marks=pytest.mark.postgres, id="chain"),
+        *(
+            pytest.param(call, left, marks=pytest.mark.mariadb, id=name)
+            for name, call, left in (
+                ("a procedure that commits", execute("CALL commits()"), ["one"]),
+                ("a statement that commits", execute("ANALYZE TABLE auth_user"), ["one"]),
+                ("a refused statement that commits", be_refused_by("CREATE TABLE auth_user (id INT)"), ["one"]),
+                ("in a savepoint", transaction.atomic(execute("COMMIT AND CHAIN")), ["one"]),
+                ("several statements", execute("SELECT 1; COMMIT; SELECT no_such_column"), ["one"]),
+            )
+        ),
     ],
 )
 def test_a_handler_that_ends_its_transaction_is_detected_and_not_rerun(post, ends, left, caplog):
@@ -292,16 +328,50 @@ def test_a_handler_whose_transaction_is_undone_by_its_error_runs_again(post, und
 
 
 @pytest.mark.failure_64
-@pytest.mark.parametrize("statement", ["SELECT 'COMMIT'", "SELECT 1 AS rollback", "SELECT CASE WHEN 1 = 1 THEN 2 END"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        *("SELECT 'COMMIT'", "SELECT 1 AS rollback", "SELECT CASE WHEN 1 = 1 THEN 2 END", "SELECT '; begin', 'commit'"),
+        *(
+            pytest.param(sql, marks=pytest.mark.except_sqlite)
+            for sql in ("SELECT 1; SELECT 'begin; commit and chain'", "CREATE TEMPORARY TABLE chain (a INT)")
+        ),
+        pytest.param("SELECT 1; DO $$ BEGIN NULL; END $$", marks=pytest.mark.postgres),
+        pytest.param("CALL only_reads()", marks=pytest.mark.mariadb),
+    ],
+)
 def test_a_statement_that_only_mentions_an_end_is_harmless(post, statement):
     handler.after = execute(statement)
     assert post().status_code == 201
     assert state() == ("completed", ["one"])
 
 
-def be_refused_in_a_savepoint(request):
-    with pytest.raises(DatabaseError), transaction.atomic():
-        execute("SELECT no_such_column")(request)
+#: Texts that fail and contain what may end a transaction: a column, a function's body, a literal.
+FAILING = [
+    pytest.param("SELECT commit FROM auth_user", id="a column"),
+    *(
+        pytest.param(sql, marks=pytest.mark.postgres, id=name)
+        for name, sql in {
+            "a column behind a prefix": "SELECT set_config('a.b', '1', true); SELECT start, commit FROM auth_user",
+            "a body": "DO $$ BEGIN RAISE EXCEPTION 'x'; END $$",
+            "a literal": "SELECT 1; SELECT 'begin; commit and chain' / 0",
+        }.items()
+    ),
+    pytest.param("CALL refuses()", marks=pytest.mark.mariadb, id="a procedure"),
+]
+
+
+@pytest.mark.failure_64
+@pytest.mark.parametrize("statement", FAILING)
+@pytest.mark.parametrize("before", [None, transaction.atomic(write_more)], ids=["", "after a block"])
+def test_a_failed_statement_is_not_taken_for_an_end(post, statement, before):
+    handler.before = before or (lambda request: None)
+    handler.after = execute(statement)
+    assert post().status_code == 500
+    assert state() == ("recoverable", [])
+    handler.after = be_refused_in_a_savepoint(statement)
+    assert post().status_code == 201
+    assert record().status == "completed"
 
 
 @pytest.mark.failure_64
@@ -311,7 +381,7 @@ def be_refused_in_a_savepoint(request):
     ids=["behind the first word", "at the end"],
 )
 def test_a_commented_return_to_a_savepoint_does_not_end_the_transaction(post, comment):
-    handler.after = be_refused_in_a_savepoint
+    handler.after = be_refused_in_a_savepoint("SELECT no_such_column")
     with connection.execute_wrapper(lambda execute, sql, *rest: execute(comment(sql), *rest)):
         assert post().status_code == 201
     assert state() == ("completed", ["one"])
