@@ -10,6 +10,7 @@ from uuid import UUID
 from django.dispatch import Signal
 
 from . import signals
+from .identity.keys import shorten
 from .identity.scope import Scope
 from .operation import Operation
 from .protocol.context import current_claim
@@ -25,14 +26,16 @@ class ClaimFilter(logging.Filter):
         "filters": {"claim": {"()": "idempotency.ClaimFilter"}},
         "formatters": {"plain": {"format": "%(message)s %(idempotency_operation)s %(idempotency_trace)s"}},
 
-    The attributes are ``idempotency_operation`` (str), ``idempotency_trace`` (str) and ``idempotency_attempt`` (int) of
-    the current claim, or empty strings outside of a claim. Existing attributes are kept. Every record passes.
+    The attributes are ``idempotency_operation`` (str), ``idempotency_key`` (str, the beginning of the key),
+    ``idempotency_trace`` (str) and ``idempotency_attempt`` (int) of the current claim, or empty strings outside of a
+    claim. Existing attributes are kept. Every record passes.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         claim = current_claim()
         attributes = vars(record)
         attributes.setdefault("idempotency_operation", claim.operation.name if claim else "")
+        attributes.setdefault("idempotency_key", shorten(claim.scope.idempotency_key) if claim else "")
         attributes.setdefault("idempotency_trace", claim.trace if claim else "")
         attributes.setdefault("idempotency_attempt", claim.attempt if claim else "")
         return True
@@ -41,7 +44,7 @@ class ClaimFilter(logging.Filter):
 def connect_if_named() -> None:
     """Log each event, as one line at level info, if ``LOGGING`` gives the logger ``idempotency.events`` a level.
 
-    The account and the key are not logged.
+    The account is not logged, and only the beginning of the key.
     """
     if logger.level == logging.NOTSET:
         return
@@ -59,6 +62,7 @@ def _receiver(event: str) -> Callable[..., None]:
         if isinstance(sender, Operation):
             members["operation"] = sender.name
             if key is not None:
+                members["key"] = shorten(key)
                 members["trace"] = Scope(account_id, sender.name, key).trace
         members |= {name: str(value) if isinstance(value, UUID) else value for name, value in arguments.items()}
         text = ", ".join(f"{name} {value!r}" for name, value in members.items())

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import ORDER_VAR, ChangeList
+from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -22,6 +22,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..options.validators import MAX_NAME_LENGTH
+from ..store import statement_timeout
 
 if TYPE_CHECKING:
     AnyModelAdmin = admin.ModelAdmin[Any]
@@ -45,28 +46,56 @@ NONE = "–"
 class BoundedPaginator(AnyPaginator):
     """Stops counting at ``MAX_LISTED``, because an exact count reads the whole table."""
 
+    #: Whether the list is the whole table. Then it is counted from the newest id: a purge empties the other end, whose
+    #: dead rows remain until a vacuum.
+    is_whole = False
+
     @cached_property
     def count(self) -> int:
-        return cast("QuerySet[Any]", self.object_list).order_by()[:MAX_LISTED].count()
+        rows = cast("QuerySet[Any]", self.object_list)
+        return rows.order_by(*["-pk"] if self.is_whole else [])[:MAX_LISTED].count()
 
 
-class IndexedList(ChangeList):
-    """A list whose URL allows only queries that an index can answer."""
+class BoundedList(ChangeList):
+    """A list that is empty, with a warning, if one of its queries exceeds the time limit.
+
+    It has one order, because an index on each column would slow down every request.
+    """
+
+    queryset: Any
+    model_admin: Any
+    #: Django sets it after the search, which may take too long.
+    clear_all_filters_qs: str = "?"
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
         values = [value for values in self.get_filters_params().values() for value in values]
         # PostgreSQL rejects NUL, and Citus rejects an account that is longer than its column.
         if any("\x00" in value or len(value) > MAX_NAME_LENGTH for value in values):
             raise IncorrectLookupParameters
-        return super().get_queryset(request, exclude_parameters)
+        try:
+            with statement_timeout.time_limit(self.root_queryset.db):
+                return super().get_queryset(request, exclude_parameters)  # a search queries the table
+        except statement_timeout.OutOfTimeError:
+            return self._give_up(request)
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        # Django applies sortable_by to the links only. A URL could still sort by a column without an index.
-        columns = {str(place) for place, name in enumerate(self.list_display) if name in (self.sortable_by or ())}
-        requested = self.params.pop(ORDER_VAR, "").split(".")
-        if sortable := [place for place in requested if place.removeprefix("-") in columns]:
-            self.params[ORDER_VAR] = ".".join(sortable)
+        # Django applies sortable_by to the links only. A URL could still sort by any column.
+        self.params.pop(ORDER_VAR, None)
         return super().get_ordering(request, queryset)
+
+    def get_results(self, request: HttpRequest) -> None:
+        try:
+            with statement_timeout.time_limit(self.queryset.db):
+                super().get_results(request)
+                len(self.result_list)  # reads the page's rows, and keeps them
+        except statement_timeout.OutOfTimeError:
+            self.queryset = self._give_up(request)
+            super().get_results(request)
+
+    def _give_up(self, request: HttpRequest) -> QuerySet[Any]:
+        if request.method == "GET":  # a submitted form queries the list again
+            self.model_admin.message_user(request, self.model_admin.too_slow, messages.WARNING)
+        return self.root_queryset.none()
 
 
 class ReadOnlyAdmin(AnyModelAdmin):
@@ -76,6 +105,9 @@ class ReadOnlyAdmin(AnyModelAdmin):
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # each facet counts the whole table
     paginator = BoundedPaginator
+    sortable_by: ClassVar[tuple[str, ...]] = ()
+    #: The warning above a list that could not be read in time.
+    too_slow: ClassVar[Any] = _("The table is too large or too busy to list these rows in time. Try again later.")
 
     class Media:
         css: Final = {"all": ["idempotency/admin.css"]}
@@ -90,7 +122,12 @@ class ReadOnlyAdmin(AnyModelAdmin):
         return False
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return IndexedList
+        return BoundedList
+
+    def get_paginator(self, request: HttpRequest, *args: Any, **options: Any) -> BoundedPaginator:
+        paginator: Any = super().get_paginator(request, *args, **options)
+        paginator.is_whole = not request.GET.keys() - {PAGE_VAR, ORDER_VAR}
+        return cast("BoundedPaginator", paginator)
 
 
 def url_of(shown: admin.ModelAdmin[Any], view: str, *args: int) -> str:

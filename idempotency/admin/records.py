@@ -3,28 +3,24 @@
 Decisions call ``operate.resolutions`` and have separate permissions. Recorded responses may hold secrets, so they need
 the permission ``view_response_body`` and can't be filtered on.
 
-The table may be huge, so no page counts it or sorts it by a column without an index. Searches without an index have a
+The table may be huge, so no page counts it or sorts it by a column without an index, and every query of the list has a
 time limit.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
-from django.contrib.admin.views.main import ChangeList
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..identity.scope import Scope
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..operation import registry
@@ -34,8 +30,8 @@ from ..store import records_database, statement_timeout
 from .actions import FORGET, MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, has_live_lease
 from .decisions import Action, DecisionAdmin
 from .display import (
+    MAX_LISTED,
     NONE,
-    IndexedList,
     StateFilter,
     format_time_left,
     show_badge,
@@ -51,13 +47,6 @@ from .timeline import names_of_steps, timeline_of
 #: The maximum number of results of a search for a key without an account.
 MAX_FOUND = 100
 
-#: A search for a trace reads up to this many records.
-MAX_SEARCHED = 200_000
-TRACE_LIMIT = 3.0  # seconds
-
-#: A search for a trace: perhaps an account, the trace, and perhaps the id at which an earlier search stopped.
-_TRACE = re.compile(r"(?:(?P<account>.+)\s+)?(?P<trace>[0-9a-f]{32})(?:\s+before\s+(?P<before>[0-9]{1,18}))?")
-
 #: The states in the index ``idempotency_record_unfinished``.
 _UNFINISHED = (Status.IN_PROGRESS, Status.RECOVERABLE, Status.PARKED)
 
@@ -68,6 +57,13 @@ _STATES: dict[str, tuple[Any, Callable[[RecordQuerySet], RecordQuerySet]]] = {
     "recoverable": (_("recoverable"), RecordQuerySet.recoverable),
     "parked": (_("parked"), RecordQuerySet.parked),
     "past_retention": (_("past retention"), RecordQuerySet.past_retention),
+}
+
+#: The order of each state that an index finds: the order of the index. Ordered by id, the database would sort all rows
+#: of the state, or read the table to find them. A claim whose lease ends first comes first.
+_ORDERS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("live", "abandoned", "recoverable", "parked"), ("lease_expires_at", "-id")),
+    "past_retention": ("-expires_at", "-id"),
 }
 
 #: The kind of badge of each state. A live claim needs no attention.
@@ -94,32 +90,6 @@ class OperationFilter(admin.SimpleListFilter):
         return queryset if name is None else queryset.filter(operation=name)
 
 
-class BoundedList(IndexedList):
-    """A list that is empty, with a warning, if the query exceeds a time limit.
-
-    No index begins with the operation or the key. If few records match, they may be anywhere in the table.
-    """
-
-    queryset: Any
-
-    def get_results(self, request: HttpRequest) -> None:
-        if not {OperationFilter.parameter_name, "idempotency_key"} & request.GET.keys():
-            super().get_results(request)
-            return
-        try:
-            with statement_timeout.time_limit(self.queryset.db):
-                super().get_results(request)
-                len(self.result_list)  # reads the page's rows, and keeps them
-        except statement_timeout.OutOfTimeError:
-            self.queryset = self.queryset.none()
-            super().get_results(request)
-            text = _(
-                "The table is too large to find these records in time. Search for an account as well, or choose a "
-                "state of unfinished records."
-            )
-            self.model_admin.message_user(request, text, messages.WARNING)
-
-
 @admin.register(IdempotencyRecord)
 class IdempotencyRecordAdmin(DecisionAdmin):
     list_display: tuple[str, ...] = ("key", "state_with_details", "subject", "age", "retention")
@@ -127,11 +97,14 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     # Shows the search box. get_search_results() searches.
     search_fields: ClassVar[tuple[str, ...]] = ("idempotency_key", "account_id")
     search_help_text: ClassVar[Any] = _(
-        'An account, "account key", "account trace", a trace, or a key or its beginning. Case matters. Without the '
-        "account, a key or trace may not be found in a very large table."
+        'An account, "account key", or a key. The beginning of a key suffices. Case matters. In a large table, only '
+        "unfinished records are found by a key alone."
     )
     ordering: ClassVar[tuple[str, ...]] = ("-id",)
-    sortable_by: ClassVar[tuple[str, ...]] = ("retention",)
+    too_slow: ClassVar[Any] = _(
+        "The table is too large or too busy to find these records in time. Choose a state of unfinished records, or "
+        'search for "account key".'
+    )
     decisions: ClassVar[tuple[Action, ...]] = (RECORD_OUTCOME, MARK_NOT_EXECUTED, RELEASE, FORGET)
     actions: tuple[Callable[..., HttpResponse | None], ...] = tuple(action.as_admin_action() for action in decisions)
     page_fields: ClassVar[tuple[str, ...]] = (
@@ -206,54 +179,17 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     ) -> tuple[QuerySet[Any], bool]:
         # Logs show the beginning of a key, followed by an ellipsis.
         term = search_term.strip().partition("…")[0]
-        if not term:
-            return queryset, False
-        traced = _TRACE.fullmatch(term)
-        if traced is not None and traced["before"]:
-            return queryset.filter(pk__in=self._find_trace(request, queryset, traced)), False
-        records = self._find(request, queryset, term)
-        if traced is None:
-            return records, False
-        found = list(records.order_by().values_list("pk", flat=True)[:MAX_FOUND])
-        return queryset.filter(pk__in=[*found, *self._find_trace(request, queryset, traced)]), False
+        return (self._find(request, queryset, term) if term else queryset), False
 
     def _find(self, request: HttpRequest, queryset: QuerySet[Any], term: str) -> QuerySet[Any]:
         """Try one search after another, because an OR costs as much as its most expensive operand."""
         of_account = _of_account(queryset, term)
         if of_account.exists():
-            return of_account
+            return _newest_first(of_account)
         account, *key = term.rsplit(maxsplit=1)  # an account may contain white space, a key never does
         if key:
-            return _of_account(queryset, account).filter(idempotency_key__startswith=key[0])
+            return _find_key_of_account(_of_account(queryset, account), key[0])
         return self._find_key(request, queryset, term)
-
-    def _find_trace(self, request: HttpRequest, queryset: QuerySet[Any], traced: re.Match[str]) -> list[int]:
-        """The ids of the newest records with a trace, or of the newest ones before an id.
-
-        The trace of a first operation is a digest that no column stores, because an index on it would cost every claim
-        a random page, for a rare search. So it is computed here, for a bounded number of records at a time.
-        """
-        records = _of_account(queryset, traced["account"]) if traced["account"] else queryset
-        if traced["before"]:
-            records = records.filter(pk__lt=int(traced["before"]))
-        newest = records.order_by("-pk").values_list("pk", "account_id", "operation", "idempotency_key")[:MAX_SEARCHED]
-        try:
-            with statement_timeout.time_limit(records.db, TRACE_LIMIT):
-                rows = list(newest)
-        except statement_timeout.OutOfTimeError:
-            text = gettext('Reading the records took too long. Choose an operation, or search for "account trace".')
-            self._warn(request, text)
-            return []
-        found = [pk for pk, *scope in rows if Scope(*scope).trace == traced["trace"]]
-        if not found and len(rows) == MAX_SEARCHED:
-            query = request.GET.copy()
-            query["q"] = " ".join(filter(None, [traced["account"], traced["trace"], f"before {rows[-1][0]}"]))
-            text = gettext(
-                "None of {number} records searched has this trace. Choose the operation that the log names, put the "
-                'account in front of the trace, or <a href="?{query}">search the records before them</a>.'
-            )
-            self._warn(request, format_html(text, number=f"{MAX_SEARCHED:,}", query=query.urlencode()))
-        return found
 
     def _find_key(self, request: HttpRequest, queryset: QuerySet[Any], key: str) -> QuerySet[Any]:
         """Up to ``MAX_FOUND`` records whose key begins with ``key``.
@@ -287,12 +223,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             self.message_user(request, text, messages.WARNING)
 
     def get_ordering(self, request: HttpRequest) -> Any:
-        # Ordered by id, the database would have to skip all records that are not past their retention.
-        past_retention = request.GET.get(RecordStateFilter.parameter_name) == "past_retention"
-        return ("-expires_at", "-id") if past_retention else self.ordering
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return BoundedList
+        return _ORDERS.get(request.GET.get(RecordStateFilter.parameter_name, ""), self.ordering)
 
     @admin.display(description=_("key"))
     def key(self, record: IdempotencyRecord) -> str:
@@ -324,7 +255,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             return NONE
         return format_time_left(time_left(record, record.lease_expires_at))
 
-    @admin.display(description=_("retention"), ordering="expires_at")
+    @admin.display(description=_("retention"))
     def retention(self, record: IdempotencyRecord) -> str:
         return format_time_left(time_left(record, record.expires_at))
 
@@ -348,3 +279,24 @@ class IdempotencyRecordAdmin(DecisionAdmin):
 def _of_account(records: QuerySet[Any], account: str) -> QuerySet[Any]:
     """The account's records. Citus rejects a statement with an account that is longer than its column."""
     return records.filter(account_id=account) if len(account) <= MAX_NAME_LENGTH else records.none()
+
+
+def _newest_first(of_account: QuerySet[Any]) -> QuerySet[Any]:
+    """Order an account's records by id, without the index on ids if the account has few of them.
+
+    If they are all old, the database would otherwise read most of the table, backwards, to find a page of them.
+    """
+    has_many = of_account.order_by()[MAX_LISTED : MAX_LISTED + 1].exists()
+    return of_account if has_many else of_account.order_by((F("pk") + 0).desc())
+
+
+def _find_key_of_account(of_account: QuerySet[Any], key: str) -> QuerySet[Any]:
+    """The account's records with a key, or whose key begins with it.
+
+    The operation precedes the key in the index, so the declared operations are tried before the whole account is read.
+    """
+    declared = of_account.filter(operation__in=[operation.name for operation in registry])
+    for found in (declared.filter(idempotency_key=key), declared.filter(idempotency_key__startswith=key)):
+        if found.exists():
+            return found
+    return of_account.filter(idempotency_key__startswith=key)

@@ -34,8 +34,8 @@ class Scope:
         return f"<Scope of operation {self.operation!r}, key {shorten(self.idempotency_key)}>"
 
     def __str__(self) -> str:
-        """The name in log lines. The trace identifies the record and other lines about it."""
-        return f"operation {self.operation!r}, trace {self.trace}"
+        """The name in log lines. The beginning of the key finds the record, the trace other lines about it."""
+        return f"operation {self.operation!r}, key {shorten(self.idempotency_key)}, trace {self.trace}"
 
     def derive_key(self, name: str) -> UUID:
         """Derive the key for one downstream call of the operation.

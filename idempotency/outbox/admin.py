@@ -94,7 +94,6 @@ class OutboxMessageAdmin(DecisionAdmin):
     search_fields: ClassVar[tuple[str, ...]] = ("message_id",)
     search_help_text: ClassVar[Any] = _("A message's id, or its consumer's key, which ends with the id.")
     ordering: ClassVar[tuple[str, ...]] = ("-id",)
-    sortable_by: ClassVar[tuple[str, ...]] = ()
     decisions: ClassVar[tuple[Action, ...]] = (REQUEUE,)
     actions: tuple[Callable[..., HttpResponse | None], ...] = tuple(action.as_admin_action() for action in decisions)
     attempt_column = "attempts"

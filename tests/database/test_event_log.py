@@ -14,7 +14,8 @@ from tests.contrib.conftest import _as_if_off  # noqa: F401 - a fixture
 pytestmark = pytest.mark.usefixtures("_as_if_off")
 
 SCOPE = Scope("private-account", "tests.log", "private-key")
-OF = {"operation": "tests.log", "attempt": 2, "trace": SCOPE.trace}
+KEY = "priva… (11 characters)"
+OF = {"operation": "tests.log", "attempt": 2, "key": KEY, "trace": SCOPE.trace}
 DEAD = {"account_id": "", "idempotency_key": "private-key", "attempt": 16, "message_id": UUID(int=1), "topic": "a"}
 
 
@@ -37,14 +38,14 @@ def lines(caplog):
         yield caplog
 
 
-def test_each_event_is_one_line_without_account_and_key(lines, operation):
+def test_each_event_is_one_line_without_the_account_and_the_whole_key(lines, operation):
     signals.send(signals.claimed, operation, SCOPE, 2)
     signals.send(signals.recovered, operation, SCOPE, 2, status="parked")
     signals.send(signals.recovered, None, SCOPE, 2, status="completed")
     signals.purged.send(OutboxMessage, count=3)
     signals.unprotected.send(operation)
     signals.message_dead.send(OutboxMessage, **DEAD)
-    empty = {"operation": "", "trace": "", "attempt": ""}  # the filter's defaults
+    empty = {"operation": "", "key": "", "trace": "", "attempt": ""}  # the filter's defaults
     assert [extra(line) for line in lines.records] == [
         {"event": "claimed", **OF},
         {"event": "recovered", "status": "parked", **OF},
@@ -53,7 +54,8 @@ def test_each_event_is_one_line_without_account_and_key(lines, operation):
         {**empty, "event": "unprotected", "operation": "tests.log"},
         {**empty, "event": "message_dead", "attempt": 16, "message_id": str(UUID(int=1)), "topic": "a"},
     ]
-    assert lines.records[0].getMessage() == f"claimed: operation 'tests.log', trace '{SCOPE.trace}', attempt 2"
+    claimed = f"claimed: operation 'tests.log', key '{KEY}', trace '{SCOPE.trace}', attempt 2"
+    assert lines.records[0].getMessage() == claimed
     assert "private" not in str([vars(line) for line in lines.records])
 
 
