@@ -1,5 +1,7 @@
 """Provides the session's database, before pytest-django reads the settings, and the marks of FAILURES.md.
 
+In CI, a test that skips itself fails, unless its reason is in ``ALLOWED_SKIPS``.
+
 ``DATABASE_URL`` names the database. Without it, ``--database`` chooses: the session starts an embedded PostgreSQL or a
 MariaDB server, or creates a SQLite file.
 The processes of pytest-xdist and of the tests inherit it through the environment.
@@ -21,6 +23,14 @@ SLOW = {"crash", "demo", "conformance", "test_tutorial"}
 
 #: Scenarios and failures. Each entry has a mark, which tests have and ``-m`` selects.
 FAILURES = Path(__file__).with_name("FAILURES.md")
+
+#: How the reasons begin for which a test may skip itself in CI. Anything else that is missing must be installed.
+ALLOWED_SKIPS = (
+    "BEGIN commits the open transaction",  # MariaDB
+    "Django refuses async views with ATOMIC_REQUESTS",
+    "needs root, a loop device and mkfs.ext4",
+    "this Django Ninja has no streams",  # the oldest one
+)
 
 VENDORS = {"postgres": ("postgres", "postgresql", "pgsql", "psql"), "sqlite": ("sqlite",), "mariadb": ("mysql",)}
 
@@ -58,6 +68,26 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """After the tests are shuffled, move the slow ones to the front."""
     items.sort(key=lambda item: SLOW.isdisjoint({item.path.parent.name, item.path.stem}))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    return judged((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    return judged((yield))
+
+
+def judged(report):
+    """Turn a skipped test or module into a failed one in CI, unless its reason is allowed."""
+    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("CI"):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not reason.startswith(ALLOWED_SKIPS):
+            report.outcome = "failed"
+            report.longrepr = f"Skipped in CI: {reason}. Install what is missing, or allow it in tests/plugin.py."
+    return report
 
 
 @pytest.hookimpl(trylast=True)

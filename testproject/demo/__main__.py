@@ -30,7 +30,7 @@ def main() -> int:
             if not os.environ.get("DATABASE_URL"):
                 os.environ["DATABASE_URL"] = stack.enter_context(embedded_postgres())
             return run(charges, orders, console, stack)
-    except (EmbeddedPostgresError, ProcessError) as error:
+    except (EmbeddedPostgresError, ProcessError, RedisMissingError) as error:
         console.print(f"FAILED. {error}", markup=False)
         return 1
     except KeyboardInterrupt:
@@ -41,21 +41,15 @@ def main() -> int:
 def run(charges: int, orders: int, console: Console, stack: ExitStack) -> int:
     """Start everything, run the storms, and print the verdict."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="demo-")))
-    redis = None
     console.print(
         f"[bold]Sending {charges:,} charges over a bad network to a server that is being killed.[/]\n"
         "Clients drop their connection or send duplicates at the same instant, and retry with one Idempotency-Key "
         "until they know the outcome. Meanwhile, worker processes are killed with SIGKILL. An unprotected endpoint "
-        "gets the same requests. Effects are counted in the database."
+        "gets the same requests. Effects are counted in the database.\n"
+        f"Then {orders:,} orders follow, whose messages go through the outbox, a relay, a real Redis and a Celery "
+        "worker, all of which are killed. The unprotected handler sends ordinary tasks."
     )
-    try:
-        redis = stack.enter_context(running_redis())
-        console.print(
-            f"Then {orders:,} orders follow, whose messages go through the outbox, a relay, a real Redis and a Celery "
-            "worker, all of which are killed. The unprotected handler sends ordinary tasks."
-        )
-    except RedisMissingError as error:
-        console.print(f"The storm of messages is skipped. {error}", markup=False)
+    redis = stack.enter_context(running_redis())
     marks = Marks(directory / "marks")
     marks.directory.mkdir()
     # Settings for this process and its children. As in production, except for a short lease: with the default of a
@@ -66,15 +60,14 @@ def run(charges: int, orders: int, console: Console, stack: ExitStack) -> int:
         "ALLOWED_HOSTS": "127.0.0.1",
         "IDEMPOTENCY_LEASE_SECONDS": "2",
         "DEMO_MARKS": str(marks.directory),
-        **({} if redis is None else {"BROKER_URL": redis.url}),
+        "BROKER_URL": redis.url,
     }
     django.setup()
     from .show import Show
 
     show = Show(console, marks, directory)
     show.play("charges", charges)
-    if redis is not None:
-        show.play("orders", orders, redis)
+    show.play("orders", orders, redis)
     if show.problems:
         console.print("\n[bold red]FAILED.[/]")
         for line in show.problems:

