@@ -182,7 +182,7 @@ def _recorded_headers(response: HttpResponseBase, policy: Policy) -> tuple[tuple
 @functools.lru_cache
 def _recordable_names(headers: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
     """The recorded headers in lower case: full names, and the prefixes of patterns such as ``X-*``."""
-    names = frozenset({*map(str.lower, headers), "content-type"})
+    names = frozenset({*map(str.lower, headers), "content-language", "content-type"})
     return names - NEVER_RECORDED_HEADERS, tuple(name.removesuffix("*") for name in names if name.endswith("*"))
 
 

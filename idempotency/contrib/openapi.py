@@ -10,7 +10,8 @@ from typing import Any
 
 from .. import exceptions
 from ..exceptions import IdempotencyError, InProgressError, UnavailableError
-from ..http.problems import PROFILES, RETENTION_HEADER, STATUS_HEADER
+from ..http.key_headers import RETENTION_HEADER, STATUS_HEADER
+from ..http.problems import PROFILES
 from ..identity import keys
 from ..operation import Operation, Policy
 from ..options.values import ACCEPTED, ACP, IETF, STRIPE, Attach

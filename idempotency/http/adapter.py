@@ -55,8 +55,6 @@ class Adapter:
         #: The handler's keyword arguments.
         self.kwargs: Mapping[str, Any]
         self.profile: Profile
-        #: The headers of every response to a request with a key.
-        self.headers: dict[str, str]
 
     @classmethod
     def speaks_for(cls, request: object) -> bool:
@@ -126,6 +124,9 @@ class Adapter:
     def answer_to_error(self, error: IdempotencyError) -> Any:
         """The response to an error of this package, in the framework's error format."""
         return problem_response(error, self.profile)
+
+    def add_headers_to_refusal(self, headers: Mapping[str, str]) -> None:
+        """Add headers to the framework's response to an exception that propagates, such as that of a parser."""
 
     def permit_replay(self) -> None:
         """Run the handler's own checks as far as the framework allows, and undo their writes.

@@ -9,7 +9,7 @@ from contextvars import Context, copy_context
 from types import MethodType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
-from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
+from asgiref.sync import AsyncToSync, async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.views import View
 
@@ -121,13 +121,13 @@ class Protected(Protection):
                 return self._respond_within_a_run(call, adapter)
             if is_running(self.operation, adapter.http):
                 return call()
-        return self._responder(call, adapter)()
+        return self._respond(call, adapter)
 
     async def _respond_within_a_run(self, call: functools.partial[Any], adapter: Adapter) -> Any:
         # Checked in the thread in which the handler's queries would run.
         if await sync_to_async(is_running)(self.operation, adapter.http):
             return await call()
-        return await self._responder(call, adapter)()
+        return await self._respond(call, adapter)
 
     def _adapter_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Adapter:
         """The adapter for the request: a method's second argument, a function's first, or a keyword argument."""
@@ -143,20 +143,13 @@ class Protected(Protection):
         adapter.kwargs = kwargs
         return adapter
 
-    def _responder(self, call: functools.partial[Any], adapter: Adapter) -> Callable[[], Any]:
-        """The function that answers the request: the unprotected handler, or an exchange."""
+    def _respond(self, call: functools.partial[Any], adapter: Adapter) -> Any:
+        """Answer by an exchange, or by the unprotected handler. Returns an awaitable if the view is async."""
         handler = Handler(call, adapter.http, self)
         if not self._protects(call.args, adapter):
-            return handler.pass_through
+            return handler.pass_through()
         exchange = Exchange(self.operation.policy, adapter, handler)
-        if not self._is_async:
-            return exchange.respond
-
-        async def run() -> Any:  # asgiref doesn't recognise a partial of a decorated coroutine function
-            return await call()
-
-        handler.call = async_to_sync(run)
-        return functools.partial(_shielded, exchange.respond)
+        return _respond_later(exchange) if self._is_async else exchange.respond()
 
     def _protects(self, args: tuple[Any, ...], adapter: Adapter) -> bool:
         if self._owes_name:  # because another decorator hides the method from its class
@@ -172,6 +165,46 @@ class Protected(Protection):
     def _own_name(self, homes: list[str]) -> None:
         registry.bind(self.operation.name, homes)
         self._owes_name = False
+
+
+async def _respond_later(exchange: Exchange) -> Any:
+    """Answer the request of an async view. Without a key it is awaited here, as if it were undecorated."""
+    handler = exchange.handler
+    view = handler.call
+
+    async def run() -> Any:
+        executor = _HandlersThread(AsyncToSync.executors.current)
+        AsyncToSync.executors.current = executor
+        try:
+            return await view()
+        finally:
+            executor.has_ended = True
+
+    handler.call = async_to_sync(run)
+    response = await _shielded(exchange.answer)
+    if response is not None:
+        return response
+    handler.call = view
+    return exchange.label(await handler.pass_through())
+
+
+class _HandlersThread:
+    """asgiref's executor of the thread that runs an async handler, while the handler runs.
+
+    A task that the handler has started may outlive it. asgiref finds this executor in the task's context and would
+    raise an error, because the thread waits for no more calls. If it finds nothing, which is false, it chooses another
+    thread, as for a task of an unprotected view.
+    """
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self.has_ended = False
+
+    def __bool__(self) -> bool:
+        return not self.has_ended
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
 
 
 async def _shielded(respond: Callable[[], Any]) -> Any:

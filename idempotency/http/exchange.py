@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import DatabaseError, InterfaceError, connections
-from django.http import HttpRequest, RawPostDataException
+from django.http import RawPostDataException
 from django.http.response import HttpResponseBase
 
 from .. import signals
@@ -40,21 +41,15 @@ from ..protocol.ownership import Ownership
 from .adapter import Adapter
 from .body_stream import BODY_STREAM, UNWATCHED
 from .handler import Handler, HandlerAttempt, attach_job
+from .key_headers import Answered, Reached, key_headers, key_status
 from .key_sources import KeySource
 from .payload import route_of, with_headers
-from .problems import KEY_STATUSES, PROFILES, RETENTION_HEADER, STATUS_HEADER, accepted_response, report
+from .problems import PROFILES, accepted_response, report
 
 logger: Final = logging.getLogger("idempotency")
 
-#: The attribute of Django's request for the headers of every response to a request with a key.
-HEADERS = "_idempotency_headers"
-
 #: The statuses of outcomes that are replayed to a caller for whom the object can't be found.
 _SHOW_NOTHING: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND})
-
-#: The attribute of Django's request for an ``IdempotencyError`` that is a crash of the handler, for example because
-#: another claim inside it was in progress elsewhere.
-_CRASH = "_idempotency_crash"
 
 
 @dataclass(eq=False, repr=False)
@@ -70,66 +65,87 @@ class Exchange:
     handler: Handler
     key: str = ""
     account: str | None = None
-    request: ClaimRequest = field(init=False)
+    claim_request: ClaimRequest = field(init=False)
+    attempt: HandlerAttempt | None = None
+    #: The recorded outcome.
+    outcome: Outcome | None = None
+    #: An error of the handler that is no refusal of this request.
+    crash: BaseException | None = None
 
     def respond(self) -> Any:
-        """Run the operation, replay its outcome, or refuse.
+        """Run the operation, replay its outcome, refuse, or run the unprotected handler."""
+        response = self.answer()
+        return self.label(self.handler.pass_through()) if response is None else response
+
+    def answer(self) -> Any | None:
+        """The response, or None if the handler must run unprotected, because the request has no key or no account.
 
         Every ``IdempotencyError`` becomes a response, except an error of another claim that the handler did not handle.
         That one propagates, as from an unprotected view.
         """
-        http = self.adapter.http
         self.adapter.profile = PROFILES[self.policy.profile]
-        self.adapter.headers = {STATUS_HEADER: "unknown"}  # until the record has been looked up
         try:
-            with http.META.get(BODY_STREAM, UNWATCHED):  # within it, a truncated body raises an error
+            with self.adapter.http.META.get(BODY_STREAM, UNWATCHED):  # within it, a truncated body raises an error
                 self.key = _key_of(self.policy, self.adapter) or ""
-                response: Any = self._answer() if self.key else None
-        except IdempotencyError as error:
-            if is_crash(http, error):
+                if not self.key:
+                    signals.unprotected.send_robust(sender=self.policy.operation)
+                    return None
+                response, reached = self._answer()
+        except BaseException as error:
+            if not isinstance(error, IdempotencyError) or error is self.crash:
+                self.adapter.add_headers_to_refusal(self._headers(key_status(self._reached())))
                 raise
+            headers = self._headers(key_status(self._reached(), error.code))
             response = self._refuse(error)
         else:
-            if not self.key:
-                signals.unprotected.send_robust(sender=self.policy.operation)
-                return self.handler.pass_through()
-            if response is None:
-                # The key protects nothing, because the caller has no account.
-                self.adapter.headers = {STATUS_HEADER: "ignored"}
-                setattr(http, HEADERS, self.adapter.headers)
-                response = self.handler.pass_through()
-                if not isinstance(response, HttpResponseBase):  # Ninja creates the response later
-                    return response
-        for name, value in self.adapter.headers.items():
-            response.headers[name] = value
-        return response
+            headers = self._headers(key_status(reached))
+        return response if response is None else _with(headers, response)
 
-    def _answer(self) -> Any | None:
+    def label(self, response: Any) -> Any:
+        """Add the key's status to the response of the unprotected handler. Ninja creates the response later."""
+        if not self.key or not isinstance(response, HttpResponseBase):
+            return response
+        return _with(self._headers(key_status(Reached.NO_PROTECTION)), response)
+
+    def _reached(self) -> Reached:
+        """How far the request has come, if it gets no further."""
+        if self.outcome is not None:
+            return Reached.OUTCOME
+        if self.attempt is None:
+            return Reached.NOTHING
+        if self.attempt.end is End.COMMITTED:  # even if an on_commit callback failed
+            return Reached.COMMIT
+        is_undone = self.policy.transaction or self.policy.recovery is REEXECUTE
+        return Reached.ATTEMPT if is_undone else Reached.UNKNOWN_EFFECT
+
+    def _headers(self, status: str) -> dict[str, str]:
+        """The headers of the response, which Django's response to a crash gets from the request."""
+        headers = key_headers(self.policy, self.key, self.adapter.http.META.get(keys.META_NAME), status)
+        Answered(headers, self.crash).leave_on(self.adapter.http)
+        return headers
+
+    def _answer(self) -> tuple[Any | None, Reached]:
         """The response, or None if the request has no account and the operation doesn't require a key."""
-        policy, http = self.policy, self.adapter.http
-        # As the client sent it: safe to echo, because it is valid.
-        self.adapter.headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(self.key)
-        self.adapter.headers[RETENTION_HEADER] = str(int(policy.retention.total_seconds()))
-        setattr(http, HEADERS, self.adapter.headers)  # for Django's response to a crash
+        policy = self.policy
         self.account = policy.account(self.adapter.request)
         if self.account is None and not policy.key_required:
-            return None
+            return None, Reached.NO_PROTECTION
         self.handler.refuse_open_transactions(policy.operation)
         scope = scope_of(policy.operation.name, self.account, self.key, source=policy.account)
-        self.request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))
+        self.claim_request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))
         for using in self.handler.databases:
-            if using != self.request.store.using:  # fail before the claim
+            if using != self.claim_request.store.using:  # fail before the claim
                 connections[using].ensure_connection()
-        settled = acquire_or_wait(self.request)
+        settled = acquire_or_wait(self.claim_request)
         if isinstance(settled, Outcome):
             return self._replay(settled)
         try:
-            return self._run(settled)
+            return self._run(settled), self._reached()
         except LeaseLostError as error:
-            if is_crash(http, error):
+            if error is self.crash:
                 raise
-            logger.warning("Attempt %d of %s lost its lease", settled.attempt, self.request.scope)
-            return self._replay(acquisition.read_winner(self.request))
+            logger.warning("Attempt %d of %s lost its lease", settled.attempt, self.claim_request.scope)
+            return self._replay(acquisition.read_winner(self.claim_request))
 
     def _payload(self) -> Payload:
         adapter, http = self.adapter, self.adapter.http
@@ -153,24 +169,19 @@ class Exchange:
         return payload
 
     def _run(self, owned: Ownership) -> Any:
-        policy, attempt = self.policy, HandlerAttempt(Claim(owned), self.adapter, self.handler)
-        is_open = not policy.transaction and policy.recovery is not REEXECUTE
-        self.adapter.headers[STATUS_HEADER] = "unknown" if is_open else "not-recorded"
+        self.attempt = attempt = HandlerAttempt(Claim(owned), self.adapter, self.handler)
         try:
             with running(attempt, attempt.outcome_of_error):
                 attempt.outcome = attempt.call_handler()
         except BaseException as error:
             attempt.discard()
             if error is attempt.foreign_error:
-                setattr(self.adapter.http, _CRASH, error)
+                self.crash = error
             raise
-        finally:
-            if attempt.end is End.COMMITTED:  # even if an on_commit callback failed
-                self.adapter.headers[STATUS_HEADER] = "executed"
         return attempt.response
 
-    def _replay(self, outcome: Outcome) -> Any:
-        self.adapter.headers[STATUS_HEADER] = "recorded"
+    def _replay(self, outcome: Outcome) -> tuple[Any, Reached]:
+        self.outcome = outcome
         try:
             self.adapter.permit_replay()
         except Exception as error:
@@ -179,20 +190,18 @@ class Exchange:
                 raise self._unavailable("The caller's permission for this outcome can't be checked.", error) from error
             # The operation may have removed its object. Only these outcomes show nothing to a caller who lost access.
             if refusal.status_code != HTTPStatus.NOT_FOUND or outcome.status not in _SHOW_NOTHING:
-                return refusal
+                return refusal, Reached.OUTCOME
         if outcome.reference is not None and outcome.body is None:
             response, is_outcome = self._rebuilt(outcome, outcome.reference)
             if not is_outcome:
-                return response
+                return response, Reached.OUTCOME
         else:
             response = self.adapter.replay(outcome)
         job = self.policy.in_progress
-        if isinstance(job, Attach) and attach_job(job, self.request.scope, response):
-            self.adapter.headers[STATUS_HEADER] = "in-progress"
-        else:
-            response[self.adapter.profile.replayed] = "true"
-            self.adapter.headers[STATUS_HEADER] = "replayed"
-        return response
+        if isinstance(job, Attach) and attach_job(job, self.claim_request.scope, response):
+            return response, Reached.JOB
+        response[self.adapter.profile.replayed] = "true"
+        return response, Reached.REPLAY
 
     def _rebuilt(self, outcome: Outcome, reference: str) -> tuple[Any, bool]:
         """The response from ``rebuild``, and whether it is the outcome rather than a refusal."""
@@ -216,19 +225,16 @@ class Exchange:
 
     def _unavailable(self, problem: str, error: Exception) -> UnavailableError:
         is_of_database = isinstance(error, (DatabaseError, InterfaceError))
-        if is_of_database and not self.request.store.is_permanent(error):
+        if is_of_database and not self.claim_request.store.is_permanent(error):
             return UnavailableError(f"{problem} Retry with the same Idempotency-Key.", retry_after=1)
         return UnavailableError(f"{problem} Retries fail as well until the service is repaired.")
 
     def _refuse(self, error: IdempotencyError) -> Any:
         report(error, self.policy.operation.name, self.key)
-        status = self.adapter.headers[STATUS_HEADER]
-        if status != "recorded":  # which no later error makes untrue
-            self.adapter.headers[STATUS_HEADER] = KEY_STATUSES.get(error.code, status)
         if isinstance(error, InProgressError):
             answer = self.policy.in_progress
             if isinstance(answer, Attach):
-                return accepted_response(error, answer.location(self.request.scope))
+                return accepted_response(error, answer.location(self.claim_request.scope))
             if answer is ACCEPTED:
                 return accepted_response(error)
         custom = settings().error_response
@@ -272,5 +278,7 @@ def _already_read(policy: Policy) -> PayloadUnreadableError:
     )
 
 
-def is_crash(http: HttpRequest, error: Exception) -> bool:
-    return getattr(http, _CRASH, None) is error
+def _with(headers: Mapping[str, str], response: Any) -> Any:
+    for name, value in headers.items():
+        response.headers[name] = value
+    return response

@@ -20,6 +20,7 @@ from django.db.transaction import Atomic
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.functional import cached_property
+from django.utils.translation import get_language
 
 from ..exceptions import IdempotencyError, OuterTransactionError, TransactionBrokenError, UnrecordableResponseError
 from ..identity import keys
@@ -249,7 +250,11 @@ class HandlerAttempt(Attempt):
             if not is_outcome or owned.discarded or (self.undoes_itself and status < 400):
                 owned.declined = status < 500
                 return None
-            return outcome_of(self.adapter.form_to_record(self.response), policy, self.claim.reference)
+            recorded = self.adapter.form_to_record(self.response)
+            if hasattr(self.adapter.http, "LANGUAGE_CODE") and (language := get_language()):
+                # As LocaleMiddleware adds it later. On a replay it would add the language of the retry.
+                recorded.headers.setdefault("Content-Language", language)
+            return outcome_of(recorded, policy, self.claim.reference)
         except IdempotencyError as error:
             error.raised_by = owned  # as ``on_behalf_of`` does
             raise

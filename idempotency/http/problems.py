@@ -22,11 +22,6 @@ logger: Final = logging.getLogger("idempotency")
 
 JSON = "application/json"
 
-#: For how many seconds the operation keeps an outcome after recording it.
-RETENTION_HEADER = "Idempotency-Retention"
-#: The status of the request's key.
-STATUS_HEADER = "Idempotency-Status"
-
 #: A 401 must name a scheme (RFC 9110, section 15.5.2). Django itself knows only its session cookie, for which no scheme
 #: is registered. Browsers open no dialog for this one.
 CHALLENGE: Final = "Cookie"
@@ -64,21 +59,6 @@ class Profile:
     def answer_to(self, error: IdempotencyError | type[IdempotencyError]) -> Answer:
         """The answer to an error. A project's own error keeps its status and code."""
         return self.answers.get(error.code) or Answer(error.status_code, error.code, self.other)
-
-
-#: The status of a key by the code of an error. Other errors don't reveal anything about the record.
-KEY_STATUSES: Mapping[str, str] = {
-    "idempotency_key_missing": "not-recorded",
-    "idempotency_key_expired": "not-recorded",  # a recorded key never expires
-    "idempotency_in_progress": "in-progress",
-    "idempotency_key_reused": "reused",
-    "idempotency_outcome_unknown": "unknown",
-    "idempotency_lease_lost": "unknown",
-    "idempotency_transaction_broken": "unknown",  # the operation may have committed itself, and is then parked
-    "idempotency_unavailable": "unknown",
-    "idempotency_body_gone": "recorded",
-    "idempotency_outcome_unreadable": "recorded",
-}
 
 
 def _rfc_9457(error: IdempotencyError, answer: Answer, text: str) -> dict[str, object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -167,6 +169,7 @@ def _judged(
     doubts = [doubt for doubts in found for doubt in doubts]
     if is_within_precondition(around(place.callback, view_class, routed)):
         doubts.append(f"{PRECONDITION_ABOVE} {PRECONDITION_BELOW}")
+    doubts += _ways_around(routed.name, view_class)
     if (model := model_written_elsewhere(view_class, operation)) is not None:
         elsewhere = f"{model._meta.label} is written to another database than the records, outside of the transaction."
         doubts = [elsewhere, *doubts]
@@ -176,11 +179,35 @@ def _judged(
     notes += [
         f"{dotted(base)}.dispatch() runs before a replay. If it validates or throttles, a retry may get its refusal "
         f"instead of the recorded outcome."
-        for base in getattr(view_class, "__mro__", ())
-        if "dispatch" in vars(base) and base.__module__.partition(".")[0] not in {"django", "rest_framework"}
+        for base in _own_bases(view_class)
+        if "dispatch" in vars(base)
     ]
     verdict = Verdict.BROKEN if mistakes else Verdict.DOUBTFUL if doubts else Verdict.PROTECTED
     return verdict, (*mistakes, *doubts, *notes)
+
+
+def _ways_around(name: str, view_class: Any) -> Iterator[str]:
+    """Sentences on methods of a class that may call something else than its protected handler."""
+    for base in _own_bases(view_class):
+        for method in filter(inspect.isfunction, vars(base).values()):
+            code = inspect.unwrap(method).__code__
+            if method.__name__ == "dispatch" and {"dispatch", "getattr"}.isdisjoint(code.co_names):
+                yield (
+                    f"{dotted(base)}.dispatch() finds its handler in another way than Django, so it may call an "
+                    f"unprotected one. Let it call super().dispatch()."
+                )
+            if any(each.opname == "STORE_ATTR" and each.argval == name for each in dis.get_instructions(code)):
+                yield (
+                    f"{dotted(base)}.{method.__name__}() assigns {name} of an instance, which hides the protected "
+                    f"handler. Call the other function in {name}() instead."
+                )
+
+
+def _own_bases(view_class: Any) -> Iterator[type]:
+    """A class and those of its bases that are not the framework's."""
+    for base in getattr(view_class, "__mro__", ()):
+        if base.__module__.partition(".")[0] not in {"builtins", "django", "rest_framework"}:
+            yield base
 
 
 def _refused_by(operation: Operation, names: Collection[str]) -> Iterator[str]:

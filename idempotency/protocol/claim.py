@@ -36,9 +36,16 @@ class Claim:
     #: While the attempt runs: the locks that ``hold()`` keeps until its end, each with the ``sys.exc_info()`` of its
     #: block.
     locks: list[tuple[ExitStack, Any]] | None = field(default=None, init=False)
+    #: The claim of the code that runs this one.
+    outer: Claim | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         return f"<Claim of {self.scope.operation!r}, attempt {self.attempt}>"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the attempt runs. A task or thread that it started may outlive it, with a copy of its context."""
+        return self.locks is not None
 
     @property
     def operation(self) -> Operation:

@@ -17,8 +17,11 @@ claim_in_context: Final[ContextVar[Claim | None]] = ContextVar("idempotency_clai
 
 
 def current_claim() -> Claim | None:
-    """The innermost claim of the calling code, or None outside of a protected operation."""
-    return claim_in_context.get()
+    """The innermost claim of the calling code, or None outside of a protected operation and after its end."""
+    claim = claim_in_context.get()
+    while claim is not None and not claim.is_running:
+        claim = claim.outer
+    return claim
 
 
 def require_claim() -> Claim:
@@ -26,7 +29,7 @@ def require_claim() -> Claim:
 
     :raises RuntimeError: no protected operation is running here.
     """
-    claim = claim_in_context.get()
+    claim = current_claim()
     if claim is None:
         raise RuntimeError(
             "require_claim() was called outside of a protected operation. Call it within a handler that is protected "

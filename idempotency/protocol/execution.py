@@ -87,6 +87,7 @@ def running(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | 
         one open.
     """
     owned = attempt.claim.ownership
+    attempt.claim.outer = claim_in_context.get()
     token = claim_in_context.set(attempt.claim)
     locks: list[tuple[ExitStack, Any]] = []
     attempt.claim.locks = locks

@@ -19,7 +19,8 @@ from rest_framework.test import force_authenticate
 import idempotency
 from idempotency import extensions
 from idempotency.checks import check_databases
-from idempotency.http.problems import PROFILES, RETENTION_HEADER, STATUS_HEADER
+from idempotency.http.key_headers import RETENTION_HEADER, STATUS_HEADER
+from idempotency.http.problems import PROFILES
 from idempotency.identity import keys
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep

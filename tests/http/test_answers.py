@@ -11,9 +11,11 @@ from django.db import transaction
 from django.http import HttpResponse, JsonResponse
 from django.template import engines
 from django.template.response import SimpleTemplateResponse, TemplateResponse
+from django.utils import translation
 from django.utils.decorators import decorator_from_middleware
 from django.utils.deprecation import MiddlewareMixin
 from django.utils.functional import SimpleLazyObject
+from django.utils.translation import trans_real
 from rest_framework.response import Response
 
 from idempotency import Operation, checks_nothing, idempotent, require_claim
@@ -251,6 +253,24 @@ def test_what_a_response_was_rendered_from_is_left_alone(alice, serve, make):
     serve_answer(serve, make, framework="drf" if make is deep else "plain")
     first, _ = replayed(alice)
     assert first.status_code == 201
+
+
+@pytest.mark.failure_47
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("listed", [None, ["X-Receipt"]])
+def test_a_replay_bears_the_language_of_its_body(alice, serve, settings, monkeypatch, listed, own):
+    monkeypatch.setattr(translation, "_trans", trans_real)  # as with USE_I18N
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
+    settings.LANGUAGES = [(code, code) for code in ("de", "fr", "nl")]
+
+    def make():
+        headers = {"Content-Language": "nl"} if own else {}
+        return HttpResponse(translation.get_language(), headers=headers)
+
+    serve_answer(serve, make, **({} if listed is None else {"recorded_headers": listed}))
+    answers = [alice.post(key="k", headers={"Accept-Language": language}) for language in ("de", "fr")]
+    assert [answer["Content-Language"] for answer in answers] == ["nl" if own else "de"] * 2
+    assert [answer.content for answer in answers] == [b"de", b"de"]
 
 
 class RefusedError(Exception):

@@ -16,7 +16,7 @@ from django.urls import resolve
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.translation import trans_real as translation
 
-from idempotency import idempotent
+from idempotency import current_claim, idempotent
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol import faults
@@ -226,6 +226,47 @@ def test_any_byte_in_a_header_is_accepted_or_refused(alice, serve):
     assert set(statuses) == {201, 400}
     assert accepted == {*range(0x21, 0x2E), *b"A[\\~"} - set(b'",')
     assert effects() == len(accepted)
+
+
+@pytest.mark.failure_115
+@pytest.mark.parametrize("key", [None, KEY], ids=["no key", "a key"])
+@pytest.mark.parametrize("way", ["task", "callback"])
+@policies
+def test_a_task_that_outlives_its_async_view_still_works(alice, serve, policy, key, way):
+    """Without a key it is as in an unprotected view. With one, only the claim and the transaction have ended."""
+    over, tasks, found = asyncio.Event(), [], []
+
+    async def afterwards(request, claim):
+        await happens(over)
+        found.extend([current_claim(), claim is not None and claim.is_running])
+        await sync_to_async(work)(request)
+        found.append(await sync_to_async(lambda: connection.in_atomic_block)())
+
+    @serve
+    @idempotent("tests.outlived", key_required=False, **policy)
+    async def view(request):
+        def start():
+            tasks.append(asyncio.create_task(afterwards(request, current_claim())))
+
+        assert (current_claim() is None) == (key is None)
+        if way == "task":
+            start()
+        else:
+            asyncio.get_running_loop().call_soon(start)
+        return await sync_to_async(plain_answer)(request)
+
+    async def visit():
+        visit = Visit(alice, *([KEY] if key else []))
+        async with ThreadSensitiveContext():
+            await visit.run()
+            over.set()
+            await asyncio.wait_for(asyncio.gather(*tasks), 30)
+            await sync_to_async(connections.close_all)()
+        return visit.sent[0]["status"]
+
+    assert AsyncToSync(visit)() == 201
+    assert found == [None, False, False]
+    assert effects() == 2
 
 
 tenant = contextvars.ContextVar("tenant", default="none")

@@ -12,6 +12,7 @@ from django.urls import URLResolver, include, path, re_path
 from django.urls.resolvers import LocalePrefixPattern
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST, require_safe
 from django.views.generic import CreateView, FormView, RedirectView
@@ -298,6 +299,38 @@ def test_routes_of_django_ninja_are_listed(settings):
     assert found.pop(("POST", "/api/pay")) == "protected"
     assert found.pop(("PATCH", "/api/pay")) == "unprotected"
     assert set(found.values()) == {"undeclared"}  # Ninja's built-in pages
+
+
+class Table(PlainView):
+    post = idempotent("audit.table")(PlainView.post)
+
+    def dispatch(self, request, *args, **kwargs):
+        return PlainView.post(self, request)
+
+
+class Replaced(PlainView):
+    post = idempotent("audit.replaced")(PlainView.post)
+
+    def setup(self, request, *args, **kwargs):
+        super().setup(request, *args, **kwargs)
+        self.post = functools.partial(PlainView.post, self)
+
+
+class Checking(PlainView):
+    post = idempotent("audit.checking")(PlainView.post)
+
+    @method_decorator(never_cache)
+    def dispatch(self, request, *args, **kwargs):
+        return super().dispatch(request, *args, **kwargs)
+
+
+def test_a_way_around_the_protected_handler_is_doubtful(settings):
+    views = (Table, Replaced, Checking)
+    settings.ROOT_URLCONF = tuple(path(view.__name__, view.as_view()) for view in views)
+    found = {route.route: route for route in audit().routes if route.method == "POST"}
+    assert [found[f"/{view.__name__}"].verdict for view in views] == ["doubtful", "doubtful", "protected"]
+    assert "test_audit.Table.dispatch() finds its handler in another way" in found["/Table"].reasons[0]
+    assert "test_audit.Replaced.setup() assigns post of an instance" in found["/Replaced"].reasons[0]
 
 
 def test_the_command_lists_each_route_with_its_protection():

@@ -27,7 +27,7 @@ UNKNOWN = {"status": "unknown", "response_status": None, "created_at": None, "co
 
 
 @pytest.fixture(params=["plain", "drf"])
-def operation(request, serve):
+def operation(request, serve, middleware):
     """An operation at ``/``, and views that report the status of its keys: named by the URL, or fixed."""
     made = Operation("tests.queried")
     view = (KeyStatusAPIView if request.param == "drf" else KeyStatusView).as_view
@@ -47,6 +47,7 @@ def query(caller, key="k", url=URL):
     answer = caller.get(url, key=key)
     assert (answer.status_code, answer["Cache-Control"], answer["Idempotency-Key"]) == (200, "no-store", key)
     found = json.loads(answer.content)
+    assert "Idempotency-Status" not in answer  # the middleware takes the key for this view's own
     assert found.keys() == UNKNOWN.keys()
     assert ("Retry-After" in answer) == (found["status"] == "in_progress")
     return found

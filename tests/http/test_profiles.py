@@ -255,6 +255,35 @@ def test_a_route_that_takes_no_key_ignores_it(alice, anonymous, serve):
     assert HEADER not in alice.post("/nowhere/", key="k")
 
 
+class Table(PlainView):
+    post = idempotent("declarations.table")(PlainView.post)
+
+    def dispatch(self, request, *args, **kwargs):
+        return PlainView.post(self, request)
+
+
+class Replaced(PlainView):
+    post = idempotent("declarations.replaced")(PlainView.post)
+
+    def setup(self, request, *args, **kwargs):
+        super().setup(request, *args, **kwargs)
+        self.post = functools.partial(PlainView.post, self)
+
+
+@pytest.mark.failure_88
+@pytest.mark.usefixtures("middleware")
+@pytest.mark.parametrize("view", [Table, Replaced])
+def test_a_success_without_the_protected_handler_is_ignored_and_logged_once(alice, serve, caplog, view):
+    serve(**{f"{view.__name__}/": view.as_view()})
+    url = f"/{view.__name__}/"
+    assert [alice.post(url, key="k")[HEADER] for _ in range(2)] == ["ignored", "ignored"]
+    assert (
+        len([text for text in caplog.messages if f"Route '{view.__name__}/' is declared under operation" in text]) == 1
+    )
+    assert alice.post(f"{url}?status=402", key="k")[HEADER] == "unknown"
+    assert HEADER not in alice.post(url)
+
+
 @pytest.mark.failure_88
 @pytest.mark.usefixtures("middleware")
 @pytest.mark.parametrize("status", [302, 403, 404, 412, 429, 503])

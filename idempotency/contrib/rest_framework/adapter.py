@@ -27,7 +27,7 @@ from rest_framework.viewsets import ViewSetMixin
 from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register
 from ...http.payload import content_length, fits_in_memory, has_parts, keep_readable, parts
-from ...http.problems import CHALLENGE, PROFILES, STATUS_HEADER, Profile, problem, text_of
+from ...http.problems import CHALLENGE, PROFILES, Profile, problem, text_of
 from ...http.protection import SAFE_METHODS, RoutedHandler, methods_of_class
 from ...http.stack import class_of
 from ...identity.parsing import parse_json
@@ -105,13 +105,6 @@ class RestFrameworkAdapter(Adapter):
         return {method.upper() for method, action in actions.items() if action == name}
 
     def payload(self, policy: Policy) -> object:
-        # DRF adds the view's headers to its refusals, for example of a payload that it can't parse.
-        self.view.headers.update(self.headers)
-        payload = self._payload(policy)
-        del self.view.headers[STATUS_HEADER]  # DRF would overwrite the final status with it
-        return payload
-
-    def _payload(self, policy: Policy) -> object:
         command: Any = policy.payload
         if isinstance(command, type) and issubclass(command, serializers.BaseSerializer):
             context = {"request": self.request, "view": self.view, "format": None}
@@ -219,6 +212,9 @@ class RestFrameworkAdapter(Adapter):
             if getattr(getattr(self.request, "accepted_renderer", None), "format", None) == "json":
                 response.content_type = self.profile.content_type
         return response
+
+    def add_headers_to_refusal(self, headers: Mapping[str, str]) -> None:
+        self.view.headers.update(headers)
 
     def permit_replay(self) -> None:
         view = self.view

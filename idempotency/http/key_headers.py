@@ -1,0 +1,105 @@
+"""The headers that report the status of a request's key, and what an exchange leaves on its request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from django.http import HttpRequest
+
+from ..identity import keys
+from ..operation import Policy
+
+#: For how many seconds the operation keeps an outcome after recording it.
+RETENTION_HEADER: Final = "Idempotency-Retention"
+#: The status of the request's key.
+STATUS_HEADER: Final = "Idempotency-Status"
+
+
+class Reached(Enum):
+    """How far a request with a key came."""
+
+    NOTHING = auto()  # the record was not looked up
+    NO_PROTECTION = auto()  # nothing looks up the key, and the handler runs at each request
+    ATTEMPT = auto()  # the handler ran, and nothing of it is kept
+    UNKNOWN_EFFECT = auto()  # the handler ran, and what it did outside of the transaction is unknown
+    COMMIT = auto()  # the handler ran, and its outcome is committed
+    OUTCOME = auto()  # there is an outcome, and the caller did not get it
+    JOB = auto()  # the outcome is a job, which is still running
+    REPLAY = auto()  # the caller got the outcome
+
+
+_BY_REACHED: Final[Mapping[Reached, str]] = {
+    Reached.NOTHING: "unknown",
+    Reached.NO_PROTECTION: "ignored",
+    Reached.ATTEMPT: "not-recorded",
+    Reached.UNKNOWN_EFFECT: "unknown",
+    Reached.COMMIT: "executed",
+    Reached.OUTCOME: "recorded",
+    Reached.JOB: "in-progress",
+    Reached.REPLAY: "replayed",
+}
+
+#: By the code of an error. Other errors don't reveal anything about the record.
+_BY_CODE: Final[Mapping[str, str]] = {
+    "idempotency_key_missing": "not-recorded",
+    "idempotency_key_expired": "not-recorded",  # a recorded key never expires
+    "idempotency_in_progress": "in-progress",
+    "idempotency_key_reused": "reused",
+    "idempotency_outcome_unknown": "unknown",
+    "idempotency_lease_lost": "unknown",
+    "idempotency_transaction_broken": "unknown",  # the operation may have committed itself, and is then parked
+    "idempotency_unavailable": "unknown",
+    "idempotency_body_gone": "recorded",
+    "idempotency_outcome_unreadable": "recorded",
+}
+
+STATUSES: Final = frozenset({*_BY_REACHED.values(), *_BY_CODE.values()})
+
+
+def key_status(reached: Reached, code: str | None = None) -> str:
+    """The value of ``Idempotency-Status``.
+
+    :param code: the code of the error with which the request ended, if one did.
+    """
+    status = _BY_REACHED[reached]
+    # No later error makes it untrue that there is an outcome.
+    return status if code is None or reached is Reached.OUTCOME else _BY_CODE.get(code, status)
+
+
+def key_headers(policy: Policy, key: str, sent: str | None, status: str) -> dict[str, str]:
+    """The headers of every response to a request with a key.
+
+    :param key: empty if the request has none, or a malformed one.
+    :param sent: the header's value, which is safe to echo if ``key`` is valid.
+    """
+    if not key:
+        return {STATUS_HEADER: status}
+    return {
+        STATUS_HEADER: status,
+        keys.HEADER: sent or keys.format_header(key),
+        RETENTION_HEADER: str(int(policy.retention.total_seconds())),
+    }
+
+
+@dataclass(frozen=True, repr=False)
+class Answered:
+    """What an exchange leaves on Django's request, for code that gets another response or an exception."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    #: An ``IdempotencyError`` that is a crash of the handler, for example because another claim inside it was in
+    #: progress elsewhere.
+    crash: BaseException | None = None
+
+    def leave_on(self, http: HttpRequest) -> None:
+        setattr(http, _ATTRIBUTE, self)
+
+
+_ATTRIBUTE: Final = "_idempotency_answered"
+
+
+def answered(http: HttpRequest) -> Answered | None:
+    """What the request's last exchange left, or None if there was none."""
+    return getattr(http, _ATTRIBUTE, None)
