@@ -24,7 +24,7 @@ from ..exceptions import (
 from ..lifecycle import Recovery
 from ..operation import Operation
 from ..outcome import Outcome, recorded_reason
-from ..store import CommitError, Standing, is_transaction_open, standing, undo_left_open
+from ..store import CommitError, Standing, is_refusal_to_nest, is_transaction_open, standing, undo_left_open
 from . import ownership
 from .claim import Claim
 from .context import claim_in_context
@@ -265,6 +265,12 @@ def _settle(attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exce
         case _:
             # Completed with the operation's failure, released, or parked.
             attempt.end = End.ROLLED_BACK
+            if (owned.policy.transaction or owned.has_begun) and (
+                store.was_refused_in_transaction(error) or is_refusal_to_nest(error)
+            ):
+                misplaced = _misplaced(owned, error)
+                misplaced.__cause__ = error
+                error = misplaced
             return _outcome_of_error(attempt, error, outcome_of_error)
 
 
@@ -312,6 +318,8 @@ def _complete(attempt: Attempt, outcome: Outcome) -> None:
     except (DatabaseError, InterfaceError) as error:
         if owned.store.was_broken_before(error):
             raise _broken(owned) from error
+        if owned.store.was_read_only(error):
+            raise _misplaced(owned, error) from error
         raise unavailable(owned.using, error, completing=owned.policy.operation) from error
     attempt.end = End.UNKNOWN
 
@@ -321,6 +329,16 @@ def _broken(owned: Ownership) -> TransactionBrokenError:
         f"{owned.policy.operation} returned a response although its transaction had been marked for rollback or broken "
         f"by a database error, so nothing it wrote could be kept. Let the error propagate, or run the "
         f"statement that may fail in a separate atomic() block."
+    )
+
+
+def _misplaced(owned: Ownership, error: Exception) -> TransactionBrokenError:
+    return TransactionBrokenError(
+        f"{owned.policy.operation} needs another transaction than its own, in which its record is completed and each "
+        f"atomic() block is a savepoint ({type(error).__name__}: {str(error).partition(chr(10))[0]}). Set an isolation "
+        f"level by the handler's first statement, outside of atomic(). Let clients retry instead of a block that "
+        f"retries after serialization failures. Make only an inner atomic() READ ONLY. Or declare the operation with "
+        f"transaction=False."
     )
 
 

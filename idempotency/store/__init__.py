@@ -17,7 +17,7 @@ from django.db import OperationalError, connections, router, transaction
 from ..models import IdempotencyRecord
 from .base import CommitError, Fence, Replication, Row, TableSize, Taken, by_ids, newer_record
 from .portable import Store, from_now, status_of, store_for
-from .transaction_guard import Standing, standing, undo_left_open
+from .transaction_guard import Standing, is_refusal_to_nest, standing, undo_left_open
 
 __all__ = [
     "CommitError",
@@ -30,6 +30,7 @@ __all__ = [
     "Taken",
     "by_ids",
     "from_now",
+    "is_refusal_to_nest",
     "is_transaction_open",
     "newer_record",
     "records_database",

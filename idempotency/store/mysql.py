@@ -25,6 +25,8 @@ LOCK_WAIT_TIMEOUT = 1205
 LOST_RACES = frozenset({1213, 1020})
 #: A savepoint that does not exist, or no longer.
 NO_SAVEPOINT = 1305
+TRANSACTION_IN_PROGRESS = 1568
+READ_ONLY_TRANSACTION = 1792
 #: An unknown column, or a column without a default that this release doesn't fill.
 WRONG_COLUMNS = frozenset({1054, 1364})
 
@@ -143,6 +145,12 @@ class MySQLStore(Store):
 
     def timed_out_waiting(self, error: BaseException) -> bool:
         return _number(error) == LOCK_WAIT_TIMEOUT
+
+    def was_refused_in_transaction(self, error: BaseException) -> bool:
+        return _number(error) == TRANSACTION_IN_PROGRESS
+
+    def was_read_only(self, error: BaseException) -> bool:
+        return _number(error) == READ_ONLY_TRANSACTION
 
     def commit_was_refused(self, error: BaseException) -> bool:
         # InnoDB itself never refuses a COMMIT. A cluster reports a deadlock if another node has changed the same rows.

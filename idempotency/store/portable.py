@@ -273,6 +273,14 @@ class Store(Upkeep):
         """Whether the statement was ignored because an earlier one had failed in its transaction."""
         return False  # a failed statement only rolls back itself
 
+    def was_refused_in_transaction(self, error: BaseException) -> bool:
+        """Whether the statement must be the first of its transaction, or run outside of one."""
+        return False
+
+    def was_read_only(self, error: BaseException) -> bool:
+        """Whether the statement was refused because its transaction must not write."""
+        return False
+
     def commit_was_refused(self, error: BaseException) -> bool:
         """Whether the database reported a rollback. After any other error, the COMMIT may have succeeded."""
         return isinstance(error, IntegrityError)  # a deferred constraint

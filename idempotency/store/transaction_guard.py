@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from traceback import walk_tb
 from typing import Any, Self
 
 from django.db import connections
@@ -47,6 +48,14 @@ def undo_left_open(before: Standing, after: Standing) -> str | None:
         if not connection.in_atomic_block:
             connection.close()  # with autocommit off, it has an open transaction
     return changed
+
+
+def is_refusal_to_nest(error: BaseException) -> bool:
+    """Whether an ``atomic()`` block raised the error instead of nesting: a durable one, or one that retries."""
+    if not isinstance(error, RuntimeError):
+        return False
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return frame.f_code.co_name == "__enter__" and isinstance(frame.f_locals.get("self"), Atomic)
 
 
 @dataclass(eq=False, repr=False)

@@ -41,7 +41,7 @@ def test_a_database_gets_the_store_of_its_vendor(vendor, kind, monkeypatch):
 
 QUESTIONS = (
     *("is_duplicate", "lost_a_race", "timed_out_waiting", "is_busy", "commit_was_refused", "is_permanent"),
-    "was_broken_before",
+    *("was_broken_before", "was_refused_in_transaction", "was_read_only"),
 )
 
 
@@ -55,6 +55,8 @@ QUESTIONS = (
         (mysql, OperationalError(1205, "Lock wait timeout exceeded"), {"timed_out_waiting", "is_busy"}),
         (mysql, ProgrammingError(1146, "Table 'record' doesn't exist"), {"is_permanent"}),
         (mysql, OperationalError(1054, "Unknown column 'record'"), {"is_permanent"}),
+        (mysql, OperationalError(1568, "Transaction is in progress"), {"was_refused_in_transaction"}),
+        (mysql, OperationalError(1792, "Cannot execute in a READ ONLY transaction"), {"was_read_only"}),
         (mysql, OperationalError(2006, "Server has gone away"), set()),
         (mysql, OperationalError(), set()),
         (sqlite, IntegrityError("UNIQUE constraint failed: record.account_id"), {"is_duplicate", "commit_was_refused"}),

@@ -2,11 +2,12 @@
 
 import functools
 import json
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import IntegrityError, connection, transaction
+from django.db.transaction import Atomic
 from django.http import Http404, HttpResponse
 from django.views import View
 from rest_framework import exceptions
@@ -18,6 +19,7 @@ from idempotency import idempotent
 from idempotency.http.key_sources import FromHeader
 from idempotency.models import IdempotencyRecord
 from idempotency.store import Store, store_for
+from testproject.models import Transfer
 from tests.http.callers import assert_nothing_kept, assert_refused, effects, problem_code, records, replayed
 from tests.http.serving import OUTSIDE, part_of, policies
 from tests.http.views import KINDS, AsyncMethodView, HiddenView, async_answer, plain_answer, work
@@ -96,6 +98,90 @@ def test_a_savepoint_keeps_an_error_from_breaking_the_transaction(alice, serve):
     serve_ending(serve, transaction.atomic(lambda: connection.cursor().execute("SELECT * FROM no_such_table")))
     first, _ = replayed(alice)
     assert first.status_code == 201
+
+
+class RetryingAtomic(Atomic):
+    """A block that would retry its transaction after a serialization failure, as django-pgtransaction's."""
+
+    def __enter__(self):
+        if transaction.get_connection().in_atomic_block:
+            raise RuntimeError("Retries are not permitted within a nested atomic transaction")
+        super().__enter__()
+
+
+def execute(statement):
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def enter_and_write(*blocks):
+    with ExitStack() as entered:
+        for block in blocks:
+            entered.enter_context(block)
+        Transfer.objects.update(amount=7)
+
+
+def set_level():
+    with transaction.atomic():
+        execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+
+
+MISPLACED = {
+    "a durable block": lambda: enter_and_write(transaction.atomic(durable=True)),
+    "a durable block in a block": lambda: enter_and_write(transaction.atomic(), transaction.atomic(durable=True)),
+    "a block that retries": lambda: enter_and_write(RetryingAtomic(None, True, False)),
+    **{
+        name: pytest.param(call, marks=pytest.mark.postgres)
+        for name, call in {
+            "a level in a block": set_level,
+            "a statement outside of transactions": lambda: execute("VACUUM auth_user"),
+            "a read-only transaction": lambda: execute("SET TRANSACTION READ ONLY"),
+        }.items()
+    },
+}
+
+
+@pytest.mark.failure_24
+@pytest.mark.parametrize("misplaced", MISPLACED.values(), ids=MISPLACED)
+def test_what_needs_another_transaction_is_refused_with_the_remedy(alice, serve, misplaced, caplog):
+    @serve
+    @idempotent("tests.misplaced")
+    def view(request):
+        misplaced()
+        return HttpResponse(status=201)
+
+    answer = assert_nothing_kept(alice, 500)
+    assert problem_code(answer) == "idempotency_transaction_broken"
+    assert "Retry-After" not in answer
+    assert "tests.misplaced" in caplog.text
+    assert "transaction=False" in caplog.text
+
+
+@pytest.mark.parametrize("call", [MISPLACED["a durable block"], MISPLACED["a block that retries"]])
+def test_a_block_that_does_not_nest_is_allowed_outside_of_transactions(alice, serve, call):
+    @serve
+    @idempotent("tests.placed", **OUTSIDE)
+    def view(request):
+        call()
+        return plain_answer(request)
+
+    replayed(alice)
+
+
+def raise_in_a_block():
+    with transaction.atomic():
+        raise RuntimeError("on purpose")
+
+
+@pytest.mark.parametrize("call", [raise_in_a_block, lambda: int("a")])
+def test_another_error_is_the_handlers_own(alice, serve, call):
+    @serve
+    @idempotent("tests.fails")
+    def view(request):
+        call()
+
+    answer = assert_nothing_kept(alice, 500)
+    assert "problem" not in answer["Content-Type"]
 
 
 @pytest.mark.failure_25

@@ -333,6 +333,12 @@ class RecordStore(Store):
     def was_broken_before(self, error: BaseException) -> bool:
         return _sqlstate(error) == "25P02"  # in failed SQL transaction
 
+    def was_refused_in_transaction(self, error: BaseException) -> bool:
+        return _sqlstate(error) == "25001"  # active SQL transaction
+
+    def was_read_only(self, error: BaseException) -> bool:
+        return _sqlstate(error) == "25006"  # read-only SQL transaction
+
     def commit_was_refused(self, error: BaseException) -> bool:
         # An SQLSTATE means that the server has answered. A failed COMMIT may have any class: a deferred constraint
         # (23), a serialization failure (40), or the error of a deferred trigger. A broken connection has no SQLSTATE.

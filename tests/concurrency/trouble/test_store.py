@@ -216,6 +216,7 @@ def test_a_deadlocked_claim_is_retried_as_a_whole_up_to_a_limit(post, monkeypatc
         ("55P03", "timed_out_waiting", UNAVAILABLE, "1"),
         ("42P01", "is_permanent", UNAVAILABLE, None),
         ("25P02", "was_broken_before", BROKEN, None),
+        ("25006", "was_read_only", BROKEN, None),
     ],
 )
 def test_a_failing_completion_rolls_back_and_releases_with_the_reason(
