@@ -31,6 +31,7 @@ __all__ = [
     "OuterTransactionError",
     "PayloadInvalidError",
     "PayloadUnreadableError",
+    "ReceiverBusyError",
     "RequestError",
     "TransactionBrokenError",
     "UnavailableError",
@@ -233,7 +234,26 @@ class MessageReusedError(OperationError):
 
 
 class BrokerUnavailableError(Exception):
-    """A sender raises this if the broker can't be reached or does not confirm, regardless of the message.
+    """A sender raises this if no connection was made or confirmed, regardless of the message.
 
-    The relay then pauses this sender's messages and does not count the attempt.
+    The relay then pauses this sender's messages on the message's topic, and does not count the try.
+
+    :param all_topics: True pauses all messages of this sender, because all topics have one broker.
     """
+
+    def __init__(self, *args: object, all_topics: bool = False) -> None:
+        super().__init__(*args)
+        self.all_topics = all_topics
+
+
+class ReceiverBusyError(Exception):
+    """A sender raises this if the receiver refuses messages for now, as with a 429 or 503.
+
+    The relay counts the try, and pauses this sender's messages on the message's topic until the next one.
+
+    :param retry_after: the seconds for which the receiver asked to wait; an hour at most is waited.
+    """
+
+    def __init__(self, *args: object, retry_after: float | str = 0) -> None:
+        super().__init__(*args)
+        self.retry_after = float(retry_after)

@@ -19,6 +19,7 @@ PLAIN_SENDER = "tests.outbox.send_plainly"
 
 BROKEN = ConnectionError("no route")
 UNREACHABLE = BrokerUnavailableError("no route")
+ALL_UNREACHABLE = BrokerUnavailableError("no route", all_topics=True)
 
 _numbers = itertools.count()
 

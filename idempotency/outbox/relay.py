@@ -14,18 +14,18 @@ import logging
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.module_loading import import_string
 
 from .. import signals
-from ..exceptions import BrokerUnavailableError
+from ..exceptions import BrokerUnavailableError, ReceiverBusyError
 from ..extensions import extensions
 from ..operate.batches import BatchResult, check_batch_size, in_batches, in_transaction
 from ..outcome import reason_of
@@ -44,13 +44,18 @@ MAX_BATCH_SIZE = 500
 #: half for its last message. So only a relay that froze sends messages that another relay has taken over.
 LEASE = timedelta(seconds=60)
 
-#: A message is tried again after 2, 4, 8 … seconds, later every hour, and is dead after 16 tries, about five hours. By
-#: then a deploy may have corrected the cause; otherwise an operator notices the same day. A try that could not reach
-#: the broker does not count.
+#: A message is tried again after 2, 4, 8 … seconds, or when its receiver asks for it, later every hour, and is dead
+#: after 16 tries, about five hours. By then a deploy may have corrected the cause; otherwise an operator notices the
+#: same day. A try that could not reach the broker does not count.
 MAX_ATTEMPTS = 16
 LONGEST_BACKOFF = 3600  # seconds
 #: Short, because trying an unreachable broker again costs almost nothing.
 UNAVAILABLE_BACKOFF = timedelta(seconds=5)
+NO_PAUSE = timedelta(0)
+
+#: A statement leaves out at most so many paused topics of a sender, because SQLite limits its parameters. Messages to
+#: earlier ones are taken and put back.
+MAX_PAUSED = 400
 
 #: A batch may contain a poison message that killed its relay. A message is sent alone after this many relays
 #: disappeared while they had it.
@@ -63,6 +68,19 @@ DISAPPEARED = f"A relay disappeared while it had this message, {MAX_ATTEMPTS} ti
 STATEMENT_TIMEOUT = timedelta(seconds=30)
 
 
+class Destination(NamedTuple):
+    """What fails together: one topic of a sender, or, without a topic, everything that the sender sends."""
+
+    sender: str
+    topic: str | None = None
+
+    def __str__(self) -> str:
+        return f"Sender {self.sender}" if self.topic is None else f"Sender {self.sender}, topic {self.topic}"
+
+
+NONE_PAUSED: Final[Mapping[Destination, str]] = {}
+
+
 @dataclass
 class RelayResult(BatchResult):
     """The result of one batch, as counts of messages. Exhausted if nothing more can be sent now."""
@@ -73,14 +91,17 @@ class RelayResult(BatchResult):
     postponed: int = 0
     #: Their sender failed, or their relay died, too often. They wait to be requeued.
     dead: int = 0
-    #: Not tried, because a broker can't be reached or the relay's time was over.
+    #: Not tried, because a broker can't be reached, a receiver is busy, or the relay's time was over.
     put_back: int = 0
-    #: The senders whose broker can't be reached, with the error.
-    unavailable: dict[str, str] = field(default_factory=dict)
+    #: The paused destinations, with the error.
+    paused: dict[Destination, str] = field(default_factory=dict)
 
     @property
     def touched(self) -> int:
         return self.sent + self.postponed + self.dead
+
+    def as_dict(self) -> dict[str, Any]:
+        return super().as_dict() | {"paused": {str(place): error for place, error in self.paused.items()}}
 
 
 def due(using: str) -> QuerySet[OutboxMessage]:
@@ -91,41 +112,43 @@ def due(using: str) -> QuerySet[OutboxMessage]:
 
 
 def relay_once(
-    *, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None, skip: Collection[str] = ()
+    *, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None, paused: Mapping[Destination, str] = NONE_PAUSED
 ) -> RelayResult:
-    """Send one batch. Messages of the senders in ``skip`` are left, because their broker can't be reached."""
+    """Send one batch. Messages to the destinations that this run has ``paused``, with the error, are left."""
     check_batch_size(batch_size, MAX_BATCH_SIZE)
     using = using or outbox_database()
     until = time.monotonic() + LEASE.total_seconds() / 2  # from here, because the lease begins later
     # If the process dies before the COMMIT, nothing was taken; after it, the lease runs out. If it freezes before the
     # COMMIT, the rows stay locked until the database ends the session, and other relays skip them.
-    batch = in_transaction(using, lambda store: _take(store, batch_size, skip), statement_timeout=STATEMENT_TIMEOUT)
+    batch = in_transaction(using, lambda store: _take(store, batch_size, paused), statement_timeout=STATEMENT_TIMEOUT)
     fault_point["relay.claimed"]()
-    result = RelayResult(exhausted=batch.exhausted)
+    result, pauses = RelayResult(exhausted=batch.exhausted), dict.fromkeys(paused, UNAVAILABLE_BACKOFF)
     for messages in (batch.messages, batch.suspects):
         if messages:
-            _settle(using, _send(messages, until, result), result)
+            _settle(using, _send(messages, until, result, pauses, paused), result)
     for message in batch.dead:
         _announce_dead(message, result)
+    if not result.touched and not result.paused:
+        result.exhausted = True  # no message was tried, so the rest of this run would only put back again
     return result
 
 
 def relay_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[RelayResult]:
     """Send due messages, longest due first, until nothing more is due. The caller may stop between batches.
 
-    Relays may run concurrently and may be killed. Once a sender could not reach its broker, later batches skip its
-    messages.
+    Relays may run concurrently and may be killed. Once a sender could not reach a destination, later batches leave its
+    messages, so that they keep no others waiting.
 
     :param batch_size: the maximum number of messages in one batch, 1 to 500.
     :raises ValueError: the batch size is not between 1 and 500.
     :raises RuntimeError: a transaction is open.
     :raises DatabaseError: the database refuses. Messages that were sent but not marked are sent again.
     """
-    unreachable: set[str] = set()
+    paused: dict[Destination, str] = {}
 
     def take(before: RelayResult | None) -> RelayResult:
-        unreachable.update(before.unavailable if before else ())
-        return relay_once(batch_size=batch_size, using=using, skip=unreachable)
+        paused.update(before.paused if before else ())
+        return relay_once(batch_size=batch_size, using=using, paused=paused)
 
     return in_batches(take)
 
@@ -141,9 +164,16 @@ class _Batch:
     exhausted: bool
 
 
-def _take(store: Store, limit: int, skip: Collection[str]) -> _Batch:
+def _take(store: Store, limit: int, paused: Iterable[Destination]) -> _Batch:
     using = store.using
-    ready = due(using).exclude(sender__in=list(skip)).order_by("next_try_at", "pk")
+    ready = due(using).order_by("next_try_at", "pk")
+    topics = defaultdict(list)
+    for sender, topic in paused:
+        topics[sender].append(topic)
+    for sender, paused_topics in topics.items():
+        ready = ready.exclude(
+            Q(sender=sender) if None in paused_topics else Q(sender=sender, topic__in=paused_topics[-MAX_PAUSED:])
+        )
     due_now = store.select_unlocked(ready, limit)
     suspicious = [message for message in due_now if message.lease_expires_at and message.attempts >= SUSPICIOUS]
     dead = [message for message in suspicious if message.attempts >= MAX_ATTEMPTS]
@@ -163,33 +193,58 @@ def _take(store: Store, limit: int, skip: Collection[str]) -> _Batch:
 @dataclass
 class _Outcomes:
     confirmed: list[OutboxMessage] = field(default_factory=list)
-    failed: list[tuple[OutboxMessage, str]] = field(default_factory=list)
-    put_back: list[tuple[OutboxMessage, str]] = field(default_factory=list)
+    #: With the shortest pause and the error.
+    failed: list[tuple[OutboxMessage, timedelta, str]] = field(default_factory=list)
+    #: With the pause and the error; the error is empty if the relay's time was over.
+    put_back: list[tuple[OutboxMessage, timedelta, str]] = field(default_factory=list)
 
 
-def _send(messages: list[OutboxMessage], until: float, result: RelayResult) -> _Outcomes:
+def _send(
+    messages: list[OutboxMessage],
+    until: float,
+    result: RelayResult,
+    pauses: dict[Destination, timedelta],
+    earlier: Mapping[Destination, str],
+) -> _Outcomes:
     outcomes = _Outcomes()
     for message in messages:
+        everything, topic = Destination(message.sender), Destination(message.sender, message.topic)
+        paused = next((place for place in (everything, topic) if place in pauses), None)
         if time.monotonic() >= until:
-            outcomes.put_back.append((message, ""))
+            outcomes.put_back.append((message, NO_PAUSE, ""))
             result.exhausted = False
-        elif message.sender in result.unavailable:
-            outcomes.put_back.append((message, result.unavailable[message.sender]))
+        elif paused is not None:
+            outcomes.put_back.append((message, pauses[paused], result.paused.get(paused) or earlier[paused]))
         else:
             try:
                 _hand_over(message)
             except BrokerUnavailableError as error:
-                logger.warning("Sender %s can't reach its broker: %s", message.sender, _trace_of(error))
-                result.unavailable[message.sender] = reason_of(error)
-                outcomes.put_back.append((message, reason_of(error)))
+                place = everything if error.all_topics else topic
+                logger.warning("%s can't be reached: %s", place, _trace_of(error))
+                result.paused[place], pauses[place] = reason_of(error), UNAVAILABLE_BACKOFF
+                outcomes.put_back.append((message, UNAVAILABLE_BACKOFF, reason_of(error)))
+            except ReceiverBusyError as error:
+                logger.warning("%s is busy: %s", topic, _trace_of(error))
+                result.paused[topic] = reason_of(error)
+                pauses[topic] = max(_backoff(message.attempts), _pause_asked_for(error))
+                outcomes.failed.append((message, pauses[topic], reason_of(error)))
             # A sender is the project's code and may raise anything. The other messages must still be sent.
             except Exception as error:  # noqa: BLE001
                 logger.error("Message %s on %s was not sent: %s", message.message_id, message.topic, _trace_of(error))
-                outcomes.failed.append((message, reason_of(error)))
+                outcomes.failed.append((message, NO_PAUSE, reason_of(error)))
             else:
                 fault_point["relay.published"]()
                 outcomes.confirmed.append(message)
     return outcomes
+
+
+def _backoff(attempts: int) -> timedelta:
+    return timedelta(seconds=min(2**attempts, LONGEST_BACKOFF))
+
+
+def _pause_asked_for(error: ReceiverBusyError) -> timedelta:
+    # A receiver may ask for any number of seconds.
+    return timedelta(seconds=min(error.retry_after, LONGEST_BACKOFF)) if error.retry_after > 0 else NO_PAUSE
 
 
 def _trace_of(error: Exception) -> str:
@@ -219,9 +274,9 @@ def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:
         signals.relayed.send_robust(sender=OutboxMessage, count=sent)
     # Fenced by the attempt number, because another relay may have taken or sent the message.
     mine = messages.filter(status=MessageStatus.PENDING)
-    for (attempts, error), failed in _alike(outcomes.failed).items():
+    for (attempts, pause, error), failed in _alike(outcomes.failed).items():
         if attempts < MAX_ATTEMPTS:
-            backoff = timedelta(seconds=min(2**attempts, LONGEST_BACKOFF))
+            backoff = max(_backoff(attempts), pause)
             postponed = mine.filter(pk__in=[message.pk for message in failed], attempts=attempts)
             result.postponed += postponed.update(next_try_at=Now() + backoff, lease_expires_at=None, error=error)
             continue
@@ -229,17 +284,19 @@ def _settle(using: str, outcomes: _Outcomes, result: RelayResult) -> None:
             over = mine.filter(pk=message.pk, attempts=attempts)
             if over.update(status=MessageStatus.DEAD, lease_expires_at=None, error=error):
                 _announce_dead(message, result)
-    for (attempts, error), put_back in _alike(outcomes.put_back).items():
-        later: dict[str, Any] = {"next_try_at": Now() + UNAVAILABLE_BACKOFF, "error": error} if error else {}
+    for (attempts, pause, error), put_back in _alike(outcomes.put_back).items():
+        later: dict[str, Any] = {"next_try_at": Now() + pause, "error": error} if error else {}
         untried = mine.filter(pk__in=[message.pk for message in put_back], attempts=attempts)
         result.put_back += untried.update(attempts=F("attempts") - 1, lease_expires_at=None, **later)
 
 
-def _alike(messages: list[tuple[OutboxMessage, str]]) -> dict[tuple[int, str], list[OutboxMessage]]:
-    """Group messages by attempts and error. Most batches fail for one reason, and then one statement is enough."""
+def _alike(
+    messages: list[tuple[OutboxMessage, timedelta, str]],
+) -> dict[tuple[int, timedelta, str], list[OutboxMessage]]:
+    """Group messages by attempts, pause and error. Most batches fail for one reason, so one statement is enough."""
     groups = defaultdict(list)
-    for message, error in messages:
-        groups[message.attempts, error].append(message)
+    for message, pause, error in messages:
+        groups[message.attempts, pause, error].append(message)
     return groups
 
 

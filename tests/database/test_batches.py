@@ -326,9 +326,9 @@ EARLY, LATE = (datetime(2000, 1, day, tzinfo=UTC) for day in (1, 2))
             RecoveryResult(recoverable=11, completed=22, parked=33, postponed=44, unknown_operations=Counter(a=1)),
         ),
         (
-            RelayResult(sent=1, postponed=2, dead=3, put_back=4, unavailable={"a": "first", "b": "first"}),
-            RelayResult(10, 20, 30, 40, unavailable={"a": "second"}, exhausted=False),
-            RelayResult(11, 22, 33, 44, unavailable={"a": "second", "b": "first"}, exhausted=False),
+            RelayResult(sent=1, postponed=2, dead=3, put_back=4, paused={"a": "first", "b": "first"}),
+            RelayResult(10, 20, 30, 40, paused={"a": "second"}, exhausted=False),
+            RelayResult(11, 22, 33, 44, paused={"a": "second", "b": "first"}, exhausted=False),
         ),
         (PurgeResult(1, EARLY, exhausted=False), PurgeResult(2, LATE), PurgeResult(3, LATE)),
     ],

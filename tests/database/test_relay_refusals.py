@@ -7,16 +7,30 @@ from unittest.mock import Mock
 import pytest
 
 from idempotency import signals
-from idempotency.exceptions import BrokerUnavailableError
+from idempotency.exceptions import BrokerUnavailableError, ReceiverBusyError
+from idempotency.outbox import relay
 from idempotency.outbox.models import MessageStatus, OutboxMessage
-from idempotency.outbox.relay import MAX_ATTEMPTS, RelayResult, relay_batches, relay_once
+from idempotency.outbox.relay import MAX_ATTEMPTS, Destination, RelayResult, relay_batches, relay_once
 from idempotency.outbox.upkeep import requeue
 from tests.commands import run_command
 from tests.operations import receiving
-from tests.outbox import OTHER_SENDER, SENDER, UNREACHABLE, broker, make_due, make_messages, other_broker, statuses
+from tests.outbox import (
+    ALL_UNREACHABLE,
+    OTHER_SENDER,
+    SENDER,
+    UNREACHABLE,
+    broker,
+    make_due,
+    make_messages,
+    other_broker,
+    statuses,
+)
 from tests.records import HOUR, MINUTE, database_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+#: The destination of messages by default.
+PLACE = Destination(SENDER, "orders.placed")
 
 
 def message(pk):
@@ -56,7 +70,7 @@ def test_an_unreachable_broker_uses_up_no_attempt():
     for _ in range(MAX_ATTEMPTS + 1):
         began = database_now()
         result = relay_once()
-        assert result == RelayResult(put_back=2, unavailable={SENDER: "BrokerUnavailableError: no route"})
+        assert result == RelayResult(put_back=2, paused={PLACE: "BrokerUnavailableError: no route"})
         assert statuses() == [("pending", 0)] * 2
         assert all(is_postponed(pk, 5, since=began) for pk in (first, second))
         make_due()
@@ -76,7 +90,77 @@ def test_an_unreachable_broker_is_tried_once_per_run_and_blocks_no_other():
     assert other_broker.payloads == [0, 1, 2]
     total = sum(results, RelayResult())
     assert (total.sent, total.put_back, total.exhausted) == (3, 2, True)
-    assert total.unavailable.keys() == {SENDER}
+    assert total.paused.keys() == {PLACE}
+
+
+def topics_sent():
+    return [topic for _, topic, _ in broker.deliveries]
+
+
+def make_messages_for(topics, count=1):
+    return [make_messages(count, topic=topic, due=-HOUR) for topic in topics]
+
+
+@pytest.mark.failure_114
+@pytest.mark.parametrize("error", [UNREACHABLE, ReceiverBusyError("503")], ids=["unreachable", "busy"])
+def test_one_failing_receiver_keeps_no_other_waiting(error):
+    """Although its messages are the first that are due, and fill more than a batch."""
+    broker.refuse(*range(5), error=error)
+    ill, *_ = make_messages_for(["a", *"bcd"], 5)
+    OutboxMessage.objects.exclude(pk__in=ill).update(payload='"healthy"')
+    total = sum(relay_batches(batch_size=2), RelayResult())
+    assert topics_sent() == [topic for topic in "bcd" for _ in range(5)]
+    assert (total.sent, total.exhausted, total.paused.keys()) == (15, True, {Destination(SENDER, "a")})
+    assert total.put_back + total.postponed == 2  # the other three were left
+
+
+def test_a_sender_may_say_that_none_of_its_topics_can_be_reached():
+    broker.answer = sending = Mock(side_effect=ALL_UNREACHABLE)
+    make_messages_for("abc")
+    make_messages(1, sender=OTHER_SENDER)
+    total = sum(relay_batches(batch_size=1), RelayResult())
+    assert len(sending.call_args_list) == 1
+    assert other_broker.payloads == [0]
+    assert total.paused == {Destination(SENDER): "BrokerUnavailableError: no route"}
+    assert total.as_dict()["paused"] == {f"Sender {SENDER}": "BrokerUnavailableError: no route"}
+    assert run() == (
+        5,
+        ["Sent 0 messages, 2 not tried."],
+        [f"Sender {SENDER} can't be reached: {total.paused[(SENDER, None)]}"],
+    )
+
+
+@pytest.mark.failure_114
+@pytest.mark.parametrize(
+    ("asked", "waited"),
+    [(600, 600), ("600", 600), (1, 2), (0, 2), (-5, 2), (float("nan"), 2), (10**9, 3600), (float("inf"), 3600)],
+)
+def test_a_busy_receiver_is_tried_again_when_it_asks_for_it(asked, waited):
+    broker.answer = Mock(side_effect=ReceiverBusyError("429", retry_after=asked))
+    tried, waiting = make_messages(2)
+    began = database_now()
+    assert relay_once() == RelayResult(postponed=1, put_back=1, paused={PLACE: "ReceiverBusyError: 429"})
+    assert statuses() == [("pending", 1), ("pending", 0)]  # only the try counts
+    assert is_postponed(tried, waited, since=began)
+    assert is_postponed(waiting, waited, since=began)
+
+
+def test_a_busy_receivers_message_is_dead_at_last():
+    make_messages(1, attempts=MAX_ATTEMPTS - 1)
+    broker.answer = Mock(side_effect=ReceiverBusyError("503", retry_after=60))
+    assert relay_once().dead == 1
+
+
+def test_more_failing_receivers_than_fit_into_a_statement_end_the_run(monkeypatch):
+    """Their messages are due again at once, but are tried only once."""
+    monkeypatch.setattr(relay, "MAX_PAUSED", 2)
+    monkeypatch.setattr(relay, "UNAVAILABLE_BACKOFF", timedelta(0))
+    broker.refuse(0, error=UNREACHABLE)
+    *_, (healthy,) = make_messages_for([*"abcdef", "healthy"])
+    OutboxMessage.objects.filter(pk=healthy).update(payload='"healthy"')
+    total = sum(relay_batches(batch_size=2), RelayResult())
+    assert (total.sent, len(total.paused), total.exhausted) == (1, 6, True)
+    assert statuses() == [("pending", 0)] * 6 + [("sent", 1)]
 
 
 def test_a_signal_reports_how_many_were_sent():
@@ -146,7 +230,7 @@ def test_an_unreachable_broker_has_a_separate_exit_code():
     make_messages(2)
     make_messages(1, sender=OTHER_SENDER)
     broker.refuse(0, 1, error=UNREACHABLE)
-    complaint = "Sender tests.outbox.broker can't reach its broker: BrokerUnavailableError: no route"
+    complaint = f"Sender {SENDER}, topic orders.placed can't be reached: BrokerUnavailableError: no route"
     assert run() == (5, ["Sent 1 message, 2 not tried."], [complaint])
     make_due()
     assert run(verbosity=0) == (5, [], [complaint])

@@ -15,7 +15,7 @@ from django.db import InterfaceError, OperationalError
 from idempotency.contrib.celery import idempotent_task
 from idempotency.contrib.celery.deliveries import LONGEST_WAIT, REASON_HEADER
 from idempotency.contrib.celery.policy import policy_of
-from idempotency.exceptions import BrokerUnavailableError
+from idempotency.exceptions import BrokerUnavailableError, ReceiverBusyError
 from idempotency.outbox import publish, relay
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
@@ -70,27 +70,40 @@ def test_the_alarms_ring(publishing, run_page):
     ("answer", "raised"),
     [
         (204, None),
-        (503, BrokerUnavailableError),
-        (429, BrokerUnavailableError),
-        (ConnectionRefusedError(), BrokerUnavailableError),
-        (http.client.BadStatusLine(""), BrokerUnavailableError),
+        (503, ReceiverBusyError),
+        (429, ReceiverBusyError),
+        (http.client.BadStatusLine(""), http.client.BadStatusLine),
+        (TimeoutError(), TimeoutError),
         (404, ValueError),
         (302, ValueError),
     ],
 )
 def test_the_sender_distinguishes_broker_and_message_faults(publishing, monkeypatch, answer, raised):
     connect = Mock()
-    answers = [answer if isinstance(answer, Exception) else SimpleNamespace(status=answer)]
+    retry_after = lambda name, default: "120"  # noqa: E731
+    answers = [answer if isinstance(answer, Exception) else SimpleNamespace(status=answer, getheader=retry_after)]
     connect.return_value.getresponse.side_effect = answers
     monkeypatch.setattr(http.client, "HTTPSConnection", connect)
     make_messages(1, headers={"Tenant": "a", "Idempotency-Key": "another"})
     message = OutboxMessage.objects.get()
-    with pytest.raises(raised) if raised else nullcontext():
+    with pytest.raises(raised) if raised else nullcontext() as failed:
         publishing.send(message)
+    if raised is ReceiverBusyError:
+        assert failed.value.retry_after == 120
     assert connect.call_args.kwargs["timeout"] < relay.LEASE.total_seconds() / 2
-    sent = connect.return_value.request.call_args
-    assert (*sent.args, json.loads(sent.kwargs["body"])) == ("POST", "/orders.placed", 0)
-    assert sent.kwargs["headers"].items() >= {"Idempotency-Key": str(message.message_id), "Tenant": "a"}.items()
+    method, path, body, headers = connect.return_value.request.call_args.args
+    assert (method, path, json.loads(body)) == ("POST", "/orders.placed", 0)
+    assert headers.items() >= {"Idempotency-Key": str(message.message_id), "Tenant": "a"}.items()
+
+
+def test_a_receiver_without_a_connection_uses_up_no_try(publishing, monkeypatch):
+    connect = Mock()
+    connect.return_value.connect.side_effect = ConnectionRefusedError()
+    monkeypatch.setattr(http.client, "HTTPSConnection", connect)
+    make_messages(1)
+    with pytest.raises(BrokerUnavailableError):
+        publishing.send(OutboxMessage.objects.get())
+    connect.return_value.close.assert_called_once()
 
 
 def test_the_numbers_of_the_page_match_the_code():

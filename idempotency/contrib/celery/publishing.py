@@ -67,7 +67,7 @@ def confirming_producer(app: Any) -> Iterator[Any]:
             yield producer
     except (OperationalError, LimitExceeded, AccessRefused, NotAllowed) as error:
         # RabbitMQ raises the last two for a wrong password or virtual host, so no message is at fault.
-        raise BrokerUnavailableError(f"The broker can't be reached: {error}") from error
+        raise BrokerUnavailableError(f"The broker can't be reached: {error}", all_topics=True) from error
 
 
 def _pool(app: Any) -> Any:

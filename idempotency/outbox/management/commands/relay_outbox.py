@@ -16,7 +16,7 @@ EXIT_UNREACHABLE = 5
 class Command(BatchCommand[RelayResult]):
     help = (
         "Send the due messages of the outbox. Runs may overlap, and a killed run can be repeated. "
-        f"{EXIT_CODES}, 5 a broker can't be reached."
+        f"{EXIT_CODES}, 5 a broker or receiver can't be reached."
     )
     batch_of = "messages to send in one batch"
     default_batch = DEFAULT_BATCH_SIZE
@@ -34,8 +34,7 @@ class Command(BatchCommand[RelayResult]):
 
     def complaints(self, result: RelayResult) -> Mapping[str, str]:
         return {
-            sender: f"Sender {sender} can't reach its broker: {error}"
-            for sender, error in sorted(result.unavailable.items())
+            str(place): f"{place} can't be reached: {error}" for place, error in sorted(result.paused.items(), key=str)
         }
 
     def count(self) -> None:
