@@ -22,7 +22,7 @@ from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.test import Client
 from idempotency import claim
-from idempotency.contrib.metrics import read_gauges
+from idempotency.contrib.prometheus.definitions import read_gauges
 from idempotency.http import adapter
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.erasure import erase_account

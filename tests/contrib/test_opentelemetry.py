@@ -1,31 +1,22 @@
-"""OpenTelemetry: events on the caller's span, links from messages to their producers, and metrics."""
+"""OpenTelemetry: events on the caller's span, and links from messages to their producers."""
 
 from importlib import import_module
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
-from opentelemetry import context, metrics, trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry import context, trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from idempotency import Operation, claim, signals
+from idempotency import claim
 from idempotency.contrib.opentelemetry import link_to_producer
 from idempotency.contrib.opentelemetry.apps import OpenTelemetryConfig
-from idempotency.contrib.opentelemetry.meters import observe_stats
 from idempotency.exceptions import KeyReusedError
-from idempotency.identity.scope import Scope
-from idempotency.lifecycle import Status
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
 from tests.contrib import consumers
-from tests.contrib.conftest import happen
 from tests.database.publishing import send
 from tests.outbox import broker
-from tests.records import make_records
 
 # ``test_prometheus`` counts the tables' rows on each database.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_as_if_off"), pytest.mark.once]
@@ -40,8 +31,6 @@ class Recorded:
         self.exporter = InMemorySpanExporter()
         self.provider = TracerProvider()
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.reader = InMemoryMetricReader()
-        self.meters = MeterProvider([self.reader])
 
     def span(self, name="request"):
         return self.provider.get_tracer("tests").start_as_current_span(name)
@@ -49,26 +38,15 @@ class Recorded:
     def spans(self):
         return {span.name: span for span in self.exporter.get_finished_spans()}
 
-    def numbers(self):
-        data = self.reader.get_metrics_data()
-        return {
-            metric.name: {tuple(point.attributes.values()): point.value for point in metric.data.data_points}
-            for resource in data.resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        }
-
 
 @pytest.fixture
-def recorded(monkeypatch):
+def recorded():
     recorded = Recorded()
-    monkeypatch.setattr(metrics, "get_meter", recorded.meters.get_meter)
     module = "idempotency.contrib.opentelemetry"
     for _ in range(2):  # a second ready() changes nothing
         OpenTelemetryConfig(module, import_module(module)).ready()
     broker.reset()
     yield recorded
-    recorded.meters.shutdown()
     recorded.provider.shutdown()
 
 
@@ -152,20 +130,3 @@ def test_another_kind_of_consumer_links_to_the_trace_in_its_headers(recorded, he
     with recorded.span():
         link_to_producer(headers)
     assert len(recorded.spans()["request"].links) == links
-
-
-def test_meters_count_events_and_one_process_reports_the_gauges(recorded):
-    happen(signals.claimed, Operation("tests.spans"), 2)
-    signals.send(signals.recovered, None, Scope("1", "unknown", "k"), 1)
-    signals.relayed.send(None, count=3)
-    assert recorded.numbers() == {
-        "idempotency.events": {("tests.spans", "claimed"): 2, ("", "recovered"): 1},
-        "idempotency.relayed_messages": {(): 3},
-    }
-    make_records(2, Status.PARKED, operation="payouts.create")
-    observe_stats()
-    with CaptureQueriesContext(connection) as captured:
-        seen = recorded.numbers()
-    assert len(captured) == len({one["sql"] for one in captured}) > 0
-    assert seen["idempotency.stats_available"] == {(): 1}
-    assert seen["idempotency.parked_records"] == {("payouts.create",): 2}

@@ -13,9 +13,9 @@ from django.test.utils import CaptureQueriesContext
 from prometheus_client import CollectorRegistry, generate_latest
 
 from idempotency import Operation, signals
-from idempotency.contrib import metrics as gauges
-from idempotency.contrib.metrics import AVAILABLE
+from idempotency.contrib.prometheus import definitions as gauges
 from idempotency.contrib.prometheus import exporter
+from idempotency.contrib.prometheus.definitions import AVAILABLE
 from idempotency.contrib.prometheus.exporter import connect, metrics
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord

@@ -11,7 +11,7 @@ import yaml
 
 from idempotency import signals
 from idempotency.contrib import prometheus
-from idempotency.contrib.metrics import AVAILABLE, COUNTS, EVENTS, GAUGES
+from idempotency.contrib.prometheus.definitions import AVAILABLE, COUNTS, EVENTS, GAUGES
 from idempotency.lifecycle import Status
 from idempotency.outbox.models import MessageStatus
 from tests.docs.pages import DOCS, code, section, table

@@ -1,4 +1,4 @@
-"""The app, which switches on span events, links and metrics."""
+"""The app, which switches on span events and links."""
 
 from typing import Any
 
@@ -14,9 +14,8 @@ class OpenTelemetryConfig(AppConfig):
     def ready(self) -> None:
         # Imported here, because they need the models.
         from ... import extensions, signals
-        from . import meters, tracing
+        from . import tracing
 
-        meters.connect()
         signals.connect_events("opentelemetry.span", tracing.note_on_span)
         # The relay sends a message in its producer's context, so that an instrumented client continues the trace.
         extensions.register(self.name, message_headers=tracing.current_context, sending_context=tracing.sending)

@@ -16,7 +16,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from ... import signals
-from ..metrics import COUNTS, EVENTS, EVENTS_DESCRIPTION, GAUGES, connect_counters, read_gauges
+from .definitions import COUNTS, EVENTS, EVENTS_DESCRIPTION, GAUGES, connect_counters, read_gauges
 
 #: The registries passed to ``connect``, because a registry rejects a second metric of the same name.
 _connected: list[CollectorRegistry] = []
@@ -42,7 +42,7 @@ def connect(registry: CollectorRegistry = REGISTRY) -> None:
             seen.add(operation)
         events.labels(operation, event).inc()
 
-    connect_counters("prometheus", count_event, [counter.inc for counter in counters])
+    connect_counters(count_event, [counter.inc for counter in counters])
     _connected.append(registry)
 
 

@@ -1,4 +1,4 @@
-"""The metrics for Prometheus and OpenTelemetry: counters from the signals, and gauges from the statistics."""
+"""The definitions of the metrics: counters from the signals, and gauges from the statistics."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DatabaseError, InterfaceError
 from django.dispatch import Signal
 
-from .. import signals
-from ..lifecycle import Status
-from ..operate.statistics import Stats, stats
-from ..store import records_database, statement_timeout
-from ..store.statement_timeout import connection_as_found
+from ... import signals
+from ...lifecycle import Status
+from ...operate.statistics import Stats, stats
+from ...store import records_database, statement_timeout
+from ...store.statement_timeout import connection_as_found
 
 if TYPE_CHECKING:
-    from ..outbox.upkeep import Backlog
+    from ...outbox.upkeep import Backlog
 
 logger: Final = logging.getLogger("idempotency")
 
@@ -60,83 +60,72 @@ Values = dict[tuple[str, ...], float]
 class Gauge:
     """A number read from the tables, so it is the same in every process.
 
-    :param unit: in OpenTelemetry's notation: ``s``, ``By``, or the counted thing in braces.
     :param labels: the names of the labels.
     """
 
     name: str
     description: str
-    unit: str
     labels: tuple[str, ...]
     #: Called with the statistics and the backlog of the outbox, or None without an outbox.
     read: Callable[[Stats, Backlog | None], Values]
 
 
-def _number(name: str, description: str, unit: str, field: str) -> Gauge:
+def _number(name: str, description: str, field: str) -> Gauge:
     """A gauge of one of the statistics, 0 if there is nothing to measure."""
-    return Gauge(name, description, unit, (), lambda read, _: {(): getattr(read, field).value or 0})
+    return Gauge(name, description, (), lambda read, _: {(): getattr(read, field).value or 0})
 
 
-def _by_operation(name: str, description: str, unit: str, field: str) -> Gauge:
+def _by_operation(name: str, description: str, field: str) -> Gauge:
     def read_counts(read: Stats, _: Backlog | None) -> Values:
         return {(operation,): count for operation, count in (getattr(read, field).by_operation or {}).items()}
 
-    return Gauge(name, description, unit, ("operation",), read_counts)
+    return Gauge(name, description, ("operation",), read_counts)
 
 
 #: Distinguishes an unreadable database from a healthy one.
 AVAILABLE: Final = "idempotency_stats_available"
 
 GAUGES: Final = (
-    Gauge(AVAILABLE, "1 if the statistics could be read from the database, 0 if not", "", (), lambda *_: {(): 1}),
+    Gauge(AVAILABLE, "1 if the statistics could be read from the database, 0 if not", (), lambda *_: {(): 1}),
     Gauge(
         "idempotency_records",
         "Records by status. Counting stops at 10,000; larger numbers of completed ones are the database's estimate",
-        "{record}",
         ("status",),
         lambda read, _: {(str(status),): getattr(read, str(status)).value or 0 for status in Status},
     ),
-    _by_operation("idempotency_parked_records", "Records whose outcome is unknown, by operation", "{record}", "parked"),
-    _by_operation("idempotency_abandoned_claims", "Claims whose lease is over, by operation", "{claim}", "abandoned"),
-    _number(
-        "idempotency_overdue_seconds", "The time since the oldest lease of a record in progress ended", "s", "overdue"
-    ),
+    _by_operation("idempotency_parked_records", "Records whose outcome is unknown, by operation", "parked"),
+    _by_operation("idempotency_abandoned_claims", "Claims whose lease is over, by operation", "abandoned"),
+    _number("idempotency_overdue_seconds", "The time since the oldest lease of a record in progress ended", "overdue"),
     _number(
         "idempotency_oldest_in_progress_seconds",
         "The age of the oldest record in progress",
-        "s",
         "oldest_in_progress",
     ),
     _number(
         "idempotency_most_attempts",
         "The highest attempt number of the records in progress",
-        "{attempt}",
         "most_attempts",
     ),
     _number(
         "idempotency_purge_overdue_seconds",
         "The time since the oldest record that a purge would delete became due",
-        "s",
         "purge_overdue",
     ),
     Gauge(
         "idempotency_table_bytes",
         "The size of the table of records with its indexes, if the database reports it",
-        "By",
         (),
         lambda read, _: {} if read.table_bytes.value is None else {(): read.table_bytes.value},
     ),
     Gauge(
         "idempotency_outbox_messages",
         "Unsent messages of the outbox, by status. Counting stops at 10,000",
-        "{message}",
         ("status",),
         lambda _, waiting: {} if waiting is None else {("pending",): waiting.pending, ("dead",): waiting.dead},
     ),
     Gauge(
         "idempotency_outbox_oldest_due_seconds",
         "The time since the oldest due message of the outbox became due",
-        "s",
         (),
         lambda _, waiting: {} if waiting is None else {(): (waiting.oldest_due or timedelta()).total_seconds()},
     ),
@@ -173,19 +162,17 @@ def read_gauges() -> dict[str, Values]:
     return {gauge.name: gauge.read(read, waiting) for gauge in GAUGES}
 
 
-def connect_counters(
-    exporter: str, count_event: Callable[[str, str], None], counted: Sequence[Callable[[int], None]]
-) -> None:
-    """Connect an exporter's counters. Another call for the same exporter replaces them.
+def connect_counters(count_event: Callable[[str, str], None], counted: Sequence[Callable[[int], None]]) -> None:
+    """Connect the counters. Another call replaces them.
 
     :param count_event: called with the operation and the event, once per event.
     :param counted: a function for each of ``COUNTS``, called with the number to add.
     """
-    signals.connect_events(exporter, lambda operation, event, attempt: count_event(operation, event))
+    signals.connect_events("prometheus", lambda operation, event, attempt: count_event(operation, event))
     for counter, add in zip(COUNTS, counted, strict=True):
 
         def receive(sender: Any, count: int = 1, add: Callable[[int], None] = add, **arguments: Any) -> None:
             add(count)
 
-        counter.signal.disconnect(dispatch_uid=f"idempotency.{exporter}.{counter.name}")
-        counter.signal.connect(receive, weak=False, dispatch_uid=f"idempotency.{exporter}.{counter.name}")
+        counter.signal.disconnect(dispatch_uid=f"idempotency.prometheus.{counter.name}")
+        counter.signal.connect(receive, weak=False, dispatch_uid=f"idempotency.prometheus.{counter.name}")
