@@ -23,9 +23,6 @@ if TYPE_CHECKING:
         is_recordable_unless_conflict,
         is_recordable_unless_invalid,
     )
-    from .http.decorators import idempotent
-    from .http.layers import checks_nothing
-    from .http.view_classes import EVERY, IdempotentMixin
     from .identity.scope import Scope
     from .log import ClaimFilter
     from .operation import Operation
@@ -47,6 +44,9 @@ if TYPE_CHECKING:
     from .protocol.claim_block import Run, claim
     from .protocol.context import current_claim, require_claim
     from .protocol.locks import hold
+    from .views.decorators import idempotent
+    from .views.layers import checks_nothing
+    from .views.view_classes import EVERY, IdempotentMixin
 
 __version__ = "0.1.0"
 
@@ -90,16 +90,16 @@ __getattr__: Getter = lazy(
         "Claim": "protocol.claim",
         "ClaimFilter": "log",
         "DEFAULT_RECORDED_HEADERS": "options.table",
-        "EVERY": "http.view_classes",
-        "IdempotentMixin": "http.view_classes",
+        "EVERY": "views.view_classes",
+        "IdempotentMixin": "views.view_classes",
         "Operation": "operation",
         "Run": "protocol.claim_block",
         "Scope": "identity.scope",
-        "checks_nothing": "http.layers",
+        "checks_nothing": "views.layers",
         "claim": "protocol.claim_block",
         "current_claim": "protocol.context",
         "hold": "protocol.locks",
-        "idempotent": "http.decorators",
+        "idempotent": "views.decorators",
         "require_claim": "protocol.context",
     },
 )

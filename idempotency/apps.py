@@ -17,7 +17,7 @@ class IdempotencyConfig(AppConfig):
 
     def ready(self) -> None:
         import_module("idempotency.checks")
-        import_module("idempotency.http.checks")
+        import_module("idempotency.views.checks")
         import_module("idempotency.http.body_stream")
         import_module("idempotency.log").connect_if_named()
         # Each registers its adapter before the project declares its views and routes. The core never imports them.

@@ -17,10 +17,10 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.db.models import Model
 
 from .conf import mistakes_in_settings, settings
-from .http.checks import check, declared_operations
 from .operate.statistics import undeclared
 from .operation import registry
 from .store import Store, records_database, store_for
+from .views.checks import check, declared_operations
 
 OLDEST_MARIADB = (10, 11)
 

@@ -30,12 +30,12 @@ from django.urls import ResolverMatch
 
 from ..conf import settings
 from ..http.adapter import Adapter, register
-from ..http.decorators import refuse_excluded
 from ..http.problems import PROFILES
 from ..http.protection import RoutedHandler, protects_function
 from ..http.stack import decorator_stack, held_by
 from ..identity import keys
 from ..operation import Operation
+from ..views.decorators import refuse_excluded
 from .openapi import PROBLEMS, add_responses, key_parameter
 
 #: The attribute of Django's request for Ninja's operation.

@@ -17,11 +17,11 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 from django.db.models import QuerySet
 
-from ..http.checks import declared_operations
 from ..operate.batches import BatchResult
 from ..operate.statistics import Number, undeclared
 from ..operation import registry
 from ..store import records_database
+from ..views.checks import declared_operations
 
 _Result = TypeVar("_Result", bound=BatchResult)
 

@@ -12,9 +12,9 @@ from typing import Any
 from django.test import Client
 
 from ..http.protection import SAFE_METHODS
-from ..http.route_audit import Audit, AuditedRoute, Verdict, audit
 from ..identity import keys
 from ..public import adopt
+from ..views.route_audit import Audit, AuditedRoute, Verdict, audit
 from .checks import ChecksNotRunWarning, assert_idempotent
 from .records import abandoned, completed, expired, in_progress
 from .trial import Report, Request

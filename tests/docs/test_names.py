@@ -23,7 +23,6 @@ from idempotency import exceptions, lifecycle, log, signals, testing
 from idempotency.contrib import metrics
 from idempotency.contrib.opentelemetry import tracing
 from idempotency.http.problems import PROFILES, problem
-from idempotency.http.route_audit import Verdict
 from idempotency.management import commands
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.statistics import Precision, Stats
@@ -32,6 +31,7 @@ from idempotency.options.values import DEFAULT_MAX_ATTEMPTS
 from idempotency.outbox.management import commands as outbox_commands
 from idempotency.protocol.recovery import LONGEST_BACKOFF
 from idempotency.testing.checks import CHECKS
+from idempotency.views.route_audit import Verdict
 from testproject.provider.faults import FAULTS
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks, code, each_page, section, table, text_of
 from tests.model.test_model import REDUNDANT

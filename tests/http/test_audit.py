@@ -23,8 +23,8 @@ from rest_framework.views import APIView
 
 from idempotency import PARK, idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
-from idempotency.http.route_audit import audit
-from idempotency.http.routes import places
+from idempotency.views.route_audit import audit
+from idempotency.views.routes import places
 from tests.commands import run_command
 from tests.http.test_checks_before_replays import IsOwner
 from tests.http.test_checks_of_urls import ByModel, TransfersElsewhere

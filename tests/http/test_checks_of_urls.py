@@ -21,9 +21,9 @@ from idempotency import Operation, idempotent
 from idempotency.checks import check_settings
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.http import adapter as adapter_module
-from idempotency.http import checks as url_checks
-from idempotency.http import decorators
-from idempotency.http.checks import (
+from idempotency.views import checks as url_checks
+from idempotency.views import decorators
+from idempotency.views.checks import (
     check_atomic_requests,
     check_declarations,
     check_models,
@@ -31,7 +31,7 @@ from idempotency.http.checks import (
     check_preconditions,
     check_profiles,
 )
-from idempotency.http.route_audit import audit
+from idempotency.views.route_audit import audit
 from testproject.models import Transfer
 from tests.http.serving import OUTSIDE
 from tests.http.views import (

@@ -10,8 +10,8 @@ from rest_framework.decorators import action
 from rest_framework.views import APIView
 
 from idempotency import EVERY, IdempotentMixin, idempotent
-from idempotency.http.route_audit import audit
 from idempotency.models import IdempotencyRecord
+from idempotency.views.route_audit import audit
 from tests.http.callers import assert_refused, effects, records, replayed
 from tests.http.serving import Calling, EveryMethod, refused, served
 from tests.http.views import AsyncView, Methods, ModelActions, PlainView, drf_answer

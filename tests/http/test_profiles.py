@@ -13,9 +13,9 @@ from django.views.decorators.http import require_POST
 
 from idempotency import ACCEPTED, PARK, REEXECUTE, Operation, exceptions, idempotent
 from idempotency.accounts import InTenant
-from idempotency.http.checks import check_profiles
 from idempotency.http.problems import PROFILES, response_for
 from idempotency.models import IdempotencyRecord
+from idempotency.views.checks import check_profiles
 from tests.http.callers import effects, refusals
 from tests.http.serving import OUTSIDE, drf_view, serve_answer
 from tests.http.views import CrashError, PlainView, drf_answer, plain_answer, work

@@ -14,9 +14,9 @@ from rest_framework.permissions import BasePermission
 
 from idempotency import IdempotentMixin, idempotent
 from idempotency.contrib.rest_framework.routers import DefaultRouter, SimpleRouter
-from idempotency.http.checks import check_atomic_requests
-from idempotency.http.route_audit import audit
 from idempotency.models import IdempotencyRecord
+from idempotency.views.checks import check_atomic_requests
+from idempotency.views.route_audit import audit
 from testproject.models import Transfer
 from tests.http.callers import assert_refused, effects, records, replayed
 from tests.http.serving import Calling, refused

@@ -5,8 +5,8 @@ from .. import needing
 with needing("drf"):
     import rest_framework  # noqa: F401
 
-from ...http.view_classes import IdempotentMixin
 from ...public import adopt
+from ...views.view_classes import IdempotentMixin
 from .adapter import IdempotencyAPIException
 from .key_status import KeyStatusView
 

@@ -9,12 +9,12 @@ from django.core.exceptions import ImproperlyConfigured
 from rest_framework import routers
 
 from ...http.atomic_requests import databases_with_atomic_requests, opens_its_transactions
-from ...http.decorators import Protected, dotted, refuse_atomic
 from ...http.handler import exempt
-from ...http.layers import inherited, refuse_skipped
 from ...http.protection import protection_of
-from ...http.view_classes import operation_named_after, refuse_shared_name
 from ...operation import Operation
+from ...views.decorators import Protected, dotted, refuse_atomic
+from ...views.layers import inherited, refuse_skipped
+from ...views.view_classes import operation_named_after, refuse_shared_name
 
 __all__ = ["DefaultRouter", "IdempotentRouterMixin", "SimpleRouter"]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from rest_framework.views import APIView
 
-from ...http.decorators import guard
-from ...http.layers import codes_within
 from ...http.protection import Protection, RoutedHandler, handlers_of_class, methods_of_class
 from ...http.stack import held_by
+from ...views.decorators import guard
+from ...views.layers import codes_within
 
 #: The code of decorators that check nothing.
 HARMLESS: frozenset[CodeType] = frozenset()

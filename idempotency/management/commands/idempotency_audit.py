@@ -8,8 +8,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ...http.route_audit import Audit, AuditedRoute, Verdict, audit
 from ...operate.statistics import Number
+from ...views.route_audit import Audit, AuditedRoute, Verdict, audit
 from ..running import check_database, count_undeclared, lines_about_undeclared, refusals_as_errors, require
 
 EXIT_FOUND = 1

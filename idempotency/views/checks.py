@@ -15,17 +15,17 @@ from django.db import router
 from django.db.models import Model
 
 from ..conf import mistakes_in_settings
+from ..http.adapter import frameworks_without_adapter, handlers_of
+from ..http.atomic_requests import databases_with_atomic_requests, is_within_atomic_requests
+from ..http.problems import PROFILES
+from ..http.protection import RoutedHandler, around
+from ..http.stack import class_of
 from ..operation import Operation, Policy, registry
 from ..options.values import ACCEPTED, Attach
 from ..store import records_database
-from .adapter import frameworks_without_adapter, handlers_of
-from .atomic_requests import databases_with_atomic_requests, is_within_atomic_requests
 from .decorators import refuse_class
 from .layers import is_within_atomic, is_within_precondition
-from .problems import PROFILES
-from .protection import RoutedHandler, around
 from .routes import places
-from .stack import class_of
 
 PRECONDITION_ABOVE = (
     "condition, etag or last_modified is above the protection. The operation changes what If-Match is compared with, "

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Final
 from django.core.exceptions import ImproperlyConfigured
 from django.views import View
 
+from ..http.adapter import handlers_of, unsafe_handlers_of_class
+from ..http.protection import SAFE_METHODS, protection_of
 from ..operation import Operation, operation_for, registry
-from .adapter import handlers_of, unsafe_handlers_of_class
 from .decorators import Protected, dotted, guard
 from .layers import inherited, refuse_skipped
-from .protection import SAFE_METHODS, protection_of
 
 
 class _Every:

@@ -17,15 +17,15 @@ from django.views import View
 from django.views.generic import RedirectView
 
 from ..conf import settings
+from ..http.adapter import adapters, handlers_of
+from ..http.atomic_requests import is_within_atomic_requests
+from ..http.protection import SAFE_METHODS, RoutedHandler, around, protection_of
+from ..http.stack import class_of, decorator_stack
 from ..operation import Operation
-from .adapter import adapters, handlers_of
-from .atomic_requests import is_within_atomic_requests
 from .checks import PRECONDITION_ABOVE, PRECONDITION_BELOW, mistakes_in, model_written_elsewhere
 from .decorators import dotted
 from .layers import is_within_precondition
-from .protection import SAFE_METHODS, RoutedHandler, around, protection_of
 from .routes import Place, places
-from .stack import class_of, decorator_stack
 
 
 class Verdict(StrEnum):

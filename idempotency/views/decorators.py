@@ -13,14 +13,11 @@ from asgiref.sync import AsyncToSync, async_to_sync, iscoroutinefunction, markco
 from django.core.exceptions import ImproperlyConfigured
 from django.views import View
 
-from ..operation import Operation, operation_for, registry
-from ..options.table import RequestArguments
-from .adapter import Adapter, adapter_for, adapters, advice_on_adapters, handlers_of, hooks_of
-from .atomic_requests import EveryDatabase, exempted_by_project, opens_its_transactions
-from .exchange import Exchange
-from .handler import Handler, attempts, exempt, is_running
-from .layers import is_within_atomic, refuse_layers, refuse_skipped
-from .protection import (
+from ..http.adapter import Adapter, adapter_for, adapters, advice_on_adapters, handlers_of, hooks_of
+from ..http.atomic_requests import EveryDatabase, exempted_by_project, opens_its_transactions
+from ..http.exchange import Exchange
+from ..http.handler import Handler, attempts, exempt, is_running
+from ..http.protection import (
     SAFE_METHODS,
     Protection,
     RoutedHandler,
@@ -30,7 +27,10 @@ from .protection import (
     protects_function,
     protects_handler,
 )
-from .stack import class_of
+from ..http.stack import class_of
+from ..operation import Operation, operation_for, registry
+from ..options.table import RequestArguments
+from .layers import is_within_atomic, refuse_layers, refuse_skipped
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -23,10 +23,9 @@ from django.views.decorators.debug import sensitive_post_parameters, sensitive_v
 from django.views.decorators.http import condition
 from django.views.decorators.vary import vary_on_headers
 
-from ..operation import Operation
-from .adapter import adapters
-from .protection import Protection, protection_of
-from .stack import (
+from ..http.adapter import adapters
+from ..http.protection import Protection, protection_of
+from ..http.stack import (
     CARRIERS,
     attribute,
     attributes,
@@ -36,6 +35,7 @@ from .stack import (
     held_by,
     wrapped_by,
 )
+from ..operation import Operation
 
 _Decorator = TypeVar("_Decorator", bound=Callable[..., Any])
 
