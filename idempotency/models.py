@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from uuid import UUID
 
+from django.conf import settings
 from django.db import models
-from django.db.models import Q
+from django.db.models import Q, functions
 from django.db.models.expressions import Combinable
-from django.db.models.functions import Now
+from django.utils.timezone import get_default_timezone, is_aware, make_aware, make_naive
 from django.utils.translation import gettext_lazy as _
 
 from .conf import require_app
@@ -28,9 +29,11 @@ require_app("idempotency")
 if TYPE_CHECKING:  # Django's fields take no type arguments when the code runs
     _CharField = models.CharField[str, str]
     _TextField = models.TextField[Any, Any]
+    _DateTimeField = models.DateTimeField[datetime | Combinable | None, Any]
 else:
     _CharField = models.CharField
     _TextField = models.TextField
+    _DateTimeField = models.DateTimeField
 
 
 class BytewiseCharField(_CharField):
@@ -74,6 +77,37 @@ class JSONTextField(UnicodeTextField):
     def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
         # Without the cast, the driver parses the column into Python objects and the exact text is lost.
         return (f"{sql}::text" if compiler.connection.vendor == "postgresql" else sql), params
+
+
+class UTCDateTimeField(_DateTimeField):
+    """A time that the database stores in UTC, whatever ``USE_TZ`` and ``TIME_ZONE`` are.
+
+    PostgreSQL stores instants. Other databases store wall clocks, and by a local one a lease would end an hour early or
+    late in two nights a year. In Python it is as in any ``DateTimeField``: aware, or without ``USE_TZ`` naive in the
+    project's zone. For an hour a year naive times are ambiguous, so the database compares what decides.
+    """
+
+    def from_db_value(self, value: datetime | None, expression: object, connection: Any) -> datetime | None:
+        if value is None or connection.features.supports_timezones:
+            return value
+        moment = value.replace(tzinfo=UTC)  # Django has assumed the connection's time zone, or none
+        return moment if settings.USE_TZ else make_naive(moment, get_default_timezone())
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        moment = value if prepared else self.get_prep_value(value)
+        if isinstance(moment, datetime) and not connection.features.supports_timezones:
+            aware = moment if is_aware(moment) else make_aware(moment, get_default_timezone())
+            moment = make_naive(aware, UTC)  # the backend leaves it as it is
+        return super().get_db_prep_value(moment, connection, prepared=True)
+
+
+class Now(functions.Now):  # noqa: TID251
+    """The time of the database's clock, in UTC. Django's ``Now`` is the session's wall clock on MySQL and MariaDB."""
+
+    output_field = UTCDateTimeField()
+
+    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
 
 
 class PartialIndex(models.Index):
@@ -165,18 +199,12 @@ class IdempotencyRecord(models.Model):
     error: UnicodeTextField = UnicodeTextField(_("last error"), null=True, blank=True)
     #: How attempts began and ended, unless the first one completed. See ``store/history.py``.
     history: models.JSONField[Any, Any] = models.JSONField(_("history"), null=True, blank=True)
-    lease_expires_at: models.DateTimeField[datetime | Combinable | None, datetime | None] = models.DateTimeField(
-        _("lease ends at"), null=True, blank=True
-    )
-    expires_at: models.DateTimeField[datetime | Combinable, datetime] = models.DateTimeField(_("retention ends at"))
-    created_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(_("created at"), db_default=Now())
-    completed_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
-        _("completed at"), null=True, blank=True
-    )
+    lease_expires_at: UTCDateTimeField = UTCDateTimeField(_("lease ends at"), null=True, blank=True)
+    expires_at: UTCDateTimeField = UTCDateTimeField(_("retention ends at"))
+    created_at: UTCDateTimeField = UTCDateTimeField(_("created at"), db_default=Now())
+    completed_at: UTCDateTimeField = UTCDateTimeField(_("completed at"), null=True, blank=True)
     #: When a purge may delete the response and keep the rest. None if it is kept as long as the record, or deleted.
-    body_expires_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
-        _("body is kept until"), null=True, blank=True
-    )
+    body_expires_at: UTCDateTimeField = UTCDateTimeField(_("body is kept until"), null=True, blank=True)
     #: The database session of the claim's handler, if its end may end the lease. PostgreSQL's process id.
     session: models.IntegerField[int | None, int | None] = models.IntegerField(_("session"), null=True, blank=True)
 
@@ -266,7 +294,7 @@ class IdempotencyStep(models.Model):
     record_id: models.BigIntegerField[int, int] = models.BigIntegerField(_("record"))
     name: BytewiseCharField = BytewiseCharField(_("name"), max_length=255)
     result: JSONTextField = JSONTextField(_("result"))
-    created_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(_("created at"), db_default=Now())
+    created_at: UTCDateTimeField = UTCDateTimeField(_("created at"), db_default=Now())
 
     objects: ClassVar[models.Manager[IdempotencyStep]] = models.Manager()
 

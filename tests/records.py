@@ -4,12 +4,11 @@ import itertools
 from datetime import timedelta
 
 from django.contrib.contenttypes.models import ContentType
-from django.db.models import DateTimeField, ExpressionWrapper, Value
-from django.db.models.functions import Now
+from django.db.models import ExpressionWrapper, Value
 
 from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
-from idempotency.models import IdempotencyRecord, RecordQuerySet
+from idempotency.models import IdempotencyRecord, Now, RecordQuerySet, UTCDateTimeField
 from idempotency.operate.purge import purge_body_batches
 
 MINUTE = timedelta(minutes=1)
@@ -20,7 +19,7 @@ _numbers = itertools.count()
 
 def from_now(duration):
     """The database's time, ``duration`` from now."""
-    return ExpressionWrapper(Now() + Value(duration), output_field=DateTimeField())
+    return ExpressionWrapper(Now() + Value(duration), output_field=UTCDateTimeField())
 
 
 def database_now():

@@ -18,7 +18,6 @@ from django.contrib.admin.utils import label_for_field, model_ngettext
 from django.contrib.admin.widgets import AdminTextInputWidget
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db.models import BigIntegerField, Model, QuerySet
-from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
@@ -28,6 +27,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import IdempotencyError
+from ..models import Now
 from .display import NONE, ReadOnlyAdmin, format_duration, show_text, show_with_detail, time_left, url_of
 
 #: The maximum number of rows on one page, so that an operator can review them. To decide about more rows, call the

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.db import connections
 from django.http import HttpRequest
-from django.utils.timezone import is_naive, make_naive
+from django.utils.timezone import get_default_timezone, is_naive, make_naive
 from django.utils.translation import gettext
 
 from ..extensions import extensions
@@ -62,7 +62,7 @@ def _of_record(record: IdempotencyRecord) -> Iterator[Event]:
     values = {"attempt": record.attempt, "status": record.response_status}
     yield Event(record.created_at, gettext("The request was claimed for the first time."))
     for entry in record.history or []:
-        yield Event(_time_of(entry, record), _describe(entry))
+        yield Event(_time_of(entry), _describe(entry))
     if record.completed_at is not None:
         yield Event(record.completed_at, gettext("Attempt %(attempt)d was completed with status %(status)s.") % values)
     elif record.status == Status.IN_PROGRESS and record.lease_expires_at is not None:
@@ -90,12 +90,11 @@ def _describe(entry: dict[str, Any]) -> str:
     return text % {"attempt": entry.get("attempt", ""), "why": why}
 
 
-def _time_of(entry: dict[str, Any], record: IdempotencyRecord) -> datetime:
-    """The time of an entry, aware or naive like the record's other times."""
-    moment = datetime.fromisoformat(entry["at"])
-    if is_naive(record.created_at):
-        return moment if is_naive(moment) else make_naive(moment)
-    return moment.replace(tzinfo=connections[str(record._state.db)].timezone or UTC) if is_naive(moment) else moment
+def _time_of(entry: dict[str, Any]) -> datetime:
+    """The time of an entry, aware or naive like a record's other times. Only PostgreSQL writes its offset."""
+    written = datetime.fromisoformat(entry["at"])
+    moment = written.replace(tzinfo=UTC) if is_naive(written) else written
+    return moment if settings.USE_TZ else make_naive(moment, get_default_timezone())
 
 
 def _steps(record: IdempotencyRecord, notes: list[str]) -> Iterator[Event]:

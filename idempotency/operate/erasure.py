@@ -18,11 +18,10 @@ from operator import or_
 from typing import Any, Final
 
 from django.db.models import Case, Q, QuerySet, Value, When
-from django.db.models.functions import Now
 
 from ..extensions import extensions
 from ..lifecycle import Status
-from ..models import IdempotencyRecord, IdempotencyStep
+from ..models import IdempotencyRecord, IdempotencyStep, Now
 from ..options import validators
 from ..store import Store, by_ids, records_database
 from .batches import BatchResult, check_batch_size, in_transaction

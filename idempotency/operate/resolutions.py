@@ -18,14 +18,14 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.db.models import F, Model, Q
-from django.db.models.functions import Greatest, Now
+from django.db.models.functions import Greatest
 from django.http.response import HttpResponseBase
 
 from .. import signals
 from ..exceptions import IdempotencyError
 from ..identity.keys import shorten
 from ..lifecycle import Status
-from ..models import IdempotencyRecord
+from ..models import IdempotencyRecord, Now
 from ..operation import Policy, registry
 from ..outcome import Outcome, outcome_of, outcome_of_result
 from ..store import Fence, from_now, records_database, store_for

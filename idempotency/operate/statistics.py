@@ -14,11 +14,10 @@ from enum import StrEnum
 from typing import Any
 
 from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
-from django.db.models.functions import Now
 
 from ..extensions import extensions
 from ..lifecycle import Status
-from ..models import IdempotencyRecord, RecordQuerySet
+from ..models import IdempotencyRecord, Now, RecordQuerySet
 from ..operation import registry
 from ..store import records_database, store_for
 

@@ -15,7 +15,6 @@ from uuid import UUID
 from django.contrib import admin
 from django.contrib.admin.utils import label_for_field
 from django.db.models import QuerySet
-from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -33,6 +32,7 @@ from ..admin.display import (
     show_with_detail,
     time_left,
 )
+from ..models import Now
 from .models import MessageStatus, OutboxMessage, outbox_database
 from .upkeep import requeue
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, ClassVar
 from uuid import UUID
 
 from django.db import models, router
-from django.db.models.expressions import Combinable
-from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import require_app
-from ..models import BytewiseCharField, JSONTextField, UnicodeTextField
+from ..models import BytewiseCharField, JSONTextField, Now, UnicodeTextField, UTCDateTimeField
 
 require_app("idempotency.outbox")
 
@@ -46,18 +43,12 @@ class OutboxMessage(models.Model):
     #: The number of tries to send it. Counted before a try, because the relay may die during it, and subtracted again
     #: if the try did not take place. A requeued message starts at 0.
     attempts: models.PositiveIntegerField[int, int] = models.PositiveIntegerField(_("attempts"), default=0)
-    next_try_at: models.DateTimeField[datetime | Combinable, datetime] = models.DateTimeField(
-        _("next try at"), db_default=Now()
-    )
+    next_try_at: UTCDateTimeField = UTCDateTimeField(_("next try at"), db_default=Now())
     #: Until then, the relay that is sending it is presumed alive.
-    lease_expires_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
-        _("lease ends at"), null=True, blank=True
-    )
+    lease_expires_at: UTCDateTimeField = UTCDateTimeField(_("lease ends at"), null=True, blank=True)
     error: UnicodeTextField = UnicodeTextField(_("last error"), blank=True, default="")
-    created_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(_("created at"), db_default=Now())
-    sent_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
-        _("sent at"), null=True, blank=True
-    )
+    created_at: UTCDateTimeField = UTCDateTimeField(_("created at"), db_default=Now())
+    sent_at: UTCDateTimeField = UTCDateTimeField(_("sent at"), null=True, blank=True)
 
     objects: ClassVar[models.Manager[OutboxMessage]] = models.Manager()
 

@@ -21,12 +21,12 @@ from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 from django.db.models import F, Q, QuerySet
-from django.db.models.functions import Now
 from django.utils.module_loading import import_string
 
 from .. import signals
 from ..exceptions import BrokerUnavailableError, ReceiverBusyError
 from ..extensions import extensions
+from ..models import Now
 from ..operate.batches import BatchResult, check_batch_size, in_batches, in_transaction
 from ..outcome import reason_of
 from ..protocol.faults import fault_point

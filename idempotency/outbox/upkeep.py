@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from django.db import transaction
 from django.db.models import DurationField, ExpressionWrapper, F, Max, Min, Q, QuerySet
-from django.db.models.functions import Now
 
 from ..conf import settings
+from ..models import Now
 from ..operate.erasure import TableRows
 from ..operate.purge import DEFAULT_BATCH_SIZE, OtherPurge, PurgeResult, purge_oldest
 from ..operate.resolutions import ResolutionRefusedError, log_decision, require_name

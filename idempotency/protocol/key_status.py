@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
-
-from django.db.models.functions import Now
 
 from ..identity.scope import Scope
 from ..lifecycle import Decision, decide
 from ..models import IdempotencyRecord
 from ..operation import Policy
-from ..store import records_database, status_of
+from ..store import BY_ITS_CLOCK, records_database, status_of
 from . import acquisition
 from .ownership import store_errors
 
@@ -30,7 +28,7 @@ _STATUS_OF = {
 
 _FIELDS = (
     *("account_id", "operation", "idempotency_key", "status", "response_status"),
-    *("created_at", "completed_at", "expires_at", "lease_expires_at"),
+    *("created_at", "completed_at", "expires_at"),
 )
 
 
@@ -62,7 +60,7 @@ def key_statuses(requested: Mapping[Scope, Policy]) -> dict[Scope, KeyStatus]:
             idempotency_key__in={scope.idempotency_key for scope in scopes},
         )
         with store_errors(using):
-            for record in records.annotate(now=Now()).order_by("created_at", "pk").only(*_FIELDS):
+            for record in records.annotate(**BY_ITS_CLOCK).order_by("created_at", "pk").only(*_FIELDS):
                 scope = Scope(record.account_id, record.operation, record.idempotency_key)
                 if scope in requested and (status := _status_of_record(record, requested[scope])) is not None:
                     found[scope] = status
@@ -70,10 +68,11 @@ def key_statuses(requested: Mapping[Scope, Policy]) -> dict[Scope, KeyStatus]:
 
 
 def _status_of_record(record: Any, policy: Policy) -> KeyStatus | None:
+    lease_left = (record.lease_left or timedelta(0)).total_seconds()
     decision = decide(
         status_of(record.status),
-        lease_over=record.lease_expires_at is None or record.lease_expires_at <= record.now,
-        retention_over=record.expires_at <= record.now,
+        lease_over=lease_left <= 0,
+        retention_over=record.retention_over,
         same_payload=True,
         recovery=policy.recovery,
     )
@@ -81,8 +80,7 @@ def _status_of_record(record: Any, policy: Policy) -> KeyStatus | None:
         return None
     status = KeyStatus(_STATUS_OF[decision], created_at=record.created_at, expires_at=record.expires_at)
     if decision is Decision.WAIT:
-        left = (record.lease_expires_at - record.now).total_seconds()
-        return replace(status, retry_after=acquisition.retry_after(left, policy))
+        return replace(status, retry_after=acquisition.retry_after(lease_left, policy))
     if decision is Decision.REPLAY:
         return replace(status, response_status=record.response_status, completed_at=record.completed_at)
     return status

@@ -16,10 +16,11 @@ from django.db import OperationalError, connections, router, transaction
 
 from ..models import IdempotencyRecord
 from .base import CommitError, Fence, Replication, Row, TableSize, Taken, by_ids, newer_record
-from .portable import Store, from_now, status_of, store_for
+from .portable import BY_ITS_CLOCK, Store, from_now, status_of, store_for
 from .transaction_guard import Standing, is_refusal_to_nest, standing, undo_left_open
 
 __all__ = [
+    "BY_ITS_CLOCK",
     "CommitError",
     "Fence",
     "Replication",

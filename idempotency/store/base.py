@@ -12,12 +12,11 @@ from typing import Any, Final, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BooleanField, Func, Q, QuerySet
-from django.db.models.functions import Now
 
 from ..exceptions import UnavailableError
 from ..identity.scope import Scope
 from ..lifecycle import Status
-from ..models import BODY_DUE, IdempotencyRecord, IdempotencyStep
+from ..models import BODY_DUE, IdempotencyRecord, IdempotencyStep, Now
 from ..outcome import BODY_GONE, Outcome
 
 logger: Final = logging.getLogger("idempotency")

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from django.db.models import F, Func, JSONField, TextField, Value
-from django.db.models.functions import Now
+
+from ..models import Now
 
 #: A record keeps this many of its latest entries.
 MAX_ENTRIES: Final = 20

@@ -11,21 +11,21 @@ the settings would outlive it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 from django.db import Error, IntegrityError, OperationalError, ProgrammingError, connections, transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.expressions import Combinable
-from django.db.models.functions import Greatest, Now
+from django.db.models.functions import Greatest
 
 from ..exceptions import OuterTransactionError
 from ..identity.scope import Scope
 from ..lifecycle import Status
-from ..models import IdempotencyRecord
+from ..models import IdempotencyRecord, Now
 from ..outcome import Outcome
 from .base import Fence, Row, Upkeep, newer_record
 from .history import Appended
@@ -42,6 +42,12 @@ def status_of(stored: str) -> Status:
     except ValueError:
         raise newer_record(f"the status {stored!r}") from None
 
+
+#: What ``decide()`` needs to know about a record's times, compared by the database.
+BY_ITS_CLOCK: Final[Mapping[str, Any]] = {
+    "lease_left": F("lease_expires_at") - Now(),
+    "retention_over": ExpressionWrapper(Q(expires_at__lte=Now()), output_field=BooleanField()),
+}
 
 _RESPONSE = ("response_status", "response_headers", "response_body", "response_reference")
 
@@ -83,19 +89,18 @@ class Store(Upkeep):
     def read(self, scope: Scope) -> Row | None:
         """The record of the scope, or None if there is none."""
         records = IdempotencyRecord.objects.using(self.using).filter(**vars(scope))
-        record = records.annotate(now=Now()).values().first()
+        record: Any = records.annotate(**BY_ITS_CLOCK).values().first()
         if record is None:
             return None
-        now, lease_expires_at = record["now"], record["lease_expires_at"]
         status, outcome = status_of(record["status"]), None
         if status is Status.COMPLETED:
             outcome = Outcome.stored(*map(record.get, _RESPONSE))
         return Row(
             fence=Fence(scope, record["id"], record["attempt"], record["request_hash"]),
             status=status,
-            lease_left=0.0 if lease_expires_at is None else (lease_expires_at - now).total_seconds(),
+            lease_left=0.0 if record["lease_left"] is None else record["lease_left"].total_seconds(),
             session=record["session"],
-            retention_over=record["expires_at"] <= now,
+            retention_over=record["retention_over"],
             outcome=outcome,
         )
 

@@ -10,12 +10,11 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 
 from django.db.models import DateTimeField, ExpressionWrapper, Value
-from django.db.models.functions import Now
 from django.http import HttpResponse
 
 from ..identity.keys import shorten
 from ..lifecycle import Status
-from ..models import IdempotencyRecord, RecordQuerySet
+from ..models import IdempotencyRecord, Now, RecordQuerySet
 from ..operation import Operation, registry
 from ..outcome import outcome_of
 from ..store import Fence, records_database, store_for

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from idempotency.contrib.dashboard import counting
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
-from idempotency.models import IdempotencyRecord
+from idempotency.models import IdempotencyRecord, Now
 from idempotency.store import Fence, Store, postgresql, retry_lost_races, store_for
 from idempotency.store.mysql import MySQLStore
 from idempotency.store.own_connection import LIMIT, open_own_connection
@@ -37,6 +37,12 @@ def test_a_database_gets_the_store_of_its_vendor(vendor, kind, monkeypatch):
     stores = elsewhere(lambda: [store_for("default") for _ in range(2)])
     assert type(stores[0]) is kind
     assert stores[0] is stores[1]
+
+
+def test_mysql_gets_the_time_in_utc():
+    """Its ``CURRENT_TIMESTAMP`` is in the session's zone."""
+    compiler = IdempotencyRecord.objects.values_list("pk").query.get_compiler(connection=connection)
+    assert Now().as_mysql(compiler, connection)[0] == "UTC_TIMESTAMP(6)"
 
 
 QUESTIONS = (

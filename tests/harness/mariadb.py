@@ -27,6 +27,7 @@ def running_mariadb():
             f"--port={port}",
             *owner,
         ]
+        command += ["--default-time-zone=+05:30"]  # the clock must not be the session's
         command += ["--character-set-server=latin1", "--max-connections=300", "--skip-name-resolve"]
         command += ["--idle-transaction-timeout=5"]  # in seconds, as docs/reference/databases.md advises
         with Daemon("mariadb", command, directory, is_ready=lambda: answers(("127.0.0.1", port))):

@@ -7,11 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from django.db.models import DateTimeField, ExpressionWrapper
-from django.db.models.functions import Now
+from django.db.models import ExpressionWrapper
 from django.http import HttpResponse
 
-from idempotency.models import IdempotencyRecord
+from idempotency.models import IdempotencyRecord, Now, UTCDateTimeField
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from testproject.harness.effects import judge_effects
 from testproject.models import Transfer
@@ -19,7 +18,7 @@ from tests.harness.answers import KINDS, facts_of, recorded_facts
 from tests.model.moves import Seen, is_legal
 
 #: Ends of leases and retentions that an actor has moved are before this moment, and all others after it.
-A_WHILE_AGO = ExpressionWrapper(Now() - timedelta(minutes=30), output_field=DateTimeField())
+A_WHILE_AGO = ExpressionWrapper(Now() - timedelta(minutes=30), output_field=UTCDateTimeField())
 COLUMNS = ("pk", "attempt", "status", "request_hash", "expires_at", "over", "lease_expires_at")
 OUTCOME = ("response_status", "response_body", "response_reference")
 #: The statuses of answers without an outcome.

@@ -13,11 +13,10 @@ from typing import Any
 
 from celery import current_app
 from django.db.models import Q
-from django.db.models.functions import Now
 
 from ...identity.scope import Scope
 from ...lifecycle import Status
-from ...models import IdempotencyRecord
+from ...models import IdempotencyRecord, Now
 from ...outbox import CELERY
 from ...outbox.models import MessageStatus, OutboxMessage, outbox_database
 from .messages import ACCOUNT_HEADER, DEFAULT_ACCOUNT, KEY_HEADER

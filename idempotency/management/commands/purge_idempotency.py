@@ -7,10 +7,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 from django.db.models import Count, QuerySet
-from django.db.models.functions import Now
 
 from ...lifecycle import Status
-from ...models import IdempotencyRecord
+from ...models import IdempotencyRecord, Now
 from ...operate.purge import DEFAULT_BATCH_SIZE, MAX_BATCH_SIZE, PurgeResult, due, other_purges, purge_batches
 from ..running import EXIT_CODES, BatchCommand, Work, counted
 

@@ -1,6 +1,5 @@
 from typing import ClassVar
 
-import django.db.models.functions.datetime
 from django.db import migrations, models
 
 import idempotency.models
@@ -40,19 +39,20 @@ class Migration(migrations.Migration):
                 ("attempts", models.PositiveIntegerField(default=0, verbose_name="attempts")),
                 (
                     "next_try_at",
-                    models.DateTimeField(
-                        db_default=django.db.models.functions.datetime.Now(), verbose_name="next try at"
+                    idempotency.models.UTCDateTimeField(
+                        db_default=idempotency.models.Now(), verbose_name="next try at"
                     ),
                 ),
-                ("lease_expires_at", models.DateTimeField(blank=True, null=True, verbose_name="lease ends at")),
+                (
+                    "lease_expires_at",
+                    idempotency.models.UTCDateTimeField(blank=True, null=True, verbose_name="lease ends at"),
+                ),
                 ("error", idempotency.models.UnicodeTextField(blank=True, default="", verbose_name="last error")),
                 (
                     "created_at",
-                    models.DateTimeField(
-                        db_default=django.db.models.functions.datetime.Now(), verbose_name="created at"
-                    ),
+                    idempotency.models.UTCDateTimeField(db_default=idempotency.models.Now(), verbose_name="created at"),
                 ),
-                ("sent_at", models.DateTimeField(blank=True, null=True, verbose_name="sent at")),
+                ("sent_at", idempotency.models.UTCDateTimeField(blank=True, null=True, verbose_name="sent at")),
             ],
             options={
                 "verbose_name": "outbox message",

@@ -3,6 +3,7 @@
 import re
 from datetime import UTC, datetime
 from unittest.mock import Mock
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -176,11 +177,9 @@ def test_no_large_table_is_read_without_an_index(client):
 
 
 @pytest.mark.parametrize("text", ["2026-11-26T15:00:00.5+00:00", "2026-11-26 15:00:00.5"])
-@pytest.mark.parametrize("zone", [UTC, None], ids=["aware", "naive"])
-def test_a_history_entry_has_the_same_time_format_as_other_events(text, zone):
+@pytest.mark.parametrize("aware", [True, False], ids=["aware", "naive"])
+def test_a_history_entry_has_the_same_time_format_as_other_events(text, aware, settings):
     """PostgreSQL writes the zone into JSON, other databases don't; and USE_TZ may be off."""
-    moment = datetime(2026, 11, 26, 15, 0, 0, 500_000, tzinfo=zone)
-    record = IdempotencyRecord(created_at=moment)
-    record._state.db = "default"
-    with timezone.override(UTC):
-        assert timeline._time_of({"at": text}, record) == moment
+    settings.USE_TZ, settings.TIME_ZONE = aware, "Asia/Tokyo"
+    moment = datetime(2026, 11, 26, 15, 0, 0, 500_000, tzinfo=UTC)
+    assert timeline._time_of({"at": text}) == (moment if aware else timezone.make_naive(moment, ZoneInfo("Asia/Tokyo")))
