@@ -234,6 +234,42 @@ def test_a_repeated_effect_or_a_differing_answer_is_reported(view, policy, check
     assert text in broken(effects=effects, leave_out=all_but(check))[check]
 
 
+def pay_once(request):
+    """A provider that deduplicates by the derived key, for longer than the record is kept."""
+    key = require_claim().derive_key("payment")
+    if key not in paid:
+        paid.add(key)
+        ledger.append(1)
+    return plain_answer(request)
+
+
+paid = set()
+
+
+@pytest.mark.parametrize("policy", [RUN_AGAIN, FINDING_NOTHING], ids=["run again", "reconcile"])
+@transactional
+def test_a_provider_that_deduplicates_after_the_retention_passes(policy, serve):
+    serve(idempotent("kit.deduplicated", **policy)(pay_once))
+    assert examine(effects=count_payments, leave_out=all_but("expiry")).kept == ["expiry"]
+
+
+@pytest.mark.parametrize("policy", [{}, RUN_AGAIN], ids=["transaction", "run again"])
+@transactional
+def test_a_new_request_without_an_effect_after_the_retention_is_reported(policy, serve):
+    """A cache of answers by key, which is not marked as a replay."""
+    answers = {}
+    protected = idempotent("kit.cached", **policy)(plain_answer)
+
+    @serve
+    def view(request):
+        key = request.headers["Idempotency-Key"]
+        if key not in answers:
+            answers[key] = protected(request)
+        return answers[key]
+
+    assert "did not make one new request" in broken(effects=Transfer.objects, leave_out=all_but("expiry"))["expiry"]
+
+
 @transactional
 def test_an_effect_lost_by_a_crash_after_the_commit_is_reported(serve):
     @serve
