@@ -72,7 +72,7 @@ RETRIED = {
     "in progress": answer(409, retry_after="1"),
     "throttled": answer(429, retry_after="1"),
     "unavailable": UNAVAILABLE,
-    **{f"{status} of a proxy": answer(status, b"<html>") for status in (502, 503, 504)},
+    **{f"{status} of a proxy": answer(status, b"<html>") for status in (408, 425, 429, 502, 503, 504)},
 }
 
 
@@ -84,7 +84,7 @@ def test_what_settles_nothing_is_retried_with_the_same_key_and_body(client, serv
     assert (server.keys, [json.loads(body) for body in bodies]) == (["order-71"] * 3, [PAYLOAD])
 
 
-@pytest.mark.parametrize("status", [200, 201, 202, 400, 401, 402, 403, 404, 409, 422, 429, 500])
+@pytest.mark.parametrize("status", [200, 201, 202, 400, 401, 402, 403, 404, 409, 422, 500])
 def test_every_other_answer_is_returned(client, server, waits, status):
     server.script = [answer(status)]
     assert send(client, server).status_code == status
@@ -95,6 +95,14 @@ def test_the_waits_are_those_that_the_server_requires(client, server, waits):
     server.script = [answer(409, retry_after="7"), answer(503, retry_after="30")]
     send(client, server)
     assert [first <= wait <= first + 2 for first, wait in zip((7, 30), waits, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("asked", ["86400", "9" * 30])
+@pytest.mark.parametrize("status", [409, 429, 503])
+def test_no_wait_is_longer_than_a_minute(client, server, waits, status, asked):
+    server.script = [answer(status, retry_after=asked)]
+    assert send(client, server).status_code == 201
+    assert 60 <= waits[0] <= 62
 
 
 def test_a_client_gives_up_with_the_last_response_or_error(client, server):
