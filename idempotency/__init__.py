@@ -19,8 +19,6 @@ from .public import Getter, lazy
 if TYPE_CHECKING:
     from .conf import (
         is_recordable,
-        is_recordable_if_successful,
-        is_recordable_unless_conflict,
         is_recordable_unless_invalid,
     )
     from .identity.scope import Scope
@@ -76,8 +74,6 @@ __all__ = [
     "hold",
     "idempotent",
     "is_recordable",
-    "is_recordable_if_successful",
-    "is_recordable_unless_conflict",
     "is_recordable_unless_invalid",
     "require_claim",
 ]

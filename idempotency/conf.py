@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import cache
-from http import HTTPStatus
 from typing import Any
 
 from django.apps import apps
@@ -48,16 +47,6 @@ def is_recordable_unless_invalid(status: int) -> bool:
     payload needs another key.
     """
     return is_recordable(status) and status not in INVALID_STATUSES
-
-
-def is_recordable_unless_conflict(status: int) -> bool:
-    """For ``recordable``: the default without 409, for a handler that returns 409 if the client should try again."""
-    return is_recordable(status) and status != HTTPStatus.CONFLICT
-
-
-def is_recordable_if_successful(status: int) -> bool:
-    """For ``recordable``: 2xx only, for webhook senders, which deliver again after any other status."""
-    return 200 <= status < 300
 
 
 def require_app(name: str) -> None:
