@@ -28,7 +28,14 @@ DECLARED = {
 DEVIATES = {"ietf": {"key: bare"}, "stripe": set(), "acp": {"other-path"}}
 #: Cases that need an option, or that don't apply: the sample project never answers 429 or 503, and keys have at most
 #: 255 characters of visible ASCII.
-NOT_JUDGED = {"throttled", "unavailable", "similar-keys: blanks", "similar-keys: a blank at the end"}
+NOT_JUDGED = {
+    "another-instance: chunked",  # WSGI doesn't specify how to read it
+    "another-credential",
+    "throttled",
+    "unavailable",
+    "similar-keys: blanks",
+    "similar-keys: a blank at the end",
+}
 NOT_JUDGED |= STRUCK | {"similar-keys: character 300"}
 
 
@@ -82,6 +89,7 @@ def test_the_sample_project_conforms_to_the_profile(profile, prepared, tmp_path)
             crashing_body=body % (100, "broken", "card"),
             fields=("Content-Type: application/json", prepared.tokens["alice"]),
             other_account=prepared.tokens["bob"],
+            same_account=None,
             throttled_body=None,
             unavailable_body=None,
             timeout=30.0,

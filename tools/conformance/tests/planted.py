@@ -62,6 +62,8 @@ class Server(ThreadingHTTPServer):
         self.awaited = 0
         #: Whether a fault that depends on the connection strikes the next request.
         self.strikes_next = False
+        #: Whether the struck request is answered only when its client is gone.
+        self.waits_for_the_cut = False
         self.cached = {}
         self.counts = 0
         with self.transaction() as database:
@@ -150,6 +152,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.is_struck, self.server.strikes_next = self.server.strikes_next, False
+        if self.headers["Transfer-Encoding"] == "chunked":
+            self.unread = 0
+            self._protect(self._key(), self._chunks())
+            return
         length = int(self.headers["Content-Length"])
         if self.has("one-account") and self.headers["Authorization"] == "bob":
             self.close_connection = True
@@ -179,6 +185,14 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._protect(key, body)
 
+    def _chunks(self):
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
     def _key(self):
         """The key, if it is sent once and well-formed."""
         values = self.headers.get_all("Idempotency-Key") or []
@@ -202,7 +216,7 @@ class Handler(BaseHTTPRequestHandler):
         return key.rstrip() if self.has("strips") else key
 
     def _protect(self, key, body):
-        account = "" if self.has("key-alone") else self.headers.get("Authorization", "alice")
+        account = "" if self.has("key-alone") else self.headers.get("Authorization", "alice").partition("/")[0]
         path = "" if self.has("path-blind") or self.server.profile == "stripe" else self.path
         payload = body.decode() if self.has("order-matters") else json.dumps(_parsed(body), sort_keys=True)
         payload += self.headers["Idempotency-Key"] if self.has("fingerprints-the-key") else ""
@@ -216,6 +230,10 @@ class Handler(BaseHTTPRequestHandler):
             answer = self._distorted(answer)
         elif kind == "run":
             answer = self._run(body, scope, attempt)
+        if self.has("answers-late"):  # no fault: the effect is visible before the answer
+            self.server.hold()
+        if self.is_struck and self.server.waits_for_the_cut:
+            self._is_gone(ConnectionResetError)
         self.rfile.read(self.unread)  # of the fault "reads-half": an early answer would be another fault
         if self.has("one-answer"):  # like a cache that ignores accounts
             answer = self.server.cached.setdefault(key, answer)
@@ -278,7 +296,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.has("effect-before-record"):
             with self.server.transaction() as database:
                 database.execute(effect, (scope,))
-        self.server.hold()
+        if not self.has("answers-late"):
+            self.server.hold()
         outcome = _parsed(body).get("outcome", 201)
         answer = self._answer(outcome)
         busy = _parsed(body).get("busy")

@@ -18,7 +18,7 @@ from .planted import PATIENCE, Server
 BODY = '{"amount": 1, "order": "{unique}"}'
 
 #: Cases of two requests of which one must arrive while the other one runs.
-PAIRS = {"in-progress", "retry-after", "other-payload-in-flight", "other-account-in-flight"}
+PAIRS = {"two-keys", "in-progress", "retry-after", "other-payload-in-flight", "other-account-in-flight"}
 #: Cases in which a connection is cut or delivers its request in pieces.
 CONNECTIONS = {"cut-after-the-end", "half-closed", "in-pieces"}
 
@@ -53,6 +53,7 @@ def target_at(server, **options):
         other_url=f"{server}/refunds",
         fields=("Content-Type: application/json", "Authorization: alice"),
         other_account="Authorization: bob",
+        same_account="Authorization: alice/2",
         count_url=f"{server}/count",
         duplicates=(2, 20),
         timeout=PATIENCE,

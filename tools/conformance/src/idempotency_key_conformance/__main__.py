@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .judging import Result, Verdict, judge
+from .judging import Result, Verdict
 from .preflight import UnjudgeableError, prepare
 from .profiles import DECLARABLE, PROFILES, declare
 from .reports import Report, printable
-from .suite import all_cases
+from .suite import run
 from .target import Target
 
 COMMANDS = ("kill", "restart", "freeze", "thaw")
@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--other-url", help="another protected operation that accepts the same body")
     add("--header", action="append", default=[], help="Name: value, sent with each request; overrides a default")
     add("--other-account", metavar="HEADER", help="another account's header; replaces the --header of the same name")
+    add("--same-account", metavar="HEADER", help="another credential of the same account, as a header")
     add("--count-url", help="a URL that shows the number of effects, possibly among other numbers")
     add("--count-command", help="a command that prints the number of effects")
     add(
@@ -99,13 +100,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnjudgeableError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    results = [_strictly(judge(case, trial), options.strict) for case in all_cases(trial, options.only)]
+    results = []
+    for left, judged in run(trial, options.only):
+        result = _strictly(judged, options.strict)
+        results.append(result)
+        _show_progress(result, left)
     report = Report(
         results=results,
         profile=profile,
         url=target.url,
         declared=options.declare,
         counted="by the counter" if target.is_counted else "no counter: results are compared by their bodies",
+        shed=trial.shed,
         command=printable(arguments),
         began=began,
     )
@@ -117,6 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {result.verdict for result in results} <= {Verdict.NOT_JUDGED}:
         return 2
     return 1 if report.has_failed else 0
+
+
+def _show_progress(result: Result, left: int) -> None:
+    """Write one line for each case to stderr. On a terminal, a line replaces the one before."""
+    line = f"{result.verdict.value:10}  {result.case.name}, {left} left"
+    sys.stderr.write(f"\r\033[K{line if left else ''}" if sys.stderr.isatty() else f"{line}\n")
+    sys.stderr.flush()
 
 
 def _strictly(result: Result, is_strict: bool) -> Result:

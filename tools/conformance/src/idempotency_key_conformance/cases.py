@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from email.utils import parsedate_to_datetime
 from functools import partial
 
-from .judging import Case, HarmError, Trial, ViolationError
+from .judging import DIFFERS, Case, Trial
 from .profiles import PROMISE, SUITE, Expected, Level, Rule
-from .target import NotJudgedError, Operation
+from .target import NO_END, SHED, HarmError, NotJudgedError, Operation, ViolationError, together
 from .wire import Answer
 
 #: The longest acceptable Retry-After for a duplicate of a running request, in seconds.
@@ -18,6 +19,10 @@ _RETRY_AFTER = Rule(Level.SHOULD, f"{SUITE}: a refusal states when to retry, wit
 _RECORDED = Rule(Level.MUST, f"{SUITE}: retries end with a result")
 #: When a duplicate of a running request is sent, as fractions of the operation's duration.
 LATE = (0.25, 0.5, 0.75, 0.9)
+#: How often a case is tried that needs requests to meet.
+TRIES = 3
+#: How many keys are used between a request and its retry, how many of them at once, and how many in the case ``load``.
+BETWEEN, BATCH, LOAD = 100, 10, 50
 
 
 def _sequential(trial: Trial) -> str:
@@ -64,19 +69,35 @@ def all_answers(answers: list[Answer | Exception]) -> list[Answer]:
     found = [answer for answer in answers if isinstance(answer, Answer)]
     if len(found) < len(answers):
         error = next(answer for answer in answers if isinstance(answer, Exception))
-        raise ViolationError(f"{len(answers) - len(found)} of {len(answers)} requests got no answer: {error!r}")
+        missing = f"{len(answers) - len(found)} of {len(answers)} requests got no answer: {error!r}"
+        raise ViolationError(missing, "a request without an answer")
     return found
 
 
-def _together(operation: Operation, count: int) -> list[Answer]:
-    """Send duplicates at once and return their answers.
+#: Sends requests at once. Returns their operation, and the answers and whether the requests overlapped.
+Sender = Callable[[], tuple[Operation, tuple[list[Answer | Exception], bool]]]
 
-    :raises NotJudgedError: one was answered before the last was sent.
+
+def meeting(trial: Trial, count: int, send: Sender) -> tuple[Operation, list[Answer]]:
+    """Send requests at once, and again for another operation if a rate limit let too few of them meet.
+
+    :param count: how many must not be shed.
+    :returns: the operation, and the answers to the requests that were not shed.
+    :raises NotJudgedError: one was answered before the last was sent, or too many were shed.
     """
-    answers, overlapped = operation.together([operation.request()] * count)
-    if not overlapped:
-        raise NotJudgedError("the operation is too fast: a duplicate was answered before the last one was sent")
-    return all_answers(answers)
+    found: list[Answer] = []
+    kept: list[Answer] = []
+    for _ in range(TRIES):
+        operation, (answers, overlapped) = send()
+        found = all_answers(answers)
+        kept = [answer for answer in found if not operation.is_shed(answer)]
+        if len(kept) >= count:
+            if not overlapped:
+                raise NotJudgedError("the operation is too fast: a request was answered before the last one was sent")
+            return operation, kept
+        waits = [answer.retry_after or 0.0 for answer in found if answer not in kept]
+        time.sleep(min(max(waits), trial.target.patience))  # as the server demands
+    raise NotJudgedError(f"the server shed {len(found) - len(kept)} of {len(found)} requests that were sent at once")
 
 
 def _require_one_result(trial: Trial, operation: Operation, answers: list[Answer]) -> str:
@@ -84,15 +105,27 @@ def _require_one_result(trial: Trial, operation: Operation, answers: list[Answer
     last = trial.require_settled(operation)
     trial.require_effects(operation, 1)
     waiting = [answer for answer in answers if answer.status == trial.profile.in_progress.status]
+    if len(results := {(answer.status, answer.body) for answer in answers if trial.profile.is_result(answer)}) > 1:
+        raise HarmError(f"simultaneous requests got {len(results)} different successes", "a success without the result")
     for answer in answers:
         if answer not in waiting:
             trial.require_replay(answer, last)
-    return f"{len(answers) - len(waiting)} got the result, {len(waiting)} got {trial.profile.in_progress.status}"
+    shed = f", {operation.shed} shed" if operation.shed else ""
+    return f"{len(answers) - len(waiting)} got the result, {len(waiting)} got {trial.profile.in_progress.status}{shed}"
+
+
+def _duplicates(trial: Trial, count: int) -> tuple[Operation, list[Answer]]:
+    """Send duplicates at once. At least two are not shed."""
+
+    def send() -> tuple[Operation, tuple[list[Answer | Exception], bool]]:
+        operation = trial.counted()
+        return operation, operation.together([operation.request()] * count)
+
+    return meeting(trial, 2, send)
 
 
 def _concurrent(count: int, trial: Trial) -> str:
-    operation = trial.counted()
-    return f"1 effect; {_require_one_result(trial, operation, _together(operation, count))}"
+    return f"1 effect; {_require_one_result(trial, *_duplicates(trial, count))}"
 
 
 def _late_duplicates(trial: Trial) -> str:
@@ -110,7 +143,9 @@ def _late_duplicates(trial: Trial) -> str:
         answers = [connection.attempt() for connection in connections]
     for answer in answers:
         operation.note(answer)
-    seen = _require_one_result(trial, operation, all_answers(answers))
+    kept = [answer for answer in all_answers(answers) if not operation.is_shed(answer)]
+    operation.shed += len(answers) - len(kept)
+    seen = _require_one_result(trial, operation, kept)
     if len(connections) == 1:
         raise NotJudgedError("the operation is too fast: it was answered before a duplicate was sent")
     return f"1 effect, {len(connections) - 1} duplicates while it ran; {seen}"
@@ -118,7 +153,7 @@ def _late_duplicates(trial: Trial) -> str:
 
 def _refused_in_progress(trial: Trial) -> list[Answer]:
     """Send two duplicates at once and return the refused ones. Empty if the second waited for the result."""
-    answers = _together(trial.operation(), 2)
+    _, answers = _duplicates(trial, 2)
     if not any(trial.profile.is_result(answer) for answer in answers):
         raise NotJudgedError(f"neither of two duplicates succeeded: {answers[0]}")
     return [answer for answer in answers if not trial.profile.is_result(answer)]
@@ -157,6 +192,7 @@ def _is_repeated(trial: Trial, body: str, operation: Operation, first: Answer, r
     if (retry.status, retry.body) != (first.status, first.body):
         return False
     other = trial.operation(body, unique=operation.unique)
+    other.fails_with = operation.fails_with
     answer = other.send()
     if (answer.status, other.blank(answer)) == (first.status, operation.blank(first)):
         raise NotJudgedError("two executions have the same answer, so a replay looks like an execution")
@@ -166,16 +202,22 @@ def _is_repeated(trial: Trial, body: str, operation: Operation, first: Answer, r
 def _error(option: str, statuses: range, expected: Expected, trial: Trial) -> str:
     body = trial.option(option)
     operation = trial.counted(body)
+    # The operation itself may have an effect and fail, and its 429 or 503 is no rate limit.
+    operation.fails_with = frozenset(statuses) - (frozenset({429}) if len(statuses) > 1 else frozenset())
     first = operation.send()
     if first.status not in statuses:
         raise NotJudgedError(f"--{option.replace('_', '-')} was answered with {first}")
-    retry = operation.settle(also=()) if first.status != trial.profile.in_progress.status else operation.send()
+    retry = (
+        operation.settle(also=SHED - operation.fails_with)
+        if first.status != trial.profile.in_progress.status
+        else operation.send()
+    )
     if retry is not None and trial.profile.is_unknown(retry):
         return f"{first.status}, and the outcome is unknown, as declared: {retry.status}"
     if retry is None or retry.status == trial.profile.in_progress.status != first.status:
-        raise HarmError(f"retries for {trial.target.patience:g} s ended with {retry or 'no answer'}")
+        raise HarmError(f"retries for {trial.target.patience:g} s ended with {retry or 'no answer'}", NO_END)
     if retry.status not in statuses and not trial.profile.is_result(retry):
-        raise ViolationError(f"the first answer was {first}, and the retry's was {retry}")
+        raise ViolationError(f"the first answer was {first}, and the retry's was {retry}", DIFFERS)
     if expected is Expected.UNSPECIFIED:
         return f"{first.status}, then {retry.status}; the profile doesn't specify whether it is recorded"
     is_repeated = _is_repeated(trial, body, operation, first, retry)
@@ -189,11 +231,57 @@ def _error(option: str, statuses: range, expected: Expected, trial: Trial) -> st
     return f"{retry.status}, recorded"
 
 
+def _two_keys(trial: Trial) -> str:
+    operations: list[Operation] = []
+
+    def send() -> tuple[Operation, tuple[list[Answer | Exception], bool]]:
+        operations[:] = [trial.operation(), trial.operation()]
+        return operations[0], together([(operation, operation.request()) for operation in operations])
+
+    _, answers = meeting(trial, 2, send)
+    for operation, answer in zip(operations, answers, strict=True):
+        if answer.status == trial.profile.in_progress.status:
+            raise ViolationError(
+                f"a key was refused while another key's request ran: {answer}", "keys block each other"
+            )
+        trial.require_settled(operation)
+    return "2 keys, 2 results"
+
+
+def _others(trial: Trial, count: int) -> list[tuple[Operation, Answer]]:
+    """Send operations with different keys at once, retry each until it has a result, and return these."""
+    operations = [trial.operation() for _ in range(count)]
+    together([(operation, operation.request()) for operation in operations])
+    return [(operation, trial.require_settled(operation)) for operation in operations]
+
+
+def _hundred_keys_between(trial: Trial) -> str:
+    operation = trial.counted()
+    first = operation.first()
+    for _ in range(BETWEEN // BATCH):
+        _others(trial, BATCH)
+    trial.require_replay(operation.send(), first)
+    return f"replayed after {BETWEEN} others"
+
+
+def _load(trial: Trial) -> str:
+    settled = _others(trial, LOAD)
+    answers, _ = together([(operation, operation.request()) for operation, _ in settled])
+    for (operation, first), answer in zip(settled, answers, strict=True):
+        last = operation.settle() if not isinstance(answer, Answer) or not trial.profile.is_result(answer) else answer
+        trial.require_replay(trial.require_result(last), first)
+    return f"{LOAD} keys at once, and again: each got its own result"
+
+
 def _remembered(trial: Trial) -> str:
     if (oldest := trial.oldest) is None or trial.target.ttl is not None:
         raise NotJudgedError("with --ttl, the case expiry judges it")
     [(request, [first, *_])] = oldest.answers.items()
-    trial.require_replay(oldest.send(request), first)
+    oldest.start_counting()
+    retry = oldest.send(request)
+    if trial.target.is_counted:
+        trial.require_effects(oldest, 0)
+    trial.require_replay(retry, first)
     return "the first operation of this run is still replayed"
 
 
@@ -203,7 +291,7 @@ def _late_effects(trial: Trial) -> str:
         raise NotJudgedError("the run began without a count")
     late = trial.target.effects() - trial.began_with - trial.seen_effects
     if late:
-        raise HarmError(f"{late} effects occurred after the case of their request was over")
+        raise HarmError(f"{late} effects occurred after the case of their request was over", "a late effect")
     return f"{trial.seen_effects} effects, each counted in its case"
 
 
@@ -228,6 +316,9 @@ def retry_cases(trial: Trial) -> list[Case]:
         ),
         Case("late-duplicates", "Late duplicates of a running request have no effect.", PROMISE, _late_duplicates),
         Case("in-progress", "A duplicate waits, or is refused while the first request runs.", PROMISE, _in_progress),
+        Case("two-keys", "Two keys of one account don't block each other.", PROMISE, _two_keys),
+        Case("load", "Many keys at once get their own results, and again in their retries.", PROMISE, _load),
+        Case("hundred-keys-between", "A key is remembered while others are used.", PROMISE, _hundred_keys_between),
         Case("retry-after", "The refusal of a duplicate states when to retry.", _RETRY_AFTER, _retry_after),
         *(
             Case(name, proves, _RECORDED, partial(_error, option, statuses, expected))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .cases import all_answers
-from .judging import Case, HarmError, Trial, ViolationError
+from .cases import TRIES, all_answers
+from .judging import Case, Trial
 from .profiles import PROMISE
-from .target import NotJudgedError, Operation
+from .target import HarmError, NotJudgedError, Operation, ViolationError
 from .wire import Answer
 
 #: How long to wait for a premature answer after each piece, in seconds.
@@ -16,12 +16,16 @@ def _half_close(trial: Trial, data: bytes, operation: Operation) -> Answer | Exc
     """Send ``data``, close the sending direction, and return the server's answer."""
     if trial.target.url.startswith("https:"):
         raise NotJudgedError("a TLS connection can't be closed in one direction")
-    with operation.connect() as connection:
-        connection.send(data)
-        connection.half_close()
-        answer = connection.attempt()
-    operation.note(answer)
-    return answer
+
+    def attempt() -> Answer | Exception:
+        with operation.connect() as connection:
+            connection.send(data)
+            connection.half_close()
+            answer = connection.attempt()
+        operation.note(answer)
+        return answer
+
+    return operation.unless_shed(attempt)
 
 
 def _cut_before_the_end(trial: Trial) -> str:
@@ -29,7 +33,7 @@ def _cut_before_the_end(trial: Trial) -> str:
     request = operation.request()
     answer = _half_close(trial, (request.head + request.body)[:-1], operation)
     if operation.effects() or (isinstance(answer, Answer) and answer.succeeded):
-        raise HarmError(f"an incomplete request was taken for a whole one: {answer}")
+        raise HarmError(f"an incomplete request was taken for a whole one: {answer}", "an incomplete request is run")
     trial.require_settled(operation)
     trial.require_effects(operation, 1)
     return "1 effect, from the retry"
@@ -37,12 +41,21 @@ def _cut_before_the_end(trial: Trial) -> str:
 
 def _cut_after_the_end(trial: Trial) -> str:
     trial.require_counter()
-    operation = trial.counted()
-    with operation.connect() as connection:
-        connection.send_all()
-        connection.reset()
-    trial.require_one_effect(operation, trial.require_settled(operation))
-    return "1 effect, replayed"
+    for _ in range(TRIES):
+        takes = trial.seconds_of_an_operation()
+        operation = trial.counted()
+        with operation.connect() as connection:
+            connection.send_all()
+            # The server has read the request by then, and a reset doesn't discard it.
+            is_late = connection.is_answered(within=takes / 2)
+            if is_late:
+                operation.note(connection.attempt())
+            else:
+                connection.reset()
+        trial.require_one_effect(operation, trial.require_settled(operation))
+        if not is_late:
+            return "1 effect, replayed"
+    raise NotJudgedError(f"{TRIES} times, the operation was answered before the connection was cut")
 
 
 def _half_closed(trial: Trial) -> str:
@@ -59,15 +72,23 @@ def _in_pieces(trial: Trial) -> str:
     operation = trial.counted()
     request = operation.request()
     half = len(request.body) // 2
-    with operation.connect(request) as connection:
-        for piece in (request.head, request.body[:half]):
-            connection.send(piece)
-            if connection.is_answered(within=EARLY):
-                raise ViolationError(f"it was answered before it was complete: {connection.attempt()}")
-        connection.send(request.body[half:])
-        answer = connection.attempt()
-    operation.note(answer)
-    return _answered_once(trial, operation, answer)
+
+    def attempt() -> Answer | Exception:
+        with operation.connect(request) as connection:
+            for piece in (request.head, request.body[:half]):
+                connection.send(piece)
+                if connection.is_answered(within=EARLY):
+                    answer = connection.attempt()
+                    operation.note(answer)
+                    if operation.is_shed(answer):
+                        return answer
+                    raise ViolationError(f"it was answered before it was complete: {answer}")
+            connection.send(request.body[half:])
+            answer = connection.attempt()
+        operation.note(answer)
+        return answer
+
+    return _answered_once(trial, operation, operation.unless_shed(attempt))
 
 
 def _answered_once(trial: Trial, operation: Operation, answer: Answer | Exception) -> str:

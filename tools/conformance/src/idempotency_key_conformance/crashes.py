@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 
-from .judging import Case, HarmError, Trial
+from .cases import TRIES
+from .judging import Case, Trial
 from .profiles import PROMISE, SUITE, Level, Rule
-from .target import NotJudgedError, Operation
-from .wire import Answer, Connection
+from .target import HarmError, NotJudgedError, Operation
+from .wire import WIRE_ERRORS, Answer, Connection, exchange
 
 #: An upper bound for the difference between two clocks, in seconds.
 MARGIN = 0.5
@@ -19,8 +20,6 @@ MARGIN = 0.5
 ALMOST = 0.75
 #: Seconds between two readings of the counter, until it shows the effect after which the server is killed.
 POLL = 0.005
-#: How many attempts a kill has to hit a running request.
-TRIES = 3
 #: When the server is killed, as fractions of the operation's duration.
 MOMENTS = {"early": 0.1, "while-it-runs": 1 / 3, "late": 0.8}
 _RETENTION = Rule(Level.MUST, f"{SUITE}: the retention is as documented")
@@ -41,6 +40,7 @@ def _running(trial: Trial, operation: Operation, part: float) -> Iterator[Connec
     with operation.connect() as connection:
         connection.send_all()
         if connection.is_answered(within=part * takes):
+            operation.note(connection.attempt())
             raise _MissedError("it was answered before it could be struck")
         yield connection
 
@@ -77,8 +77,17 @@ def _restarted(trial: Trial) -> str:
     trial.target.require_commands("kill", "restart")
     operation = trial.counted()
     first = operation.first()
+    request = operation.request()
     with _killed_server(trial):
-        pass
+        operation.note_sent(request)
+        try:
+            answer = exchange(request, trial.target.timeout)
+        except WIRE_ERRORS:
+            pass  # it is down
+        else:
+            operation.note(answer, request)
+            if answer.status < 500:
+                raise NotJudgedError(f"the server still answers after --kill: {answer}")
     return _recovered(trial, operation, [first])
 
 
@@ -103,14 +112,19 @@ def _killed(part: float, trial: Trial) -> str:
 def _killed_after_the_effect(trial: Trial) -> str:
     trial.require_counter()
     trial.target.require_commands("kill", "restart")
-    operation = trial.counted()
-    with operation.connect() as connection:
-        connection.send_all()
-        any(connection.is_answered(within=POLL) or operation.effects() for _ in count())  # wait for either
-        with _killed_server(trial):
-            answer = connection.attempt()
-    operation.note(answer)
-    return _recovered(trial, operation, _results(trial, answer))
+    for _ in range(TRIES):
+        operation = trial.counted()
+        with operation.connect() as connection:
+            connection.send_all()
+            any(connection.is_answered(within=POLL) or operation.effects() for _ in count())  # wait for either
+            with _killed_server(trial):
+                answer = connection.attempt()
+        operation.note(answer)
+        results = _results(trial, answer)
+        seen = _recovered(trial, operation, results)
+        if not results:
+            return seen
+    raise NotJudgedError(f"{TRIES} times, the operation was answered before the kill struck")
 
 
 def _frozen(trial: Trial) -> str:

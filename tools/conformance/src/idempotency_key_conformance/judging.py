@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import permutations
+from itertools import product
 
 from .leaks import Leaks
 from .profiles import PROMISE, Level, Profile, Refusal, Rule
-from .target import NotJudgedError, Operation, Target
+from .target import (
+    ANOTHERS_RESULT,
+    BROKEN,
+    NO_EFFECT,
+    NO_END,
+    SECOND_EFFECT,
+    HarmError,
+    NotJudgedError,
+    Operation,
+    Target,
+    ViolationError,
+)
 from .wire import WIRE_ERRORS, Answer, Request
 
 #: Header fields that describe the result. Others, such as ``Date``, may differ between responses.
 DESCRIBING = ("Content-Type", "Content-Language", "Content-Encoding", "Location", "ETag", "Link")
+
+
+#: The cause of a replay that is not equal to the first answer.
+DIFFERS = "a retry with a different answer"
 
 
 class Verdict(Enum):
@@ -23,18 +38,6 @@ class Verdict(Enum):
     DEVIATES = "deviates"
     FAILED = "failed"
     NOT_JUDGED = "not judged"
-
-
-class ViolationError(Exception):
-    """The server breaks the rule of the case. The message describes how."""
-
-
-class HarmError(ViolationError):
-    """A client is harmed, which is a failure even if the rule of the case is a SHOULD.
-
-    There was a second effect; a success was reported for an operation that didn't run; a result was shown to the wrong
-    request; retries never end; or the server failed where it had to refuse.
-    """
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Result:
     verdict: Verdict
     detail: str
     seconds: float
+    #: What this case has in common with others: a cause of failures, or a reason not to judge.
+    cause: str = ""
 
 
 class Trial:
@@ -73,6 +78,8 @@ class Trial:
         #: The number of effects before the first case, and the number counted in the cases.
         self.began_with: int | None = None
         self.seen_effects: int = 0
+        #: How many requests were shed so far.
+        self.shed: int = 0
         #: The first operation of the run.
         self.oldest: Operation | None = None
 
@@ -103,25 +110,32 @@ class Trial:
             raise NotJudgedError("an effect whose answer is lost shows only in a counter: --count-url, --count-command")
 
     def require_effects(self, operation: Operation, expected: int) -> None:
-        if (effects := operation.effects()) != expected:
-            raise (HarmError if effects > expected else ViolationError)(f"{effects} effects instead of {expected}")
+        if (effects := operation.effects()) > expected:
+            raise HarmError(f"{effects} effects instead of {expected}", SECOND_EFFECT)
+        if effects < expected:
+            raise ViolationError(f"{effects} effects instead of {expected}", NO_EFFECT)
 
     def require_replay(self, replay: Answer, first: Answer) -> None:
         """Require the same status, the same bytes as body, and the same header fields in ``DESCRIBING``."""
         if replay.status != first.status:
-            raise ViolationError(f"the first answer was {first}, and the retry's was {replay}")
+            raise ViolationError(f"the first answer was {first}, and the retry's was {replay}", DIFFERS)
         if replay.body != first.body:
-            raise ViolationError(f"the retry's body differs: {first} and {replay}")
+            raise ViolationError(f"the retry's body differs: {first} and {replay}", DIFFERS)
         for name in DESCRIBING:
             if replay.field(name) != first.field(name):
-                raise ViolationError(f"{name} was {first.field(name)!r}, and is {replay.field(name)!r} in the retry")
+                seen = f"{name} was {first.field(name)!r}, and is {replay.field(name)!r} in the retry"
+                raise ViolationError(seen, DIFFERS)
 
     def require_refusal(self, answer: Answer, refusal: Refusal) -> str:
         if answer.status != refusal.status:
-            is_harm = answer.succeeded or answer.status >= 500
-            raise (HarmError if is_harm else ViolationError)(f"expected {refusal.status}, got {answer}")
+            if answer.succeeded or answer.status >= 500:
+                cause = BROKEN if answer.status >= 500 else None
+                raise HarmError(f"expected {refusal.status}, got {answer}", cause)
+            raise ViolationError(
+                f"expected {refusal.status}, got {answer}", f"{answer.status} instead of {refusal.status}"
+            )
         if complaint := self.profile.complaint(answer, refusal):
-            raise ViolationError(f"{answer}: {complaint}")
+            raise ViolationError(f"{answer}: {complaint}", complaint)
         return f"{answer.status}"
 
     def require_settled(self, operation: Operation) -> Answer:
@@ -131,7 +145,7 @@ class Trial:
     def require_result(self, last: Answer | None) -> Answer:
         """Require that the last answer to retries is a result."""
         if last is None or not self.profile.is_result(last):
-            raise HarmError(f"retries for {self.target.patience:g} s ended with {last or 'no answer'}")
+            raise HarmError(f"retries for {self.target.patience:g} s ended with {last or 'no answer'}", NO_END)
         return last
 
     def require_one_effect(self, operation: Operation, settled: Answer, first: Answer | None = None) -> None:
@@ -142,9 +156,9 @@ class Trial:
     def seconds_of_an_operation(self) -> float:
         """Measure an operation. An operation before it is not measured, because a restart may slow it down."""
         self.operation().first()
-        started = time.monotonic()
-        self.operation().first()
-        return time.monotonic() - started
+        operation = self.operation()
+        operation.first()
+        return operation.took
 
     def begin(self) -> None:
         """Begin a case."""
@@ -156,42 +170,61 @@ class Trial:
 
         :raises HarmError: one is broken.
         """
-        sent = [(operation, request) for operation in self.operations for request in operation.answers]
-        succeeded = [(operation, request) for operation in self.operations for request in operation.results()]
+        operations = [each for operation in self.operations for each in (operation, *operation.controls)]
+        self.shed += sum(operation.shed for operation in operations)
+        sent = [(operation, request) for operation in operations for request in operation.answers]
+        results = {
+            (operation, request): found for operation in operations for request, found in operation.results().items()
+        }
         if self._before is not None:
             effects = self.target.effects() - self._before
             self.seen_effects += effects
-            if effects > len(sent):
-                raise HarmError(f"{effects} effects of {len(sent)} requests, not counting retries")
-            if effects < len(succeeded):
-                raise HarmError(f"{len(succeeded)} requests got a success, and {effects} had an effect")
-        for (owner, request), (other, another) in permutations(sent, 2):
-            for result in set(owner.results().get(request, [])):
-                for answer in other.answers[another]:
+            allowed = sum(operation.may_have_run(request) for operation, request in sent)
+            if effects > allowed:
+                refused = f" and {len(sent) - allowed} refused ones" if allowed < len(sent) else ""
+                raise HarmError(
+                    f"{effects} effects of {allowed} requests{refused}, not counting retries", SECOND_EFFECT
+                )
+            if effects < len(results):
+                raise HarmError(f"{len(results)} requests got a success, and {effects} had an effect", NO_EFFECT)
+        for ((owner, request), found), (other, another) in product(results.items(), sent):
+            if (owner, request) != (other, another):
+                for result, answer in product(set(found), set(other.answers[another])):
                     self._require_no_leak(result, answer, other, another)
-        for operation, request in succeeded:
-            self.leaks.learn(operation.results()[request][0])
+        for found in results.values():
+            self.leaks.learn(found[0])
 
     def _require_no_leak(self, result: Answer, answer: Answer, receiver: Operation, request: Request) -> None:
         """Require that an answer to another request discloses nothing of a result."""
         if not receiver.profile.is_result(answer):
             if shown := self.leaks.shown(result, answer, request):
-                raise HarmError(f"a refusal shows {shown} of another request's result: {answer}")
-        elif self.results_differ and (answer.body == result.body or self.leaks.is_same_place(result, answer)):
-            raise HarmError(f"a request was answered with another one's result: {answer}")
+                raise HarmError(f"a refusal shows {shown} of another request's result: {answer}", ANOTHERS_RESULT)
+        elif self.results_differ and (answer.body == result.body != b"" or self.leaks.is_same_place(result, answer)):
+            raise HarmError(f"a request was answered with another one's result: {answer}", ANOTHERS_RESULT)
 
 
-def _verdict(check: Callable[[], object], rule: Rule) -> tuple[Verdict, Rule, str]:
+@dataclass(frozen=True)
+class _Finding:
+    verdict: Verdict
+    rule: Rule
+    detail: str
+    cause: str = ""
+
+
+def _found(check: Callable[[], object], rule: Rule, profile: Profile) -> _Finding:
     try:
-        return Verdict.PASSED, rule, str(check())
+        return _Finding(Verdict.PASSED, rule, str(check()))
     except NotJudgedError as error:
-        return Verdict.NOT_JUDGED, rule, str(error)
+        return _Finding(Verdict.NOT_JUDGED, rule, str(error), str(error))
     except HarmError as error:
-        return Verdict.FAILED, rule if rule.level is Level.MUST else PROMISE, str(error)
+        return _Finding(Verdict.FAILED, rule if rule.level is Level.MUST else PROMISE, str(error), error.cause)
     except ViolationError as error:
-        return (Verdict.FAILED if rule.level is Level.MUST else Verdict.DEVIATES), rule, str(error)
+        if error.cause == DIFFERS:  # whichever case finds it
+            rule = profile.rules.get("replay-is-equal", PROMISE)
+        verdict = Verdict.FAILED if rule.level is Level.MUST else Verdict.DEVIATES
+        return _Finding(verdict, rule, str(error), error.cause)
     except WIRE_ERRORS as error:
-        return Verdict.NOT_JUDGED, rule, f"the connection failed: {error!r}"
+        return _Finding(Verdict.NOT_JUDGED, rule, f"the connection failed: {error!r}", "the connection failed")
 
 
 def judge(case: Case, trial: Trial) -> Result:
@@ -202,13 +235,13 @@ def judge(case: Case, trial: Trial) -> Result:
         trial.begin()
         return case.judge(trial)
 
-    judged = _verdict(run, rule)
-    audited = _verdict(trial.audit, PROMISE)
-    if audited[0] is Verdict.NOT_JUDGED:
+    judged = _found(run, rule, trial.profile)
+    audited = _found(trial.audit, PROMISE, trial.profile)
+    if audited.verdict is Verdict.NOT_JUDGED:
         trial.began_with = None  # effects of this case may be missing from the count
-    if Verdict.FAILED is judged[0] is audited[0]:
-        judged = (*judged[:2], f"{judged[2]}; {audited[2]}")
+    if Verdict.FAILED is judged.verdict is audited.verdict:
+        judged = replace(judged, detail=f"{judged.detail}; {audited.detail}", cause=audited.cause)
     # Harm found by the audit, or an audit that could not be made, overrides a better verdict of the case.
     weight = [Verdict.PASSED, Verdict.NOT_JUDGED, Verdict.DEVIATES, Verdict.FAILED]
-    worst = max(judged, audited, key=lambda found: weight.index(found[0]))
-    return Result(case, worst[1], worst[0], worst[2], time.monotonic() - started)
+    worst = max(judged, audited, key=lambda found: weight.index(found.verdict))
+    return Result(case, worst.rule, worst.verdict, worst.detail, time.monotonic() - started, worst.cause)

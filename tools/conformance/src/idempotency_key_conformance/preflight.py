@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from .judging import Trial
 from .profiles import Profile
-from .target import NotJudgedError, Operation, Target
-from .wire import WIRE_ERRORS, Answer, exchange, exchange_together
+from .target import SHED_PAUSE, SHED_TRIES, HarmError, NotJudgedError, Operation, Target, together
+from .wire import Answer
 
 
 class UnjudgeableError(Exception):
@@ -15,16 +16,14 @@ class UnjudgeableError(Exception):
 
 
 def _succeed(operation: Operation) -> Answer:
-    request = operation.request()
     try:
-        answer = exchange(request, operation.target.timeout)
-    except (*WIRE_ERRORS, ValueError) as error:
-        raise UnjudgeableError(f"{operation.target.url} doesn't answer: {error!r}.") from error
+        answer = operation.send()
+    except (NotJudgedError, HarmError) as error:
+        raise UnjudgeableError(f"{error}.") from error
     if not answer.succeeded:
         raise UnjudgeableError(
             f"The operation answered {answer}, which is not a success. Check --url, --body, --header and --declare."
         )
-    operation.note(answer, request)
     return answer
 
 
@@ -57,13 +56,19 @@ def _do_results_differ(target: Target, profile: Profile) -> bool:
 
     They run at once, so that a timestamp alone is unlikely to make a difference.
     """
-    operations = [Operation(target, profile) for _ in range(2)]
-    answers, _ = exchange_together([operation.request() for operation in operations], target.timeout)
-    bodies = {
-        operation.blank(answer)
-        for operation, answer in zip(operations, answers, strict=True)
-        if isinstance(answer, Answer) and profile.is_result(answer)
-    }
+    bodies: set[bytes] = set()
+    for _ in range(SHED_TRIES):
+        operations = [Operation(target, profile) for _ in range(2)]
+        answers, _ = together([(operation, operation.request()) for operation in operations])
+        bodies = {
+            operation.blank(answer)
+            for operation, answer in zip(operations, answers, strict=True)
+            if isinstance(answer, Answer) and profile.is_result(answer)
+        }
+        if not any(operation.shed for operation in operations):
+            break
+        waits = [answer.retry_after or SHED_PAUSE for answer in answers if isinstance(answer, Answer)]
+        time.sleep(min(max(waits), target.patience))  # as the server demands
     return len(bodies) == 2
 
 

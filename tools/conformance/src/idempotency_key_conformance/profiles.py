@@ -201,6 +201,7 @@ IETF = Profile(
         "client-error": _should("draft section 2.6: success or an error"),
         "other-account": _should("draft section 5: a composite key"),
         "other-account-in-flight": _should("draft section 5: a composite key"),
+        "other-account-after-a-refusal": _should("draft section 5: a composite key"),
         "other-path": _should("draft section 5: a composite key"),
     },
 )
@@ -271,6 +272,7 @@ ACP = Profile(
         "missing-key": _acp("6.1"),
         "other-account": _acp("6.1"),
         "other-account-in-flight": _acp("6.1"),
+        "other-account-after-a-refusal": _acp("6.1"),
         "other-path": _acp("6.1"),
         "reordered-payload": _acp("6.2"),
         "replay-is-equal": _acp("6.3"),

@@ -18,18 +18,24 @@ from .profiles import Profile
 #: The order on the page: verdicts that need attention first.
 ORDER = (Verdict.FAILED, Verdict.DEVIATES, Verdict.NOT_JUDGED, Verdict.PASSED)
 #: Options whose values may hold a secret.
-_SECRET = ("--header", "--other-account")
+_SECRET = ("--header", "--other-account", "--same-account")
 
 STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto; max-width: 60rem; padding: 0 1rem; color: #1a1a1a; }
+:root { color-scheme: light dark; --text: #1a1a1a; --back: #fff; --quiet: #555; --line: #ddd;
+  --passed: #10672c; --failed: #b3141b; --deviates: #8a5300; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6e6e6; --back: #161616; --quiet: #a8a8a8; --line: #3a3a3a;
+  --passed: #6fd08c; --failed: #ff8a80; --deviates: #f0b35a; } }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto; max-width: 60rem; padding: 0 1rem;
+  color: var(--text); background: var(--back); }
 h1 { font-size: 1.3rem; overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: 1rem 0; }
-dt { color: #555; } dd { margin: 0; overflow-wrap: anywhere; min-width: 0; }
+dt { color: var(--quiet); } dd { margin: 0; overflow-wrap: anywhere; min-width: 0; }
 details { margin: 1rem 0; }
-section { border-top: 1px solid #ddd; padding: .6rem 0; overflow-wrap: anywhere; }
+section { border-top: 1px solid var(--line); padding: .6rem 0; overflow-wrap: anywhere; }
 h2 { font-size: 1rem; margin: 0; display: flex; justify-content: space-between; gap: 1rem; }
-h2 span { white-space: nowrap; } p { margin: .2rem 0; } small { color: #555; display: block; }
-.passed { color: #10672c; } .failed { color: #b3141b; } .deviates { color: #8a5300; } .not-judged { color: #555; }
+h2 span { white-space: nowrap; } p { margin: .2rem 0; } small { color: var(--quiet); display: block; }
+.passed { color: var(--passed); } .failed { color: var(--failed); } .deviates { color: var(--deviates); }
+.not-judged { color: var(--quiet); }
 @media (max-width: 30rem) { dl { display: block; } dd { margin-bottom: .4rem; } }
 """
 
@@ -58,6 +64,8 @@ class Report:
     declared: Sequence[str]
     #: How effects were counted.
     counted: str
+    #: How many requests a rate limit shed.
+    shed: int = 0
     command: str
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -71,6 +79,8 @@ class Report:
         yield "profile", f"{self.profile.name}, {self.profile.document}"
         yield "declared", ", ".join(self.declared) or "nothing"
         yield "effects", self.counted
+        if self.shed:
+            yield "shed", f"{self.shed} requests, by a rate limit or an overloaded server"
         yield "began", f"{self.began:%Y-%m-%d %H:%M:%S} UTC"
         yield "judged by", f"idempotency-key-conformance {__version__}, Python {sys.version.partition(' ')[0]}"
         yield "command", self.command
@@ -81,12 +91,22 @@ class Report:
         checked = len(self.results) - counts[Verdict.NOT_JUDGED]
         return f"checked {checked}: {', '.join(f'{counts[verdict]} {verdict.value}' for verdict in Verdict)}"
 
-    def as_text(self) -> str:
-        lines = [f"{name:10}  {value}" for name, value in self.facts()] + [""]
+    def findings(self) -> list[list[Result]]:
+        """The results by their cause, those first that need attention. Each passed case stands alone."""
+        groups: dict[tuple[Verdict, str], list[Result]] = {}
         for result in self.results:
-            lines.append(f"{result.verdict.value:10}  {result.case.name:33}  {result.detail}")
-            if result.verdict in (Verdict.FAILED, Verdict.DEVIATES):
-                lines.append(f"{'':10}  {'':33}  {result.rule.level.value}: {result.rule.source}")
+            groups.setdefault((result.verdict, result.cause or result.case.name), []).append(result)
+        return sorted(groups.values(), key=lambda group: ORDER.index(group[0].verdict))
+
+    def as_text(self) -> str:
+        """One line for each cause, which names the first case that found it; then the others."""
+        lines = [f"{name:10}  {value}" for name, value in self.facts()] + [""]
+        for first, *others in self.findings():
+            lines.append(f"{first.verdict.value:10}  {first.case.name:33}  {first.detail}")
+            if others:
+                lines.append(f"{'':10}  {'':33}  also: {_names(others)}")
+            if first.verdict in (Verdict.FAILED, Verdict.DEVIATES):
+                lines.append(f"{'':10}  {'':33}  {first.rule.level.value}: {first.rule.source}")
         return "\n".join([*lines, "", self.summary(), ""])
 
     def as_junit(self) -> str:
@@ -121,11 +141,12 @@ class Report:
     def as_html(self) -> str:
         facts = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>\n" for name, value in self.facts())
         cases = "".join(
-            f"<section><h2>{escape(result.case.name)}"
-            f"<span class='{result.verdict.value.replace(' ', '-')}'>{result.verdict.value}</span></h2>"
-            f"<p>{escape(result.detail)}</p><small>{escape(result.case.proves)} "
-            f"{result.rule.level.value}: {escape(result.rule.source)}</small></section>\n"
-            for result in sorted(self.results, key=lambda result: ORDER.index(result.verdict))
+            f"<section><h2>{escape(first.case.name)}"
+            f"<span class='{first.verdict.value.replace(' ', '-')}'>{first.verdict.value}</span></h2>"
+            f"<p>{escape(first.detail)}</p>{f'<p>Also: {escape(_names(others))}</p>' if others else ''}"
+            f"<small>{escape(first.case.proves)} "
+            f"{first.rule.level.value}: {escape(first.rule.source)}</small></section>\n"
+            for first, *others in self.findings()
         )
         title = f"Idempotency-Key conformance: {escape(self.url)}"
         how = f"Profile {self.profile.name}, declared {', '.join(self.declared) or 'nothing'}, {self.began:%Y-%m-%d}"
@@ -136,6 +157,10 @@ class Report:
             f"<p>{self.summary()}</p>\n<details><summary>{escape(how)}</summary><dl>\n{facts}</dl></details>\n"
             f"{cases}</body></html>\n"
         )
+
+
+def _names(results: Sequence[Result]) -> str:
+    return ", ".join(result.case.name for result in results)
 
 
 def _printable(text: str) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection
 from functools import partial
 from uuid import uuid4
 
-from .cases import all_answers
-from .judging import Case, HarmError, Trial, ViolationError
+from .cases import meeting
+from .judging import Case, Trial
 from .profiles import PROMISE, Expected, KeyForm
-from .target import NotJudgedError, Operation, new_key
-from .wire import Answer
+from .target import BROKEN, HarmError, NotJudgedError, Operation, ViolationError, new_key
+from .wire import Answer, Request
 
 #: The only acceptable 5xx for a method that the server doesn't have.
 NOT_IMPLEMENTED = 501
@@ -21,23 +22,29 @@ def _other_payload(trial: Trial) -> str:
     operation = trial.counted()
     first = operation.first()
     answer = operation.send(operation.request(body=operation.fill(other_body)))
-    trial.require_effects(operation, 1)
+    last = operation.send()
+    trial.require_effects(operation, 1)  # after the last request: a refusal must not forget the first one
     seen = trial.require_refusal(answer, trial.profile.reused)
-    trial.require_replay(operation.send(), first)
+    trial.require_replay(last, first)
     return f"{seen}, and the first answer is still replayed"
+
+
+def _pair(trial: Trial, other: Callable[[Operation], Request]) -> tuple[Operation, list[Answer]]:
+    """Send a request and another one with its key at once."""
+
+    def send() -> tuple[Operation, tuple[list[Answer | Exception], bool]]:
+        operation = trial.counted()
+        return operation, operation.together([operation.request(), other(operation)])
+
+    return meeting(trial, 2, send)
 
 
 def _other_payload_in_flight(trial: Trial) -> str:
     other_body = trial.option("other_body")
-    operation = trial.counted()
-    requests = [operation.request(), operation.request(body=operation.fill(other_body))]
-    answers, overlapped = operation.together(requests)
-    if not overlapped:
-        raise NotJudgedError("the operation is too fast: it answered before the other payload was sent")
+    operation, found = _pair(trial, lambda operation: operation.request(body=operation.fill(other_body)))
     expected = trial.profile.in_progress
-    found = all_answers(answers)
     if broken := [answer for answer in found if answer.status >= 500 and answer.status != expected.status]:
-        raise HarmError(f"it was not refused, but broke the server: {broken[0]}")
+        raise HarmError(f"it was not refused, but broke the server: {broken[0]}", BROKEN)
     refused = [answer for answer in found if not trial.profile.is_result(answer)]
     trial.require_effects(operation, 1)
     if len(refused) != 1:
@@ -65,7 +72,9 @@ def _reordered_payload(trial: Trial) -> str:
 
 def _independent(trial: Trial, operation: Operation, answer: Answer) -> str:
     if not trial.profile.is_result(answer):
-        raise (HarmError if answer.status >= 500 else ViolationError)(f"it was refused: {answer}")
+        if answer.status >= 500:
+            raise HarmError(f"it was refused: {answer}", BROKEN)
+        raise ViolationError(f"it was refused: {answer}")
     trial.require_effects(operation, 2)
     return "2 effects"
 
@@ -79,13 +88,79 @@ def _other_account(trial: Trial) -> str:
 
 def _other_account_in_flight(trial: Trial) -> str:
     account = trial.option("other_account")
-    operation = trial.counted()
-    answers, overlapped = operation.together([operation.request(), operation.request(account=account)])
-    if not overlapped:
-        raise NotJudgedError("the operation is too fast: it answered before the other account's request was sent")
-    found = all_answers(answers)
+    operation, found = _pair(trial, lambda operation: operation.request(account=account))
     refused = [answer for answer in found if not trial.profile.is_result(answer)]
     return _independent(trial, operation, [*refused, *found][0])
+
+
+def _other_account_after_a_refusal(trial: Trial) -> str:
+    account, other_body = trial.option("other_account"), trial.option("other_body")
+    operation = trial.counted()
+    operation.first()
+    operation.send(operation.request(body=operation.fill(other_body)))
+    seen = _independent(trial, operation, operation.send(operation.request(account=account)))
+    if trial.target.refused_body is None:
+        return seen
+    refused = trial.counted(trial.target.refused_body)
+    refused.fails_with = frozenset(range(400, 500)) - {429}
+    answer = refused.send()
+    if trial.profile.is_result(answer):
+        raise NotJudgedError(f"--refused-body was answered with {answer}")
+    other = trial.operation(key=refused.key, unique=refused.unique)
+    answer = other.send(other.request(account=account))
+    if not trial.profile.is_result(answer):
+        raise ViolationError(f"another account's key was refused after a refusal: {answer}")
+    return f"{seen}, and a result after another account's refusal"
+
+
+def _varied(varied: str, trial: Trial) -> str:
+    if varied == "chunked":  # WSGI, for example, doesn't specify how to read it
+        probe = trial.operation()
+        if not trial.profile.is_result(answer := probe.send(probe.request(is_chunked=True))):
+            raise NotJudgedError(f"the server doesn't take a chunked body: {answer}")
+    operation = trial.counted()
+    request, may_be_refused = _VARIATIONS[varied](operation)
+    first = operation.first()
+    answer = operation.send(request, retries=operation.request())
+    trial.require_effects(operation, 1)
+    if answer.status in may_be_refused and not trial.profile.is_result(answer):
+        return f"refused without an effect: {answer.status}"
+    if not trial.profile.is_result(answer):
+        raise ViolationError(f"the retry was refused: {answer}")
+    trial.require_replay(answer, first)
+    return "replayed"
+
+
+def _with_fields(*fields: str) -> Callable[[Operation], tuple[Request, Collection[int]]]:
+    return lambda operation: (operation.request(more=fields), ())
+
+
+def _with_white_space(operation: Operation) -> tuple[Request, Collection[int]]:
+    try:
+        body = json.dumps(json.loads(operation.body), indent=3).encode()
+    except ValueError as error:
+        raise NotJudgedError("--body is not JSON") from error
+    if body == operation.body:
+        raise NotJudgedError("--body has no member, and no white space to vary")
+    # A server may compare bytes, unless its profile says that JSON is compared.
+    is_compared = operation.profile.reordered is Expected.REPLAYED
+    return operation.request(body=body), () if is_compared else {operation.profile.reused.status}
+
+
+#: Requests of another instance of the same client, by what differs, and the statuses with which a server may refuse it.
+_VARIATIONS: dict[str, Callable[[Operation], tuple[Request, Collection[int]]]] = {
+    "User-Agent": _with_fields("User-Agent: another-instance/2.0"),
+    "traceparent": _with_fields("traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+    "X-Request-Id": _with_fields("X-Request-Id: 0f9c2f6e-another-instance"),
+    "white space": _with_white_space,
+    "chunked": lambda operation: (operation.request(is_chunked=True), ()),
+    "credential": lambda operation: (operation.request(account=operation.target.same_account), ()),
+}
+
+
+def _another_credential(trial: Trial) -> str:
+    trial.option("same_account")
+    return _varied("credential", trial)
 
 
 def _other_path(trial: Trial) -> str:
@@ -108,7 +183,7 @@ def _refused_or_independent(trial: Trial, operation: Operation, answer: Answer) 
     if trial.profile.is_result(answer):
         return _independent(trial, operation, answer)
     if answer.status >= 500 and answer.status != NOT_IMPLEMENTED:
-        raise HarmError(f"it was not refused, but broke the server: {answer}")
+        raise HarmError(f"it was not refused, but broke the server: {answer}", BROKEN)
     trial.require_effects(operation, 1)
     return f"refused: {answer.status}"
 
@@ -169,10 +244,15 @@ def _key_form(form: KeyForm, trial: Trial) -> str:
     operation = trial.operation(key=new_key(form.length))
     operation.start_counting()
     request = operation.request(keys=tuple(value.replace(b"{key}", operation.key.encode()) for value in form.values))
-    with operation.connect(request) as connection:
-        connection.send_all()
-        answer = connection.attempt()
-    operation.note(answer, request)
+
+    def attempt() -> Answer | Exception:
+        with operation.connect(request) as connection:
+            connection.send_all()
+            found = connection.attempt()
+        operation.note(found, request)
+        return found
+
+    answer = operation.unless_shed(attempt)
     if isinstance(answer, Answer) and trial.profile.is_result(answer) and form.is_valid is not False:
         trial.require_replay(operation.send(request), answer)
         trial.require_effects(operation, 1)
@@ -185,18 +265,19 @@ def _key_form(form: KeyForm, trial: Trial) -> str:
     return f"refused: {answer}"
 
 
-#: Pairs of similar keys by name. A server may refuse the first of a pair for its form.
+#: Pairs of similar keys by name. A server may refuse the first of a pair for its form. A server that cuts keys also
+#: confuses those that end differently, so the lengths come first.
 _SIMILAR = {
     "the first character": ("a{key}", "b{key}"),
+    **{
+        f"character {length}": tuple("{key}" + "x" * (length - 33) + last for last in "ab")
+        for length in (36, 64, 255, 300)
+    },
     "case": ("K-{key}-ABC", "K-{key}-abc"),
     "blanks": ("k {key} a", "k {key}a"),
     "a blank at the end": ("{key} ", "{key}"),
     "_": ("k_{key}", "kx{key}"),
     "%": ("k%{key}", "kxyz{key}"),
-    **{
-        f"character {length}": tuple("{key}" + "x" * (length - 33) + last for last in "ab")
-        for length in (36, 64, 255, 300)
-    },
 }
 
 
@@ -210,6 +291,28 @@ def request_cases(trial: Trial) -> list[Case]:
         Case("reordered-payload", "The same JSON in another order is a retry.", PROMISE, _reordered_payload),
         Case("other-account", "Two accounts can use the same key independently.", PROMISE, _other_account),
         Case("other-account-in-flight", "The same, at the same time.", PROMISE, _other_account_in_flight),
+        Case(
+            "other-account-after-a-refusal",
+            "A refusal of one account doesn't bind another one.",
+            PROMISE,
+            _other_account_after_a_refusal,
+        ),
+        *(
+            Case(
+                f"another-instance: {varied}",
+                "A retry by another instance of the client is a retry.",
+                PROMISE,
+                partial(_varied, varied),
+            )
+            for varied in _VARIATIONS
+            if varied != "credential"
+        ),
+        Case(
+            "another-credential",
+            "A retry with another credential of the account is a retry.",
+            PROMISE,
+            _another_credential,
+        ),
         Case("no-credentials", "Without credentials, a key discloses nothing.", PROMISE, _no_credentials),
         Case("other-path", "A key on another path never gets this path's answer.", PROMISE, _other_path),
         *(

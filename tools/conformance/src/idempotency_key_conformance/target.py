@@ -6,24 +6,58 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 from uuid import uuid4
 
 from .profiles import Profile
 from .wire import WIRE_ERRORS, Answer, Connection, Request, build, exchange, exchange_together
 
-#: Seconds between two retries without a Retry-After, and the longest wait with one.
+#: Seconds between two retries without a Retry-After, and the longest wait for a running request with one.
 PAUSE, LONGEST_PAUSE = 0.05, 1.0
 #: The statuses after which a client retries, in addition to the profile's ``in_progress``.
-BUSY = (425, 429, 502, 503, 504)
+BUSY = frozenset({425, 429, 502, 503, 504})
+#: The statuses by which a rate limit or an overloaded server sheds a request, whatever its key.
+SHED = frozenset({429, 503})
+#: Seconds before a shed request without a Retry-After is repeated, and how many times it is.
+SHED_PAUSE, SHED_TRIES = 0.5, 3
+#: How many other operations must succeed before a request that is still shed counts as refused for its key.
+CONTROLS = 3
 #: Header fields that identify a caller, unless ``--other-account`` names another one.
 CREDENTIALS = frozenset({"authorization", "cookie", "x-api-key"})
 
 
+#: Causes that several cases may find.
+SECOND_EFFECT = "a second effect"
+NO_EFFECT = "a success without an effect"
+ANOTHERS_RESULT = "another request's result"
+NO_END = "retries without an end"
+BROKEN = "an error instead of a refusal"
+
+
 class NotJudgedError(Exception):
     """This case can't be judged. The message gives the reason."""
+
+
+class ViolationError(Exception):
+    """The server breaks the rule of the case. The message describes how."""
+
+    def __init__(self, message: str, cause: str | None = None) -> None:
+        """
+        :param cause: what several cases may find; by default the message.
+        """
+        super().__init__(message)
+        self.cause: Final = cause or message
+
+
+class HarmError(ViolationError):
+    """A client is harmed, which is a failure even if the rule of the case is a SHOULD.
+
+    There was a second effect; a success was reported for an operation that didn't run; a result was shown to the wrong
+    request; retries never end; or the server failed where it had to refuse.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +76,9 @@ class Target:
     other_url: str | None = None
     #: ``Name: value``, added to each request.
     fields: tuple[str, ...] = ("Content-Type: application/json",)
-    #: The field with which another account replaces the field of the same name.
+    #: The field with which another account replaces the field of the same name, and another credential of the same one.
     other_account: str | None = None
+    same_account: str | None = None
     #: A URL or a command that shows the number of effects, possibly among other numbers.
     count_url: str | None = None
     count_command: str | None = None
@@ -75,16 +110,26 @@ class Target:
 
         :raises NotJudgedError: it can't be read, or shows none.
         """
-        if self.count_url is not None:
-            try:
-                text = exchange(build("GET", self.count_url, _lines(self.fields), b""), self.timeout).body.decode()
-            except (*WIRE_ERRORS, ValueError) as error:
-                raise NotJudgedError(f"{self.count_url} can't be read: {error!r}") from error
-        else:
-            text = self._run(self.count_command or "")
+        text = self._count_page(self.count_url) if self.count_url is not None else self._run(self.count_command or "")
         if not (numbers := [int(number) for number in re.findall(r"\d+", text)]):
             raise NotJudgedError(f"the counter shows no number, but {text[:80]!r}")
         return numbers
+
+    def _count_page(self, url: str) -> str:
+        request = build("GET", url, _lines(self.fields), b"")
+        tries = 0
+        while True:
+            try:
+                answer = exchange(request, self.timeout)
+            except (*WIRE_ERRORS, ValueError) as error:
+                raise NotJudgedError(f"{url} can't be read: {error!r}") from error
+            tries += 1
+            if answer.status not in SHED or tries > SHED_TRIES:
+                break
+            time.sleep(min(answer.retry_after or SHED_PAUSE, self.patience))  # as the server demands
+        if not answer.succeeded:
+            raise NotJudgedError(f"{url} can't be read: it answered {answer}")
+        return answer.body.decode(errors="replace")
 
     def effects(self) -> int:
         """The number of effects so far.
@@ -130,6 +175,10 @@ def new_key(length: int = 36) -> str:
     return str(uuid4()).ljust(length, "x")
 
 
+#: What an attempt to send a request returns.
+Sent = TypeVar("Sent", Answer, Answer | Exception)
+
+
 class Operation:
     """One logical operation: a fresh key, a body, and all answers to requests with that key."""
 
@@ -146,8 +195,16 @@ class Operation:
         self.key: Final = key or new_key()
         self.unique: Final = unique or uuid4().hex
         self.body: bytes = self.fill(target.body if body is None else body)
-        #: The answers to each request. Equal requests are one request and its retries.
+        #: How often each request was sent, and the answers to it. A request and its retries count as one.
+        self.sent: Counter[Request] = Counter()
         self.answers: dict[Request, list[Answer]] = {}
+        #: Whether ``body`` makes the operation itself fail, which may have an effect, and with which status.
+        self.fails_with: frozenset[int] = frozenset()
+        #: How many requests were shed, and the other operations that show whether a rate limit shed them.
+        self.shed = 0
+        self.controls: list[Operation] = []
+        #: How long the last ``send`` took, in seconds, without waits for a rate limit.
+        self.took = 0.0
         self._before = 0
 
     def fill(self, body: str) -> bytes:
@@ -166,11 +223,14 @@ class Operation:
         method: str | None = None,
         account: str | None = None,
         is_anonymous: bool = False,
+        more: tuple[str, ...] = (),
+        is_chunked: bool = False,
     ) -> Request:
         """
         :param keys: the values of the key's header field, which is sent once for each.
         :param account: a header field that replaces the field of the same name.
         :param is_anonymous: leave the caller's credentials out.
+        :param more: other header fields to add.
         """
         if keys is None:
             keys = ((f'"{self.key}"' if self.profile.quoted else self.key).encode(),)
@@ -178,10 +238,11 @@ class Operation:
         fields = (
             *(line for line in self.target.fields if _name(line) not in replaced),
             *([account] if account else []),
+            *more,
         )
         lines = [*_lines(fields), *((self.profile.header, value) for value in keys)]
         body = self.body if body is None else body
-        return build(method or self.target.method, url or self.target.url, lines, body)
+        return build(method or self.target.method, url or self.target.url, lines, body, is_chunked=is_chunked)
 
     def start_counting(self) -> None:
         if self.target.is_counted:
@@ -190,7 +251,7 @@ class Operation:
     def effects(self) -> int:
         """The number of effects since ``start_counting``. Without a counter, the number of different results."""
         if self.target.is_counted:
-            return self.target.effects() - self._before
+            return self.target.effects() - self._before - sum(len(control.results()) for control in self.controls)
         return len({result.body for results in self.results().values() for result in results})
 
     def results(self) -> dict[Request, list[Answer]]:
@@ -201,37 +262,96 @@ class Operation:
         }
         return {request: results for request, results in found.items() if results}
 
+    def may_have_run(self, request: Request) -> bool:
+        """Whether the request may have had an effect: it was accepted, an answer is missing, or the server failed."""
+        answers = self.answers[request]
+        is_refused = all(answer.status < 500 and not self.profile.is_result(answer) for answer in answers)
+        return bool(self.fails_with) or self.sent[request] > len(answers) or not is_refused
+
     def connect(self, request: Request | None = None) -> Connection:
         request = request or self.request()
-        self.note(None, request)
+        self.note_sent(request)
         return Connection(request, self.target.timeout)
 
-    def note(self, answer: Answer | Exception | None, request: Request | None = None) -> None:
-        """Record that a request was sent, which may have an effect, and its answer."""
-        known = self.answers.setdefault(request or self.request(), [])
+    def note_sent(self, request: Request) -> None:
+        """Record that a request is sent. Until its answer is recorded, it may have an effect."""
+        self.sent[request] += 1
+        self.answers.setdefault(request, [])
+
+    def note(self, answer: Answer | Exception, request: Request | None = None) -> None:
+        """Record the answer to a request that was sent."""
         if isinstance(answer, Answer):
-            known.append(answer)
+            self.answers[request or self.request()].append(answer)
+
+    def is_shed(self, answer: Answer | Exception | None) -> bool:
+        """Whether a rate limit or an overloaded server may have refused a request because of others."""
+        own = {refusal.status for refusal in (self.profile.in_progress, self.profile.reused)}
+        statuses = SHED - own - self.fails_with - {self.profile.unknown}
+        return isinstance(answer, Answer) and answer.status in statuses
 
     def send(self, request: Request | None = None, *, retries: Request | None = None) -> Answer:
-        """
+        """Send a request. If it is shed, wait and send it again.
+
         :param retries: the request that this one retries with different bytes.
-        :raises NotJudgedError: there is no answer.
+        :raises NotJudgedError: there is no answer, or the server sheds all requests.
+        :raises HarmError: only requests with this key are shed.
         """
         request = request or self.request()
-        self.note(None, retries or request)
-        try:
-            answer = exchange(request, self.target.timeout)
-        except WIRE_ERRORS as error:
-            raise NotJudgedError(f"{request.url} doesn't answer: {error!r}") from error
-        self.note(answer, retries or request)
+
+        def attempt() -> Answer:
+            self.note_sent(retries or request)
+            started = time.monotonic()
+            try:
+                answer = exchange(request, self.target.timeout)
+            except (*WIRE_ERRORS, ValueError) as error:
+                raise NotJudgedError(f"{request.url} doesn't answer: {error!r}") from error
+            self.took = time.monotonic() - started
+            self.note(answer, retries or request)
+            return answer
+
+        return self.unless_shed(attempt)
+
+    def unless_shed(self, attempt: Callable[[], Sent]) -> Sent:
+        """Attempt a request until it is not shed.
+
+        :param attempt: sends it, and records that it was sent, and its answer.
+        :raises NotJudgedError: the server sheds all requests.
+        :raises HarmError: only requests with this key are shed.
+        """
+        deadline = time.monotonic() + self.target.patience
+        tries = 0
+        while self.is_shed(answer := attempt()):
+            assert isinstance(answer, Answer)
+            self.shed, tries = self.shed + 1, tries + 1
+            wait = answer.retry_after
+            if time.monotonic() + (wait or SHED_PAUSE) > deadline or (wait is None and tries >= SHED_TRIES):
+                return self._shed_for_its_key(attempt)
+            time.sleep(wait or SHED_PAUSE)  # as the server demands
         return answer
+
+    def _shed_for_its_key(self, attempt: Callable[[], Sent]) -> Sent:
+        """Attempt the request between other operations, which show whether the server sheds those, too."""
+        answer: Answer | Exception | None = None
+        for _ in range(CONTROLS):
+            control = Operation(self.target, self.profile)
+            self.controls.append(control)
+            request = control.request()
+            control.note_sent(request)
+            try:
+                other = exchange(request, self.target.timeout)
+            except WIRE_ERRORS as error:
+                raise NotJudgedError(f"{request.url} doesn't answer: {error!r}") from error
+            control.note(other, request)
+            if not self.profile.is_result(other):
+                raise NotJudgedError(f"the server sheds requests: {other}")
+            answer = found = attempt()
+            if not self.is_shed(found):
+                return found
+        raise HarmError(f"{CONTROLS} other operations succeeded, but this request still got {answer}", NO_END)
 
     def together(self, requests: list[Request]) -> tuple[list[Answer | Exception], bool]:
         """As ``exchange_together``."""
-        answers, overlapped = exchange_together(requests, self.target.timeout)
-        for request, answer in zip(requests, answers, strict=True):
-            self.note(answer, request)
-        return answers, overlapped
+        return together([(self, request) for request in requests])
 
     def first(self) -> Answer:
         """The answer to the first request.
@@ -243,27 +363,50 @@ class Operation:
             raise NotJudgedError(f"the operation itself answered {answer}")
         return answer
 
-    def settle(self, also: Collection[int] = BUSY) -> Answer | None:
+    def settle(self, also: frozenset[int] = BUSY) -> Answer | None:
         """Retry like a client while the server is unreachable or still runs the first request.
 
         :param also: other statuses after which to retry.
         :returns: the last answer. None if the server didn't answer at all.
+        :raises NotJudgedError: the server sheds all requests.
+        :raises HarmError: only requests with this key are shed.
         """
         request = self.request()
         deadline = time.monotonic() + self.target.patience
-        answer = None
+        answer: Answer | None = None
+
+        def attempt() -> Answer | Exception:
+            self.note_sent(request)
+            try:
+                found = exchange(request, self.target.timeout)
+            except WIRE_ERRORS as error:
+                return error
+            self.note(found, request)
+            return found
+
         while True:
             pause = PAUSE
-            try:
-                answer = exchange(request, self.target.timeout)
-            except WIRE_ERRORS:
-                pass
-            else:
-                self.note(answer, request)
+            if isinstance(found := attempt(), Answer):
+                answer = found
                 if answer.status not in {self.profile.in_progress.status, *also} or self.profile.is_unknown(answer):
                     return answer
-                wait = answer.field("Retry-After") or ""
-                pause = min(float(wait), LONGEST_PAUSE) if wait.isdecimal() else PAUSE
+                if answer.retry_after is not None:
+                    pause = answer.retry_after if self.is_shed(answer) else min(answer.retry_after, LONGEST_PAUSE)
+                self.shed += self.is_shed(answer)
             if time.monotonic() + pause > deadline:
+                if self.is_shed(answer):
+                    last = self._shed_for_its_key(attempt)
+                    return last if isinstance(last, Answer) else answer
                 return answer
             time.sleep(pause)  # before a retry: Retry-After, or a short pause after a broken connection
+
+
+def together(sent: list[tuple[Operation, Request]]) -> tuple[list[Answer | Exception], bool]:
+    """As ``exchange_together``, for requests of any operations of one server."""
+    for operation, request in sent:
+        operation.note_sent(request)
+    answers, overlapped = exchange_together([request for _, request in sent], sent[0][0].target.timeout)
+    for (operation, request), answer in zip(sent, answers, strict=True):
+        operation.note(answer, request)
+        operation.shed += operation.is_shed(answer)
+    return answers, overlapped

@@ -38,6 +38,12 @@ class Answer:
         return ", ".join(values) if values else None
 
     @property
+    def retry_after(self) -> float | None:
+        """The seconds of ``Retry-After``. None without one, or if it has another form."""
+        value = self.field("Retry-After") or ""
+        return float(value) if value.isdecimal() else None
+
+    @property
     def succeeded(self) -> bool:
         return 200 <= self.status < 300
 
@@ -55,13 +61,20 @@ class Request:
     body: bytes
 
 
-def build(method: str, url: str, fields: Fields, body: bytes) -> Request:
+def build(method: str, url: str, fields: Fields, body: bytes, *, is_chunked: bool = False) -> Request:
     """
     :param fields: added to ``Host``, ``Content-Length`` and ``Connection``.
+    :param is_chunked: send the body in two chunks instead of with its length.
     """
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    own = [("Host", parts.netloc.encode()), ("Content-Length", b"%d" % len(body)), ("Connection", b"close")]
+    length = ("Content-Length", b"%d" % len(body))
+    if is_chunked:
+        length = ("Transfer-Encoding", b"chunked")
+        half = (len(body) + 1) // 2
+        chunks = [b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in (*filter(None, (body[:half], body[half:])), b"")]
+        body = b"".join(chunks)
+    own = [("Host", parts.netloc.encode()), length, ("Connection", b"close")]
     lines = [
         f"{method} {target} HTTP/1.1".encode(),
         *(name.encode() + b": " + value for name, value in (*own, *fields)),
