@@ -20,6 +20,7 @@ from django.dispatch import receiver
 from django.urls import get_resolver
 
 from ..exceptions import PayloadInvalidError
+from ..identity import keys
 from ..operation import registry
 from .key_sources import FromHeader, has_key_header
 
@@ -113,6 +114,8 @@ def watch_body(environ: dict[str, Any] | None = None, **signal: object) -> None:
 
 def _may_have_key(environ: Mapping[str, Any]) -> bool:
     """Whether an operation may find a key in the request: in a header, or in a place that is not read here."""
+    if keys.META_NAME in environ:
+        return True
     with suppress(Exception):  # a broken URLconf, for which Django answers the request, or a broken setting
         get_resolver().url_patterns  # noqa: B018 - imports the views, so that their operations are known
         return has_key_header(environ) or not all(isinstance(source, FromHeader) for source in registry.key_sources())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
@@ -41,7 +40,7 @@ from ..protocol.ownership import Ownership
 from .adapter import Adapter
 from .body_stream import BODY_STREAM, UNWATCHED
 from .handler import Handler, HandlerAttempt, attach_job
-from .key_headers import Answered, Reached, key_headers, key_status
+from .key_headers import Reached, key_status, leave_headers
 from .key_sources import KeySource
 from .payload import route_of, with_headers
 from .problems import PROFILES, accepted_response, report
@@ -72,13 +71,10 @@ class Exchange:
     #: An error of the handler that is no refusal of this request.
     crash: BaseException | None = None
 
-    def respond(self) -> Any:
-        """Run the operation, replay its outcome, refuse, or run the unprotected handler."""
-        response = self.answer()
-        return self.label(self.handler.pass_through()) if response is None else response
-
     def answer(self) -> Any | None:
-        """The response, or None if the handler must run unprotected, because the request has no key or no account.
+        """Run the operation, replay its outcome, or refuse.
+
+        Returns None if the handler must run unprotected, because the request has no key or no account.
 
         Every ``IdempotencyError`` becomes a response, except an error of another claim that the handler did not handle.
         That one propagates, as from an unprotected view.
@@ -93,19 +89,27 @@ class Exchange:
                 response, reached = self._answer()
         except BaseException as error:
             if not isinstance(error, IdempotencyError) or error is self.crash:
-                self.adapter.add_headers_to_refusal(self._headers(key_status(self._reached())))
+                self.adapter.add_headers_to_refusal(
+                    leave_headers(self.adapter.http, self.policy, self.key, key_status(self._reached()), self.crash)
+                )
                 raise
-            headers = self._headers(key_status(self._reached(), error.code))
+            headers = leave_headers(self.adapter.http, self.policy, self.key, key_status(self._reached(), error.code))
             response = self._refuse(error)
         else:
-            headers = self._headers(key_status(reached))
-        return response if response is None else _with(headers, response)
+            headers = leave_headers(self.adapter.http, self.policy, self.key, key_status(reached))
+        if response is not None:
+            for name, value in headers.items():
+                response.headers[name] = value
+        return response
 
     def label(self, response: Any) -> Any:
         """Add the key's status to the response of the unprotected handler. Ninja creates the response later."""
-        if not self.key or not isinstance(response, HttpResponseBase):
-            return response
-        return _with(self._headers(key_status(Reached.NO_PROTECTION)), response)
+        if self.key and isinstance(response, HttpResponseBase):
+            for name, value in leave_headers(
+                self.adapter.http, self.policy, self.key, key_status(Reached.NO_PROTECTION)
+            ).items():
+                response.headers[name] = value
+        return response
 
     def _reached(self) -> Reached:
         """How far the request has come, if it gets no further."""
@@ -117,12 +121,6 @@ class Exchange:
             return Reached.COMMIT
         is_undone = self.policy.transaction or self.policy.recovery is REEXECUTE
         return Reached.ATTEMPT if is_undone else Reached.UNKNOWN_EFFECT
-
-    def _headers(self, status: str) -> dict[str, str]:
-        """The headers of the response, which Django's response to a crash gets from the request."""
-        headers = key_headers(self.policy, self.key, self.adapter.http.META.get(keys.META_NAME), status)
-        Answered(headers, self.crash).leave_on(self.adapter.http)
-        return headers
 
     def _answer(self) -> tuple[Any | None, Reached]:
         """The response, or None if the request has no account and the operation doesn't require a key."""
@@ -149,9 +147,10 @@ class Exchange:
 
     def _payload(self) -> Payload:
         adapter, http = self.adapter, self.adapter.http
+        names = self.policy.payload_headers
         try:
             payload = Payload(
-                with_headers(adapter.payload(self.policy), http, self.policy.payload_headers),
+                with_headers(adapter.payload(self.policy), http, names) if names else adapter.payload(self.policy),
                 method=str(http.method),
                 route=route_of(http.resolver_match, adapter.kwargs, adapter.is_place_named),
                 # payload= returns everything that counts. A provider may sign each delivery in the query.
@@ -276,9 +275,3 @@ def _already_read(policy: Policy) -> PayloadUnreadableError:
         f"its stream. Let that code use request.body, which can be read again, or declare a payload= or a key= that "
         f"does not need the body."
     )
-
-
-def _with(headers: Mapping[str, str], response: Any) -> Any:
-    for name, value in headers.items():
-        response.headers[name] = value
-    return response

@@ -69,21 +69,6 @@ def key_status(reached: Reached, code: str | None = None) -> str:
     return status if code is None or reached is Reached.OUTCOME else _BY_CODE.get(code, status)
 
 
-def key_headers(policy: Policy, key: str, sent: str | None, status: str) -> dict[str, str]:
-    """The headers of every response to a request with a key.
-
-    :param key: empty if the request has none, or a malformed one.
-    :param sent: the header's value, which is safe to echo if ``key`` is valid.
-    """
-    if not key:
-        return {STATUS_HEADER: status}
-    return {
-        STATUS_HEADER: status,
-        keys.HEADER: sent or keys.format_header(key),
-        RETENTION_HEADER: str(int(policy.retention.total_seconds())),
-    }
-
-
 @dataclass(frozen=True, repr=False)
 class Answered:
     """What an exchange leaves on Django's request, for code that gets another response or an exception."""
@@ -93,13 +78,31 @@ class Answered:
     #: progress elsewhere.
     crash: BaseException | None = None
 
-    def leave_on(self, http: HttpRequest) -> None:
-        setattr(http, _ATTRIBUTE, self)
-
 
 _ATTRIBUTE: Final = "_idempotency_answered"
+
+
+def leave_nothing(http: HttpRequest) -> None:
+    """Let the middleware add no header."""
+    setattr(http, _ATTRIBUTE, Answered())
 
 
 def answered(http: HttpRequest) -> Answered | None:
     """What the request's last exchange left, or None if there was none."""
     return getattr(http, _ATTRIBUTE, None)
+
+
+def leave_headers(
+    http: HttpRequest, policy: Policy, key: str, status: str, crash: BaseException | None = None
+) -> dict[str, str]:
+    """Leave the headers of every response to a request with a key on the request, and return them.
+
+    :param key: empty if the request has none, or a malformed one.
+    """
+    headers = {STATUS_HEADER: status}
+    if key:
+        # As the client sent it, which is safe to echo because it is valid.
+        headers[keys.HEADER] = http.META.get(keys.META_NAME) or keys.format_header(key)
+        headers[RETENTION_HEADER] = str(int(policy.retention.total_seconds()))
+    setattr(http, _ATTRIBUTE, Answered(headers, crash))
+    return headers

@@ -18,7 +18,7 @@ from ..identity.scope import Scope, scope_of
 from ..operation import Operation, Policy, registry
 from ..protocol.key_status import KeyStatus, key_statuses
 from .adapter import Adapter
-from .key_headers import Answered
+from .key_headers import leave_nothing
 from .problems import PROFILES, report
 
 
@@ -80,7 +80,7 @@ def status_response(policy: Policy | None, adapter: Adapter, make: Callable[[Map
         waits = [status.retry_after for status in found.values() if status.retry_after is not None]
         if waits:
             response["Retry-After"] = str(min(waits))
-    Answered().leave_on(adapter.http)  # the status of the key is in the body, so the middleware adds none
+    leave_nothing(adapter.http)  # the status of the key is in the body, so the middleware adds none
     response["Cache-Control"] = "no-store"  # because it belongs to one account and may change
     return response
 

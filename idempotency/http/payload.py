@@ -61,9 +61,7 @@ def parsed_body(http: HttpRequest) -> object:
 
 
 def with_headers(payload: object, http: HttpRequest, names: Collection[str]) -> object:
-    """The payload and the named headers that the request has. Without names, the payload itself."""
-    if not names:
-        return payload
+    """The payload and the named headers that the request has."""
     return [payload, {name.lower(): http.headers[name] for name in names if name in http.headers}]
 
 

@@ -131,7 +131,8 @@ def running(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | 
                 fault_point["complete.committed"]()
                 signals.send(signals.completed, owned.policy.operation, owned.fence.scope, owned.fence.attempt)
         finally:
-            _release(locks, owned.policy.operation)
+            if locks:
+                _release(locks, owned.policy.operation)
 
 
 def _release(locks: list[tuple[ExitStack, Any]], operation: Operation) -> None:

@@ -149,7 +149,10 @@ class Protected(Protection):
         if not self._protects(call.args, adapter):
             return handler.pass_through()
         exchange = Exchange(self.operation.policy, adapter, handler)
-        return _respond_later(exchange) if self._is_async else exchange.respond()
+        if self._is_async:
+            return _respond_later(exchange)
+        response = exchange.answer()
+        return exchange.label(handler.pass_through()) if response is None else response
 
     def _protects(self, args: tuple[Any, ...], adapter: Adapter) -> bool:
         if self._owes_name:  # because another decorator hides the method from its class

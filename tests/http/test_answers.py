@@ -93,7 +93,7 @@ def test_the_stream_of_an_unsent_response_is_closed(alice, serve, caplog, code, 
     refused = alice.post(key="k")
     assert (refused.status_code if code is None else problem_code(refused)) == (code or 500)
     assert (stream.closed, over.call_count) == (True, 1)
-    warned = re.search("Attempt 1 of operation 'tests.stream', trace [0-9a-f]{32} lost its lease", caplog.text)
+    warned = re.search("Attempt 1 of operation 'tests.stream', key .+, trace [0-9a-f]{32} lost its lease", caplog.text)
     assert (warned is not None) == (code == "idempotency_in_progress")
 
 

@@ -33,7 +33,7 @@ from ...http.stack import class_of
 from ...identity.parsing import parse_json
 from ...operation import Policy
 from ...options.values import IETF
-from ...outcome import Outcome, is_json
+from ...outcome import UNREADABLE, Outcome, decode_body, is_json
 from ...store import records_database
 from .object_checks import arguments_of_lookup, check_object, may_refuse, object_checks
 from .view_classes import HARMLESS, Docstring, handlers_of_view
@@ -218,7 +218,7 @@ class RestFrameworkAdapter(Adapter):
 
     def permit_replay(self) -> None:
         view = self.view
-        if not may_refuse(view):
+        if not hasattr(view, "get_object") or not may_refuse(view):
             return
         detail = getattr(view, "detail", None)  # set if a router created the route
         if detail is None:
@@ -229,18 +229,20 @@ class RestFrameworkAdapter(Adapter):
 
     def replay(self, outcome: Outcome) -> Any:
         """Make a DRF ``Response`` if the recorded body is JSON or empty. Other replays have empty ``data``."""
+        content_type = next((value for name, value in outcome.headers if name.lower() == "content-type"), "")
+        if not content_type or is_json(content_type):
+            with suppress(*UNREADABLE):  # a damaged record is reported below
+                content = decode_body(outcome.body)
+                # DRF gives an empty response no content type, so an empty response with a type came from Django.
+                if bool(content) == bool(content_type):
+                    data = json.loads(content) if content else None
+                    is_error = outcome.status >= 400
+                    response = Response(data, status=outcome.status, headers=dict(outcome.headers), exception=is_error)
+                    response.content = content  # the recorded bytes, not another rendering of the data
+                    if not content_type:
+                        del response["Content-Type"]
+                    return response
         plain: Any = super().replay(outcome)
-        content, content_type = plain.content, plain.get("Content-Type", "")
-        # DRF gives an empty response no content type, so an empty response with a type came from Django.
-        if is_json(content_type) if content else not content_type:
-            with suppress(ValueError, RecursionError):
-                data = json.loads(content) if content else None
-                headers, is_error = dict(outcome.headers), outcome.status >= 400
-                response = Response(data, status=outcome.status, headers=headers, exception=is_error)
-                response.content = content  # the recorded bytes, not another rendering of the data
-                if not content_type:
-                    del response["Content-Type"]
-                return response
         plain.data = {}  # a decorator that changes it must not fail at a replay
         return plain
 
