@@ -20,8 +20,8 @@ from django.urls import Resolver404, path, resolve
 
 import idempotency
 from idempotency import exceptions, lifecycle, log, signals, testing
-from idempotency.contrib import metrics
 from idempotency.contrib.opentelemetry import tracing
+from idempotency.contrib.prometheus import definitions as metrics
 from idempotency.http.problems import PROFILES, problem
 from idempotency.management import commands
 from idempotency.models import IdempotencyRecord

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from idempotency.contrib import metrics
+from idempotency.contrib.prometheus import definitions as metrics
 from idempotency.http.key_headers import RETENTION_HEADER, STATUS_HEADER, STATUSES
 from idempotency.http.problems import PROFILES
 from idempotency.identity import keys
