@@ -135,7 +135,11 @@ def crash(trial: Trial) -> None:
     if count > trial.once:
         raise Broken(f"{what}. There are {trial.times(before)}.", _advice_on_twice(trial, recovery))
     if answer.succeeded and count != trial.once:
-        raise Broken(f"{what}, but there are {trial.times(before)}.", PROTECT)
+        advice = (
+            "A reconciler that returns Completed must first write the handler's rows that are missing, once, by a key "
+            "that it derives from the record."
+        )
+        raise Broken(f"{what}, but there are {trial.times(before)}.", PROTECT if trial.keeps_transaction else advice)
     waits_for_decision = answer.problem in ABOUT_A_RECORD and recovery is not Recovery.REEXECUTE
     if not answer.succeeded and not waits_for_decision:
         raise Broken(
@@ -162,7 +166,8 @@ def _advice_on_twice(trial: Trial, recovery: Recovery) -> str:
         )
     return (
         f"The operation declares recovery={recovery.name}. REEXECUTE needs a key from current_claim().derive_key(…) by "
-        f"which the other side deduplicates. A reconciler must find what has happened. PARK never runs again."
+        f"which the other side deduplicates, and current_claim().begin() before the first row that the handler writes. "
+        f"A reconciler must find what has happened. PARK never runs again."
     )
 
 

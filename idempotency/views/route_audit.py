@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dis
 import inspect
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from types import CodeType
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, Final
 
 from django.conf import settings as django_settings
 from django.utils import translation
@@ -26,6 +27,17 @@ from .checks import PRECONDITION_ABOVE, PRECONDITION_BELOW, mistakes_in, model_w
 from .decorators import dotted
 from .layers import is_within_precondition
 from .routes import Place, places
+
+#: The methods of Django's managers that write.
+WRITES: Final = {
+    f"{prefix}{name}"
+    for prefix in ("", "a")
+    for name in ("create", "bulk_create", "bulk_update", "delete", "get_or_create", "update", "update_or_create")
+}
+
+#: The names of locks in Python, and of PostgreSQL's and MariaDB's in SQL that outlive a transaction.
+LOCK: Final = re.compile(r"(?:\w*_)?(?:r?lock|mutex|semaphore)|\w*(?:Lock|Semaphore)|advisory|acquire")
+LOCK_IN_SQL: Final = re.compile(r"\b(?:pg_(?:try_)?advisory_lock|get_lock)(?:_shared)?(?=\s*\()", re.IGNORECASE)
 
 
 class Verdict(StrEnum):
@@ -173,8 +185,10 @@ def _judged(
     if (model := model_written_elsewhere(view_class, operation)) is not None:
         elsewhere = f"{model._meta.label} is written to another database than the records, outside of the transaction."
         doubts = [elsewhere, *doubts]
-    code = getattr([*decorator_stack(routed.handler)][-1], "__code__", None)
+    function = [*decorator_stack(routed.handler)][-1]
+    code = getattr(function, "__code__", None)
     doubts += _refused_by(operation, set() if code is None else {*_names_in(code)})
+    doubts += _undone_too_late(operation, [*_codes(function, view_class)])
     notes = [] if operation.policy.key_required else ["A request without a key runs unprotected (key_required=False)."]
     notes += [
         f"{dotted(base)}.dispatch() runs before a replay. If it validates or throttles, a retry may get its refusal "
@@ -239,6 +253,43 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(constant)
         elif type(constant) is tuple:
             yield from (name for name in constant if isinstance(name, str))
+
+
+def _undone_too_late(operation: Operation, codes: Collection[CodeType]) -> Iterator[str]:
+    """What a handler seems to do that commits or ends before its outcome is committed.
+
+    :param codes: the code of the handler and of what it calls. Names prove nothing, so they only raise doubts.
+    """
+    names = {name for code in codes for name in (*code.co_names, *code.co_freevars)}
+    is_in_transaction = operation.declared["transaction"] or "begin" in names
+    if not is_in_transaction and ("save" in names or ("objects" in names and names & WRITES)):
+        yield (
+            "The handler seems to write rows without begin(). They are committed before the outcome, so after a crash "
+            "they stay, and another attempt writes them again. Call current_claim().begin() before the first row."
+        )
+    texts = [constant for code in codes for constant in code.co_consts if isinstance(constant, str)]
+    locks = {name for name in names if LOCK.fullmatch(name)}
+    locks |= {found[0] for text in texts if (found := LOCK_IN_SQL.search(text))}
+    if locks and is_in_transaction and "hold" not in names:
+        yield (
+            f"The handler seems to take a lock ({', '.join(sorted(locks))}). It ends before the operation's COMMIT, "
+            f"because atomic() in the handler is a savepoint. Take it by `with idempotency.hold(lock):`, or above the "
+            f"protection."
+        )
+
+
+def _codes(handler: Any, view_class: Any) -> Iterator[CodeType]:
+    """The code of a handler, and of the functions of its class and its module that it leads to by their names."""
+    found = [handler]
+    for function in found:
+        codes = [function.__code__] if isinstance(function, FunctionType) else []
+        for code in codes:
+            yield code
+            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+            for name in code.co_names:
+                named = inspect.getattr_static(view_class, name, None) or handler.__globals__.get(name)
+                if isinstance(named, FunctionType) and named not in found:
+                    found.append(named)
 
 
 def _overridden(routed: RoutedHandler, view_class: Any) -> Iterator[str]:

@@ -183,6 +183,17 @@ def in_its_own_transaction(request):
         return plain_answer(request)
 
 
+def pay_and_begin(request):
+    pay(request)
+    require_claim().begin()
+    return plain_answer(request)
+
+
+def pay_and_write(request):
+    pay(request)
+    return plain_answer(request)
+
+
 def with_a_reference(request):
     require_claim().reference = "running"
     return plain_answer(request)
@@ -198,11 +209,12 @@ SAME_ANSWER = ["retry", "lost_response"]
     [
         *[(pay, {"transaction": False, "recovery": recovery}, ["crash"]) for recovery in (FOUND, UNKNOWN, PARK)],
         (in_its_own_transaction, {"transaction": False, "recovery": PARK}, ["lost_response"]),
+        (pay_and_begin, {"transaction": False, "recovery": REEXECUTE}, all_but()),
         (signed(plain_answer), {}, SAME_ANSWER),  # as the advice for a differing answer recommends
         (with_a_reference, {"rebuild": lambda reference, request: HttpResponse(f"still {reference}")}, SAME_ANSWER),
         (plain_answer, {"redact": lambda *outcome: b"{}"}, SAME_ANSWER),  # only its body may differ
     ],
-    ids=["found", "unknown", "parked", "a transaction without callbacks", "signed", "rebuilt", "redacted"],
+    ids=["found", "unknown", "parked", "a transaction without callbacks", "begin()", "signed", "rebuilt", "redacted"],
 )
 @transactional
 def test_a_correct_policy_passes(view, policy, checks, serve):
@@ -221,11 +233,21 @@ REDACTED = {"redact": lambda *outcome: b"{}", "recorded_headers": []}
     [
         (pay, {}, "crash", "The effect is not in the record's transaction"),
         (pay, RUN_AGAIN, "crash", "REEXECUTE needs a key from current_claim().derive_key(…)"),
+        (pay_and_write, RUN_AGAIN, "crash", "current_claim().begin() before the first row"),
+        (pay_and_begin, {"transaction": False, "recovery": FOUND}, "crash", "must first write the handler's rows"),
         (pay, FINDING_NOTHING, "crash", "A reconciler must find what has happened"),
         (pay, {**RUN_AGAIN, "recordable": lambda status: status == 200}, "retry", "(2 effects instead of 1)"),
         (plain_answer, REDACTED, "retry", "instead of"),
     ],
-    ids=["not declared", "run again", "a reconciler that finds nothing", "not recorded", "a redacted header"],
+    ids=[
+        "not declared",
+        "run again",
+        "a row run again",
+        "rows not written",
+        "a reconciler that finds nothing",
+        "not recorded",
+        "a redacted header",
+    ],
 )
 @transactional
 def test_a_repeated_effect_or_a_differing_answer_is_reported(view, policy, check, text, serve):

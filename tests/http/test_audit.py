@@ -2,11 +2,13 @@
 
 import functools
 import json
+import threading
 
 import pytest
 from django.contrib import admin
+from django.contrib.auth import get_user_model
 from django.core.management import CommandError
-from django.db import transaction
+from django.db import connection, transaction
 from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import URLResolver, include, path, re_path
 from django.urls.resolvers import LocalePrefixPattern
@@ -17,11 +19,13 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST, require_safe
 from django.views.generic import CreateView, FormView, RedirectView
 from rest_framework.decorators import action, api_view
+from rest_framework.generics import GenericAPIView
+from rest_framework.mixins import CreateModelMixin
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.routers import DefaultRouter
 from rest_framework.views import APIView
 
-from idempotency import PARK, idempotent
+from idempotency import PARK, Operation, current_claim, hold, idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.views.route_audit import audit
 from idempotency.views.routes import places
@@ -29,6 +33,7 @@ from tests.commands import run_command
 from tests.http.test_checks_before_replays import IsOwner
 from tests.http.test_checks_of_urls import ByModel, TransfersElsewhere
 from tests.http.views import ModelActions, PlainView, plain_answer
+from tests.operations import forgetting_operations
 from tests.records import HOUR, make_records
 
 pytestmark = pytest.mark.urls(__name__)
@@ -214,9 +219,9 @@ EXPECTED = {
         "transaction.atomic is on InsideAtomic.dispatch()",
     ),
     ("POST", "/protected/durable/"): ("doubtful", "audit.durable", "Leave durable=True out, or declare"),
-    ("PUT", "/protected/durable/"): ("protected", "audit.durable_outside", "Durable.dispatch() runs before a replay"),
     ("POST", "/protected/ending/"): ("doubtful", "audit.ending", "commit, which Django refuses within"),
     ("PUT", "/protected/ending/"): ("protected", "audit.rebuilt", ""),
+    ("PUT", "/protected/durable/"): ("doubtful", "audit.durable_outside", "Durable.dispatch() runs before a replay"),
     ("POST", "/protected/form/"): ("protected", "audit.post_only", ""),
     ("PUT", "/protected/form/"): ("unprotected", None, ""),
     ("POST", "/protected/methods/"): ("protected", "audit.decorated", ""),
@@ -395,3 +400,109 @@ def test_the_command_lists_operations_of_records_that_no_code_declares():
     assert line not in run_command("idempotency_audit")[1]
     found = json.loads("\n".join(run_command("idempotency_audit", "--database", "default", "--json")[1]))
     assert found["undeclared_operations"] == {"charges.renamed": 2}
+
+
+def lock_by_redis(request):
+    with redis.lock("numbers"):  # noqa: F821
+        return HttpResponse()
+
+
+def lock_by_sql(request):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(42)")
+    return HttpResponse()
+
+
+def lock_for_the_transaction(request):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(42)")
+    return HttpResponse(get_user_model().objects.select_for_update().count())
+
+
+def lock_in_a_function(request):
+    return lock_by_redis(request)
+
+
+def lock_in_a_closure(request):
+    lock = threading.Lock()
+
+    def allocate():
+        with lock:
+            return HttpResponse()
+
+    return allocate()
+
+
+def hold_a_lock(request):
+    with hold(redis.lock("numbers")):  # noqa: F821
+        return HttpResponse()
+
+
+def block_by_the_clock(request):
+    return HttpResponse(block.clock(request))  # noqa: F821
+
+
+def charge_and_write(request):
+    return HttpResponse(get_user_model().objects.create(username=provider.charge()))  # noqa: F821
+
+
+def charge_and_save(request):
+    get_user_model()(username=provider.charge()).save()  # noqa: F821
+    return HttpResponse()
+
+
+def charge_and_read(request):
+    return HttpResponse([get_user_model().objects.get(), provider.charge()])  # noqa: F821
+
+
+def charge_and_begin(request):
+    provider.charge()  # noqa: F821
+    current_claim().begin()
+    return HttpResponse(get_user_model().objects.create())
+
+
+def charge_begin_and_lock(request):
+    current_claim().begin()
+    return lock_by_redis(request)
+
+
+class Creating(IdempotentMixin, CreateModelMixin, GenericAPIView):
+    idempotent_operations = {"post": Operation("audit.creating", transaction=False, recovery=PARK)}
+
+    def post(self, request):
+        return self.create(request)
+
+
+@pytest.mark.parametrize(
+    ("view", "is_in_transaction", "doubt"),
+    [
+        (lock_by_redis, True, "seems to take a lock (lock)"),
+        (lock_by_redis, False, ""),
+        (lock_by_sql, True, "seems to take a lock (pg_advisory_lock)"),
+        (lock_for_the_transaction, True, ""),
+        (lock_in_a_function, True, "seems to take a lock (lock)"),
+        (lock_in_a_closure, True, "seems to take a lock (Lock, lock)"),
+        (hold_a_lock, True, ""),
+        (block_by_the_clock, True, ""),
+        (charge_and_write, False, "seems to write rows without begin()"),
+        (charge_and_write, True, ""),
+        (charge_and_save, False, "seems to write rows without begin()"),
+        (charge_and_read, False, ""),
+        (charge_and_begin, False, ""),
+        (charge_begin_and_lock, False, "seems to take a lock (lock)"),
+    ],
+)
+def test_names_in_the_code_of_a_handler_raise_doubts(view, is_in_transaction, doubt, settings):
+    policy = {} if is_in_transaction else {"transaction": False, "recovery": PARK}
+    with forgetting_operations("audit.code"):
+        settings.ROOT_URLCONF = (path("code/", require_POST(idempotent("audit.code", **policy)(view))),)
+        route, *_ = audit().routes
+    assert (str(route.verdict), len(route.reasons)) == (("doubtful", 1) if doubt else ("protected", 0))
+    assert doubt in "".join(route.reasons)
+    assert ("idempotency.hold(" in "".join(route.reasons)) is ("lock" in doubt)
+
+
+def test_a_method_of_the_class_that_writes_raises_a_doubt(settings):
+    settings.ROOT_URLCONF = (path("code/", Creating.as_view()),)
+    (route,) = audit().routes
+    assert str(route.verdict) == "doubtful"
