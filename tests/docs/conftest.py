@@ -14,11 +14,13 @@ import httpx
 import pytest
 import requests
 from django.db import connections
-from django.test import RequestFactory, override_settings
+from django.test import Client, RequestFactory, override_settings
+from django.urls import path
 from rest_framework import serializers
 
 from idempotency import checks
 from idempotency.outbox import publish
+from idempotency.testing import Request, assert_idempotent
 from testproject import models
 from testproject.celery import app
 from tests.contrib.conftest import inbox, redis_server  # noqa: F401 - fixtures
@@ -33,6 +35,10 @@ OPTIONAL = {"adrf", "corsheaders", "django_tenants", "graphql"}
 OPTIONAL |= {"ninja", "strawberry"}
 #: Packages with models, which ``test_moving.py`` installs in a separate process.
 ELSEWHERE = {"rest_framework_idempotency_key"}
+
+
+#: The models of the examples.
+SHOP_MODELS = ("Charge", "Export", "Notification", "Payout", "Transfer")
 
 
 class ShopChargeSerializer(serializers.ModelSerializer):
@@ -103,7 +109,7 @@ def run_page(monkeypatch, provider):
 
     monkeypatch.setenv("RECORD_KEYS", urlsafe_b64encode(bytes(32)).decode())
     install("shop")
-    install("shop.models", **{name: getattr(models, name) for name in ("Charge", "Export", "Transfer", "Notification")})
+    install("shop.models", **{name: getattr(models, name) for name in SHOP_MODELS})
     install("shop.serializers", ChargeSerializer=ShopChargeSerializer)
     install("shop.provider", pay=provider.pay, ship=provider.pay)
     install("shop.reports", make_report=lambda request: "7", open_report=lambda report_id: io.BytesIO(b"a,b\n1,2\n"))
@@ -127,6 +133,17 @@ def post(view, payload, *, key="k", user=None):
     request = RequestFactory().post("/", payload, content_type="application/json", headers={"Idempotency-Key": key})
     request.user = UserFactory() if user is None else user
     return view(request)
+
+
+def repeat_in_every_way(view, payload, rows, settings, **options):
+    """Run ``assert_idempotent`` on the view, and count the rows that it writes."""
+    settings.ROOT_URLCONF = (path("operate/", view),)
+    clients = Client(), Client()
+    for client in clients:
+        client.force_login(UserFactory())
+    request = Request("POST", "/operate/", payload, content_type="application/json")
+    given = {"other_client": clients[1], "revoke": clients[0].logout} | options
+    assert_idempotent(clients[0], request, effects=rows, **given)
 
 
 def twice(view, payload):

@@ -11,10 +11,13 @@ from idempotency import Reconcile, idempotent
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.sweep import recover_batches
+from idempotency.protocol.faults import fault_point
+from testproject.models import Payout
 from testproject.provider.faults import Fault
 from testproject.provider.ledger import Ledger
 from testproject.provider.server import Provider
-from tests.docs.conftest import post
+from tests.concurrency.failures import Killed
+from tests.docs.conftest import post, repeat_in_every_way
 from tests.factories import UserFactory
 from tests.harness.servers import in_thread
 from tests.records import from_now
@@ -29,6 +32,10 @@ PROBES = ["find_by_key", "find_by_reference"]
 def payouts_provider(tmp_path):
     with closing(Ledger(tmp_path / "ledger")) as ledger, in_thread(Provider(0, ledger, deduplicate=False)) as server:
         yield server
+
+
+def kill():
+    raise Killed
 
 
 class Cut(httpx.HTTPTransport):
@@ -83,6 +90,33 @@ def test_a_payout_that_never_reached_the_provider_is_made_by_the_retry(probe, ru
     payouts.end_lease()
     assert json.loads(payouts.send().content) == {"id": 1, "amount": 7}
     assert [len(effects) for effects in payouts_provider.ledger.by_key.values()] == [1]
+
+
+@pytest.mark.failure_111
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("probe", PROBES)
+def test_a_payout_is_made_once_and_has_one_row_whoever_writes_it(probe, run_page, payouts_provider, settings):
+    payouts = Payouts(run_page(PAGE), payouts_provider, probe)
+    # After the retention, the row under the same derived key refuses another one.
+    repeat_in_every_way(payouts.view, {"amount": 7}, Payout.objects.all(), settings, leave_out=["expiry"])
+    assert {str(payout.key) for payout in Payout.objects.all()} == {*payouts_provider.ledger.by_key}
+    assert all(len(effects) == 1 for effects in payouts_provider.ledger.by_key.values())
+
+
+@pytest.mark.failure_111
+@pytest.mark.parametrize("probe", PROBES)
+def test_a_reconciler_that_is_killed_after_its_row_writes_no_other_one(probe, run_page, payouts_provider, monkeypatch):
+    payouts = Payouts(run_page(PAGE), payouts_provider, probe)
+    assert payouts.send(cut="after").status_code == 502
+    payouts.end_lease()
+    with monkeypatch.context() as patch:
+        patch.setitem(fault_point, "reconcile.found", kill)
+        with pytest.raises(Killed):
+            payouts.send()
+    assert Payout.objects.count() == 1
+    payouts.end_lease()
+    assert payouts.send().status_code == 201
+    assert Payout.objects.count() == 1
 
 
 def test_a_reference_that_was_paid_twice_is_parked(run_page, payouts_provider):

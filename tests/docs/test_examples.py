@@ -4,10 +4,12 @@ import hmac
 import json
 import re
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 from uuid import uuid4
 
 import django
+import httpx
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import connection
@@ -27,9 +29,8 @@ from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.options.values import IETF
 from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
-from idempotency.testing import Request, assert_idempotent
-from testproject.models import Charge, Export, Notification, Transfer
-from tests.docs.conftest import post, twice
+from testproject.models import Charge, Export, Notification, Payout, Transfer
+from tests.docs.conftest import post, repeat_in_every_way, twice
 from tests.docs.pages import PAGES, blocks, text_of
 from tests.docs.servers import cut
 from tests.factories import ChargeFactory, UserFactory
@@ -66,17 +67,8 @@ def test_the_plain_view_takes_effect_once(name, run_page):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("name", ["README.md", "index.md"])
 def test_the_first_example_is_safe_to_retry(name, run_page, settings):
-    settings.ROOT_URLCONF = (path("transfers/", run_page(name)["create_transfer"]),)
-    clients = Client(), Client()
-    for client in clients:
-        client.force_login(UserFactory())
-    assert_idempotent(
-        clients[0],
-        Request("POST", "/transfers/", {"recipient": "carol", "amount": 5}, content_type="application/json"),
-        effects=Transfer.objects.all(),
-        other_client=clients[1],
-        revoke=clients[0].logout,
-    )
+    view, payload = run_page(name)["create_transfer"], {"recipient": "carol", "amount": 5}
+    repeat_in_every_way(view, payload, Transfer.objects.all(), settings)
 
 
 @pytest.mark.parametrize("name", ["README.md", "how-to/protect-a-view.md", "reference/payloads.md"])
@@ -228,6 +220,48 @@ def test_the_order_continues_after_its_completed_step(run_page, provider, monkey
     assert len(provider.paid) == 2
 
 
+@pytest.fixture
+def charges(run_page):
+    """The charges of a provider that deduplicates, by its key, for the examples of *Call a provider*."""
+    charges = {}
+
+    def charge(request):
+        return httpx.Response(201, json={"id": charges.setdefault(request.headers["Idempotency-Key"], len(charges))})
+
+    run_page("how-to/call-a-provider.md")
+    sys.modules["shop.cards"].provider._transport = httpx.MockTransport(charge)
+    return charges
+
+
+@pytest.mark.failure_110
+@pytest.mark.django_db(transaction=True)
+def test_the_card_is_charged_once_and_has_one_row(charges, settings):
+    view = sys.modules["shop.cards"].charge_card
+    # After the retention, this provider still knows the key, and the row's unique column refuses another one.
+    repeat_in_every_way(view, {"amount": 5}, Charge.objects.all(), settings, leave_out=["expiry"])
+    assert len(charges) == Charge.objects.count() > 5
+    assert {int(charge.reference) for charge in Charge.objects.all()} == {*charges.values()}
+
+
+@pytest.mark.failure_110
+@pytest.mark.django_db(transaction=True)
+def test_the_order_is_paid_once_and_has_one_row(run_page, provider, settings):
+    view = run_page("how-to/call-a-provider.md")["place_order"]
+    repeat_in_every_way(view, {"item": 71}, Charge.objects.all(), settings)
+    # Though this provider doesn't deduplicate: each step is called once for each row.
+    assert len(provider.paid) == 2 * Charge.objects.count() > 10
+
+
+@pytest.mark.failure_109
+@pytest.mark.django_db(transaction=True)
+def test_the_lock_of_the_invoices_outlasts_the_commit(run_page, settings, monkeypatch):
+    view = run_page("how-to/protect-a-view.md")["create_invoice"]
+    lock = threading.Lock()
+    monkeypatch.setattr("shop.invoices_api.cache", SimpleNamespace(lock=lambda name: lock))
+    repeat_in_every_way(view, {"item": 71}, Charge.objects.all(), settings)
+    assert not lock.locked()
+
+
 def test_the_examples_derive_the_documented_keys(run_page):
     keys_of_this_operation = run_page("explanation/crashes.md")["keys_of_this_operation"]
     with idempotency.claim("docs.derive", account_id="1", key="k") as run:
@@ -241,12 +275,26 @@ def test_the_examples_derive_the_documented_keys(run_page):
 def test_a_parked_record_is_resolved_by_the_providers_answer(run_page):
     resolve = run_page("how-to/resolve-parked-records.md")["resolve"]
     idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
+    account = str(UserFactory().pk)
     for payout_id, status in ((None, Status.RECOVERABLE), (7, Status.COMPLETED)):
-        (pk,) = make_records(1, Status.PARKED, operation="docs.parked")
+        (pk,) = make_records(1, Status.PARKED, operation="docs.parked", account_id=account)
         record = IdempotencyRecord.objects.get(pk=pk)
-        resolve(record.account_id, record.operation, record.idempotency_key, payout_id, "alice")
+        resolve(record.account_id, record.operation, record.idempotency_key, payout_id, 5, "alice")
         record.refresh_from_db()
         assert (record.status, record.response_status) == (status, 201 if payout_id else None)
+        assert Payout.objects.count() == (payout_id is not None)
+
+
+@pytest.mark.failure_111
+def test_a_row_and_the_outcome_that_is_entered_for_it_are_committed_together(run_page):
+    resolve = run_page("how-to/resolve-parked-records.md")["resolve"]
+    idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
+    (pk,) = make_records(1, Status.PARKED, operation="docs.parked", account_id=str(UserFactory().pk))
+    record = IdempotencyRecord.objects.get(pk=pk)
+    with pytest.raises(TypeError, match="by"):  # it needs the name of a person
+        resolve(record.account_id, record.operation, record.idempotency_key, 7, 5, "")
+    record.refresh_from_db()
+    assert (record.status, Payout.objects.count()) == (Status.PARKED, 0)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -304,7 +352,8 @@ def test_the_card_is_charged_under_one_key_by_every_attempt(run_page, server):
     server.script = [cut]
     answers = [post(page["charge_card"], {"amount": 5}, user=user) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [502, 201, 201]
-    assert json.loads(answers[1].content) == {"id": 1}
+    assert json.loads(answers[1].content)["provider_id"] == 1
+    assert Charge.objects.count() == 1
     assert "Idempotency-Replayed" in answers[2]
     assert server.keys == [str(IdempotencyRecord.objects.get().derive_key("provider.charge"))] * 2
 
