@@ -7,7 +7,8 @@ Three things make sure that a payout happens only once:
 - The call is only valid for a part of the lease. Otherwise "not found" would prove nothing, because the call might
   still be in transit, or its process might be frozen and make the call an hour later. With the limit, a process that
   recovers an abandoned claim knows that no earlier call can pay any more.
-- The row in this database is unique by the derived key. The first attempt or reconciler to reach this point writes it.
+- The row in this database is committed together with the outcome, after ``begin()``. It is unique by the derived key,
+  because a reconciler writes it, too, for an attempt that was killed after its call.
 """
 
 import time
@@ -54,6 +55,7 @@ def pay_out(account_id: int, provider: str, *, label: str, amount: int, fault: s
         return JsonResponse({"detail": str(error), "code": "payout_refused"}, status=402)
     except ProviderFailedError as error:
         return JsonResponse({"detail": str(error), "code": "provider_failed"}, status=502)
+    claim.begin()
     return _created(_keep(account_id, key, effect))
 
 
@@ -71,7 +73,7 @@ def ask_provider(record: IdempotencyRecord) -> Finding:
 
 
 def _keep(account_id: int, key: UUID, effect: Effect) -> Payout:
-    """Write the payout's row, unless an earlier attempt has written it."""
+    """Write the payout's row, unless another attempt or reconciler has written it."""
     values = {"account_id": account_id, "label": effect.label, "amount": effect.amount, "provider_id": effect.id}
     return Payout.objects.get_or_create(key=key, defaults=values)[0]
 

@@ -8,7 +8,7 @@ from django.views.static import serve
 from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import SimpleRouter
 
-from . import orders, views
+from . import orders, payments, views
 from .lab import views as lab
 
 #: Served by Django, so that the lab needs neither collectstatic nor a web server for static files.
@@ -24,6 +24,8 @@ urlpatterns = [
     path("payouts/", views.create_payout, name="payout-list"),
     path("payouts/reexecute/", views.create_payout_reexecuted, name="payout-reexecute"),
     path("payouts/park/", views.create_payout_parked, name="payout-park"),
+    path("payments/", payments.create_payment, name="payment-list"),
+    path("unprotected/payments/", payments.create_payment_without_begin, name="unprotected-payment-list"),
     path("orders/", orders.create_order, name="order-list"),
     path("unprotected/orders/", orders.create_unprotected_order, name="unprotected-order-list"),
     path("exports/", views.create_export, name="export-list"),

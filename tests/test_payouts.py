@@ -91,7 +91,7 @@ def test_a_refused_payout_is_a_recorded_402(payout, path):
 @pytest.fixture(params=["before our row", "before the outcome"])
 def killed_after_paying(request, payout, monkeypatch):
     """Returns a function that posts, kills the attempt after the provider's answer, and ends the lease."""
-    name, rows = {"before our row": ("_keep", 0), "before the outcome": ("_created", 1)}[request.param]
+    name, rows = {"before our row": ("_keep", 0), "before the outcome": ("_created", 0)}[request.param]
 
     def killed(*args):
         raise Killed

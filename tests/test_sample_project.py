@@ -33,6 +33,7 @@ CHARGES = [Endpoint("/charges/", CHARGE, CHARGED), Endpoint("/unprotected/charge
 ENDPOINTS = [
     *CHARGES,
     *(Endpoint(f"/payouts/{kind}", PAYOUT, Payout.objects) for kind in ("", "reexecute/", "park/")),
+    Endpoint("/payments/", PAYOUT, CHARGED),
     Endpoint("/transfers/", TRANSFER, Transfer.objects),
     Endpoint("/notifications/", NOTIFICATION, Notification.objects),
 ]

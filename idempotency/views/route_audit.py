@@ -188,7 +188,7 @@ def _judged(
     function = [*decorator_stack(routed.handler)][-1]
     code = getattr(function, "__code__", None)
     doubts += _refused_by(operation, set() if code is None else {*_names_in(code)})
-    doubts += _undone_too_late(operation, [*_codes(function, view_class)])
+    doubts += _too_early(operation, [*_codes(function, view_class)])
     notes = [] if operation.policy.key_required else ["A request without a key runs unprotected (key_required=False)."]
     notes += [
         f"{dotted(base)}.dispatch() runs before a replay. If it validates or throttles, a retry may get its refusal "
@@ -255,8 +255,8 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from (name for name in constant if isinstance(name, str))
 
 
-def _undone_too_late(operation: Operation, codes: Collection[CodeType]) -> Iterator[str]:
-    """What a handler seems to do that commits or ends before its outcome is committed.
+def _too_early(operation: Operation, codes: Collection[CodeType]) -> Iterator[str]:
+    """What a handler seems to commit or to end before its outcome is committed.
 
     :param codes: the code of the handler and of what it calls. Names prove nothing, so they only raise doubts.
     """

@@ -1,7 +1,8 @@
-"""The program behind ``manage.py demo``: two storms of retried, duplicated and cut-off requests to a real server.
+"""The program behind ``manage.py demo``: storms of retried, duplicated and cut-off requests to a real server.
 
-The first storm sends charges. The second sends orders, whose receipts go through the outbox, Redis and a Celery worker.
-Each storm calls a protected endpoint and its unprotected twin.
+The first storm sends charges. The second sends payments, whose control only leaves ``begin()`` out. The third sends
+orders, whose receipts go through the outbox, Redis and a Celery worker. Each storm calls a protected endpoint and its
+unprotected twin.
 
 - ``charges`` defines the charges and orders, and the trouble that each runs into.
 - ``client`` contains the badly behaved clients, and runs a storm of them.

@@ -17,6 +17,7 @@ from testproject.embedded import EmbeddedPostgresError, embedded_postgres
 from testproject.harness.marks import Marks
 from testproject.harness.processes import ProcessError
 from testproject.harness.redis import RedisMissingError, running_redis
+from testproject.provider.process import running_provider
 
 
 def main() -> int:
@@ -46,9 +47,11 @@ def run(charges: int, orders: int, console: Console, stack: ExitStack) -> int:
         "Clients drop their connection or send duplicates at the same instant, and retry with one Idempotency-Key "
         "until they know the outcome. Meanwhile, worker processes are killed with SIGKILL. An unprotected endpoint "
         "gets the same requests. Effects are counted in the database.\n"
+        "Then payments follow, which call a provider before they write. Their control only leaves begin() out.\n"
         f"Then {orders:,} orders follow, whose messages go through the outbox, a relay, a real Redis and a Celery "
         "worker, all of which are killed. The unprotected handler sends ordinary tasks."
     )
+    provider = stack.enter_context(running_provider(directory / "ledger.jsonl", deduplicate=True))
     redis = stack.enter_context(running_redis())
     marks = Marks(directory / "marks")
     marks.directory.mkdir()
@@ -61,12 +64,15 @@ def run(charges: int, orders: int, console: Console, stack: ExitStack) -> int:
         "IDEMPOTENCY_LEASE_SECONDS": "2",
         "DEMO_MARKS": str(marks.directory),
         "BROKER_URL": redis.url,
+        "DEDUPLICATING_PROVIDER_URL": provider.url,
     }
     django.setup()
+    from .charges import FEWEST
     from .show import Show
 
-    show = Show(console, marks, directory)
+    show = Show(console, marks, directory, provider)
     show.play("charges", charges)
+    show.play("payments", max(charges // 10, FEWEST))
     show.play("orders", orders, redis)
     if show.problems:
         console.print("\n[bold red]FAILED.[/]")

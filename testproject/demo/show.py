@@ -22,6 +22,7 @@ from testproject.harness.redis import Redis
 from testproject.management.commands.create_demo_users import create_demo_users
 from testproject.models import Charge as ChargeRow
 from testproject.models import Receipt, UnprotectedCharge, UnprotectedReceipt
+from testproject.provider.process import Provider
 
 from .charges import Charge
 from .client import Endpoint, History, storm
@@ -32,7 +33,7 @@ HEALTH = b"GET /health/ HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n
 WORKERS = 4
 #: Fewer concurrent orders than charges. Otherwise a killed worker would end most of them before they published
 #: anything.
-AT_ONCE = {"charges": 48, "orders": 16}
+AT_ONCE = {"charges": 48, "payments": 24, "orders": 16}
 TIME_LIMIT = 300.0  # seconds after which a storm that is not over has failed
 LINE_EVERY = 3.0  # seconds between two lines of progress
 
@@ -40,8 +41,8 @@ LINE_EVERY = 3.0  # seconds between two lines of progress
 class Show:
     """Runs the storms, and collects their problems and summaries."""
 
-    def __init__(self, console: Console, marks: Marks, directory: Path) -> None:
-        self.console, self.marks, self.directory = console, marks, directory
+    def __init__(self, console: Console, marks: Marks, directory: Path, provider: Provider) -> None:
+        self.console, self.marks, self.directory, self.provider = console, marks, directory, provider
         call_command("migrate", verbosity=0, interactive=False)
         self.tokens = create_demo_users()
         self.run = f"demo-{secrets.token_hex(4)}"  # a database can be used again
@@ -116,6 +117,7 @@ class Show:
             of.update(endpoint.figures + figures)
             # How often a claim was taken over from a dead worker.
             records = IdempotencyRecord.objects.filter(idempotency_key__startswith=self._prefix(noun, name))
+            of["charged"] = self.provider.payouts(self._prefix(noun, name)[:-1]).total()
             of["take_overs"] = sum(attempt - 1 for attempt in records.values_list("attempt", flat=True))
             self.summary.append(
                 f"{name}: {of['expected']:,} {what}, {of['effects']:,} effects, {of['doubled']:,} doubled, "

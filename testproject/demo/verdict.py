@@ -15,7 +15,7 @@ from testproject.harness.effects import Effects, judge_effects
 from .client import History, code_of
 
 LISTED = 3  # examples of each kind
-CHARGES, ORDERS = "charges", "orders"
+CHARGES, PAYMENTS, ORDERS = "charges", "payments", "orders"
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Row:
     figure: str
     must: str = ""
     unprotected: str = ""
-    storms: tuple[str, ...] = (CHARGES, ORDERS)
+    storms: tuple[str, ...] = (CHARGES, PAYMENTS, ORDERS)
 
 
 HOLDS: dict[str, Callable[[int, int], bool]] = {
@@ -39,6 +39,7 @@ ROWS = (
     Row("expected effects", "expected"),
     Row("effects, counted in the database", "effects", "one for each"),
     Row("more than one effect", "doubled", "0", "more than 0"),
+    Row("charges in the provider's ledger", "charged", "one for each", "one for each", (PAYMENTS,)),
     Row("acknowledged but lost", "lost", "0"),
     Row("effects of declined orders", "ghosts", "0", "more than 0", (ORDERS,)),
     Row("wrong answers", "wrong", "0"),
@@ -49,8 +50,8 @@ ROWS = (
     Row("replays of the recorded outcome", "replay", "more than 0"),
     Row("conflicts, 409: another attempt in progress", "conflict"),
     Row("server errors, 5xx", "error"),
-    Row("changed payloads rejected, 422", "key_reused", "more than 0", storms=(CHARGES,)),
-    Row("claims taken over from dead workers", "take_overs", "more than 0", storms=(CHARGES,)),
+    Row("changed payloads rejected, 422", "key_reused", "more than 0", storms=(CHARGES, PAYMENTS)),
+    Row("claims taken over from dead workers", "take_overs", "more than 0", storms=(CHARGES, PAYMENTS)),
     Row("messages sent again for a killed broker", "resent", storms=(ORDERS,)),
     Row("SIGKILL: the server's workers, of both sides", "kills", "more than 0"),
     Row("SIGKILL: relays", "relay", "more than 0", storms=(ORDERS,)),

@@ -7,7 +7,7 @@ from httpx import Response
 
 from testproject.demo.charges import FEWEST, Charge, Trouble
 from testproject.demo.client import History
-from testproject.demo.verdict import CHARGES, ORDERS, ROWS, Findings, complaints, judge
+from testproject.demo.verdict import CHARGES, ORDERS, PAYMENTS, ROWS, Findings, complaints, judge
 
 
 @pytest.mark.parametrize("is_order", [False, True])
@@ -19,12 +19,13 @@ def test_the_smallest_storm_has_every_trouble(is_order):
     assert any(charge.declined for charge in storm) is is_order
 
 
-GOOD = {"expected": 20, "effects": 20}
-CONTROL = {"expected": 20, "effects": 30, "doubled": 10, "ghosts": 5, "wrong": 9}
+GOOD = {"expected": 20, "effects": 20, "charged": 20}
+CONTROL = {"expected": 20, "effects": 30, "charged": 20, "doubled": 10, "ghosts": 5, "wrong": 9}
 FAULTS = "doubled=1 lost=1 wrong=1 unsettled=1 effects=19 effects=21 cut=0 replay=0 kills=0"
 #: Single figures that fail a storm, at the protected endpoint and at its twin.
 STORMS = {
     CHARGES: (f"{FAULTS} key_reused=0 take_overs=0", "doubled=0"),
+    PAYMENTS: (f"{FAULTS} key_reused=0 take_overs=0 charged=21", "doubled=0 charged=21"),
     ORDERS: (f"{FAULTS} ghosts=1 relay=0 worker=0 redis=0", "doubled=0 ghosts=0"),
 }
 
