@@ -83,7 +83,7 @@ def test_rows_and_outcome_are_committed_together_wherever_the_process_dies(post,
 
 
 @pytest.mark.failure_110
-def test_without_begin_a_killed_attempt_leaves_its_row_and_the_next_one_adds_another(post, provider, monkeypatch):
+def test_without_begin_a_killed_attempt_doubles_its_row(post, provider, monkeypatch):
     handler.before = provider.charge
     kill_at(monkeypatch, "render.before", post)
     end_lease()
@@ -106,7 +106,7 @@ def test_a_handler_that_fails_is_undone_and_recovered_as_declared(post, provider
 
 
 @pytest.mark.parametrize("raises", [True, False])
-def test_a_refusal_that_is_raised_is_undone_and_recorded_and_a_returned_one_keeps_its_rows(post, provider, raises):
+def test_a_raised_refusal_is_undone_and_a_returned_one_keeps_its_rows(post, provider, raises):
     def refuse(request):
         if raises:
             raise Http404
@@ -303,7 +303,7 @@ def test_a_lease_can_be_renewed_after_begin(post, provider):
     assert state() == ("completed", ["one"])
 
 
-def test_a_rollback_that_the_handler_asks_for_keeps_neither_row_nor_outcome(post, provider):
+def test_a_handler_that_sets_rollback_keeps_neither_row_nor_outcome(post, provider):
     handler.after = lambda request: transaction.set_rollback(True)
     assert post("/again/").status_code == 201
     assert state() == ("recoverable", [])

@@ -82,7 +82,7 @@ def test_a_lock_is_released_after_a_rollback(post, lock, end, status):
     assert committed(lock) == [[]]
 
 
-def test_a_lock_gets_the_error_that_ended_its_block_and_does_not_suppress_it_afterwards(post, lock):
+def test_a_lock_gets_the_error_of_its_block_and_does_not_suppress_it(post, lock):
     error = Http404("on purpose")
 
     def refuse():
@@ -102,7 +102,7 @@ def test_a_lost_lease_is_reported_although_a_lock_can_not_be_released(post, lock
     assert "could not be released" in caplog.text
 
 
-def test_a_lock_that_can_not_be_released_changes_no_response_and_keeps_no_other_lock(post, lock, caplog):
+def test_an_error_of_a_lock_changes_no_response_and_keeps_no_other_lock(post, lock, caplog):
     broken = Lock("broken", fails=RuntimeError("the lock has expired"))
 
     def take_both(request):

@@ -286,7 +286,7 @@ def test_a_parked_record_is_resolved_by_the_providers_answer(run_page):
 
 
 @pytest.mark.failure_111
-def test_a_row_and_the_outcome_that_is_entered_for_it_are_committed_together(run_page):
+def test_a_row_and_the_outcome_entered_for_it_commit_together(run_page):
     resolve = run_page("how-to/resolve-parked-records.md")["resolve"]
     idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
     (pk,) = make_records(1, Status.PARKED, operation="docs.parked", account_id=str(UserFactory().pk))

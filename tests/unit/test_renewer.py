@@ -124,7 +124,7 @@ def test_a_heartbeat_is_due_after_each_third_of_the_lease(owned, renewing, monke
     assert (waits, renewer._thread) == ([0.5], None)
 
 
-def test_a_heartbeat_ends_once_the_transaction_of_a_single_writer_has_begun(owned, renewing, monkeypatch):
+def test_a_heartbeat_ends_in_the_transaction_of_a_single_writer(owned, renewing, monkeypatch):
     """Its transaction would block the renewals, and each other attempt."""
     renewing(Mock(side_effect=OperationalError("database is locked")))
     renewer = Renewer("default")
