@@ -2,7 +2,8 @@
 
 A claim must commit before the handler runs, and the outcome must be recorded after all of the handler's writes are
 committed. Neither is possible in a transaction around the whole view, so a view with a protected handler is exempt from
-ATOMIC_REQUESTS on every database. ``handler.py`` opens the same transactions.
+ATOMIC_REQUESTS on every database. For unprotected requests ``handler.py`` opens the same transactions. A protected
+request runs in the operation's transaction, and is refused if it would lose one on another database.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 
 from django.db import connections
 
+from ..operation import Operation
 from .stack import decorator_stack
 
 
@@ -40,6 +42,24 @@ def opens_its_transactions(callback: object) -> bool:
 def is_within_atomic_requests(callback: object) -> bool:
     """Whether Django opens a transaction around ``callback`` on any database."""
     return not set(databases_with_atomic_requests()) <= getattr(callback, "_non_atomic_requests", set())
+
+
+def opened_here(callback: object) -> list[str]:
+    """The databases on which this package opens the transaction of ATOMIC_REQUESTS in place of Django."""
+    exemption = getattr(callback, "_non_atomic_requests", None)
+    if not isinstance(exemption, EveryDatabase):
+        return []
+    return [using for using in databases_with_atomic_requests() if using not in exemption.exempted]
+
+
+def beside_records(operation: Operation, using: str) -> str:
+    """Why requests under ``operation`` are refused if ``opened_here()`` names a database without its records."""
+    return (
+        f"ATOMIC_REQUESTS of database {using!r} can't apply to {operation}, whose records are elsewhere: a crash "
+        f"between the two commits would leave an effect without its outcome. Mark the view with "
+        f"django.db.transaction.non_atomic_requests(using={using!r}), and open atomic(using={using!r}) around the "
+        f"handler's writes to it."
+    )
 
 
 def exempted_by_project(view: object) -> set[str]:

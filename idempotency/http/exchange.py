@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from django.core.exceptions import ObjectDoesNotExist
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError
 from django.http import RawPostDataException
 from django.http.response import HttpResponseBase
 
@@ -22,6 +22,7 @@ from ..exceptions import (
     KeyMissingError,
     LeaseLostError,
     OutcomeUnreadableError,
+    OuterTransactionError,
     PayloadInvalidError,
     PayloadUnreadableError,
     UnavailableError,
@@ -38,6 +39,7 @@ from ..protocol.claim import Claim
 from ..protocol.execution import End, running
 from ..protocol.ownership import Ownership
 from .adapter import Adapter
+from .atomic_requests import beside_records
 from .body_stream import BODY_STREAM, UNWATCHED
 from .handler import Handler, HandlerAttempt, attach_job
 from .key_headers import Reached, key_status, leave_headers
@@ -132,8 +134,8 @@ class Exchange:
         scope = scope_of(policy.operation.name, self.account, self.key, source=policy.account)
         self.claim_request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))
         for using in self.handler.databases:
-            if using != self.claim_request.store.using:  # fail before the claim
-                connections[using].ensure_connection()
+            if using != self.claim_request.store.using:
+                raise OuterTransactionError(beside_records(policy.operation, using))
         settled = acquire_or_wait(self.claim_request)
         if isinstance(settled, Outcome):
             return self._replay(settled)

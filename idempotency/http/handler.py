@@ -1,13 +1,12 @@
 """Runs a request's handler as an attempt of an operation, and decides whether its response is an outcome.
 
-The transactions of ATOMIC_REQUESTS are opened here: around the view for an unprotected request, and within the claim,
-on each database except the record's, for a protected request.
+The transactions of ATOMIC_REQUESTS around an unprotected request are opened here.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,18 +21,18 @@ from django.http.response import HttpResponseBase
 from django.utils.functional import cached_property
 from django.utils.translation import get_language
 
-from ..exceptions import IdempotencyError, OuterTransactionError, TransactionBrokenError, UnrecordableResponseError
+from ..exceptions import IdempotencyError, OuterTransactionError, UnrecordableResponseError
 from ..identity import keys
 from ..identity.scope import Scope
 from ..operation import Operation
 from ..options.values import Attach
 from ..outcome import Outcome, outcome_of
-from ..protocol.execution import Attempt, left_open
+from ..protocol.execution import Attempt
 from ..protocol.faults import fault_point
 from ..protocol.ownership import on_behalf_of
 from ..store import is_transaction_open, records_database
 from .adapter import Adapter, advice_on_adapters, handlers_of
-from .atomic_requests import EveryDatabase, databases_with_atomic_requests, exempted_by_project
+from .atomic_requests import EveryDatabase, databases_with_atomic_requests, exempted_by_project, opened_here
 from .body_stream import BODY_STREAM, UNWATCHED
 from .protection import Protection
 
@@ -81,15 +80,12 @@ class Handler:
 
     @cached_property
     def databases(self) -> list[str]:
-        """The databases on which this package opens the transaction of ATOMIC_REQUESTS.
+        """The databases on which this package opens the transaction of ATOMIC_REQUESTS for an unprotected request.
 
         Empty if no URL led here, or if the URL's view, which calls this one, is not exempt.
         """
         match = self.request.resolver_match
-        exemption = None if match is None else getattr(match.func, "_non_atomic_requests", None)
-        if not isinstance(exemption, EveryDatabase):
-            return []
-        return [using for using in databases_with_atomic_requests() if using not in exemption.exempted]
+        return [] if match is None else opened_here(match.func)
 
     def pass_through(self) -> Any:
         """Run an unprotected request like Django: in a transaction on each of ``databases``.
@@ -146,7 +142,7 @@ class HandlerAttempt(Attempt):
     response: Any = None
     #: Whether the handler returned. A copy of the context may outlive it.
     has_ended: bool = False
-    #: Whether the handler called ``set_rollback(True)`` on one of its transactions.
+    #: Whether the handler called ``set_rollback(True)`` on its transaction.
     undoes_itself: bool = False
 
     def is_here(self) -> bool:
@@ -163,40 +159,26 @@ class HandlerAttempt(Attempt):
         :raises UnrecordableResponseError: the response must be recorded, but can't be.
         """
         owned = self.claim.ownership
-        others = {using: transaction.atomic(using=using) for using in self.handler.databases if using != owned.using}
+        connection: Any = owned.store.connection
         token = attempts.set((*attempts.get(), self))
-        connected: list[Any] = [owned.store.connection, *(connections[using] for using in others)]
         # An outer operation, whose handler calls this one, may have replaced the method already.
-        replaced = [(connection, vars(connection).get("set_rollback")) for connection in connected]
+        of_outer = vars(connection).get("set_rollback")
+        # ``needs_rollback`` is not enough: Django also sets it after an error that the handler may catch. Nor is
+        # ``rollback_exc``, because a block with savepoint=False, as in save(), sets none.
+        connection.set_rollback = functools.partial(self._set_rollback, connection, len(connection.atomic_blocks))
         try:
-            with ExitStack() as transactions:
-                for block in others.values():
-                    transactions.enter_context(block)
-                for connection in connected:
-                    # ``needs_rollback`` is not enough: Django also sets it after an error that the handler may catch.
-                    depth = len(connection.atomic_blocks)
-                    connection.set_rollback = functools.partial(self._set_rollback, connection, depth)
-                outcome = self._outcome_of(self.handler.call())
-                if others:
-                    # The other transactions commit now. A later failure rolls back only the record's transaction.
-                    owned.has_effects_elsewhere = outcome is not None
-                    with on_behalf_of(owned):
-                        finish_transactions(others, outcome, owned.policy.operation)
-                return outcome
+            return self._outcome_of(self.handler.call())
         finally:
-            for connection, of_outer in replaced:
-                vars(connection).pop("set_rollback", None)
-                if of_outer is not None:
-                    connection.set_rollback = of_outer
+            vars(connection).pop("set_rollback", None)
+            if of_outer is not None:
+                connection.set_rollback = of_outer
             self.has_ended = True
             attempts.reset(token)
 
     def _set_rollback(self, connection: Any, depth: int, rollback: bool) -> None:
         """Record that the handler itself calls ``set_rollback()``."""
         type(connection).set_rollback(connection, rollback)
-        owned = self.claim.ownership
-        depth += owned.has_begun and connection is owned.store.connection
-        if len(connection.atomic_blocks) == depth:  # not within a nested atomic()
+        if len(connection.atomic_blocks) == depth + self.claim.ownership.has_begun:  # not within a nested atomic()
             self.undoes_itself = rollback
 
     def outcome_of_error(self, error: Exception) -> Outcome | None:
@@ -293,24 +275,3 @@ def is_running(operation: Operation, http: HttpRequest) -> bool:
 def is_innermost(block: Atomic) -> bool:
     using: Any = block.using
     return connections[using].atomic_blocks[-1:] == [block]
-
-
-def finish_transactions(blocks: Mapping[str, Atomic], outcome: Outcome | None, operation: Operation) -> None:
-    """Decide whether the open transaction of each database may commit.
-
-    :param outcome: the outcome to record, or None to roll back.
-    :raises TransactionBrokenError: the handler returned a success although an error had rolled back one of the
-        transactions, or it left another one open within.
-    """
-    for using, block in blocks.items():
-        if not is_innermost(block):
-            raise left_open(operation, using)
-        if outcome is None:
-            transaction.set_rollback(True, using=using)
-        elif outcome.status < 400 and (connections[using].needs_rollback or not connections[using].is_usable()):
-            # PostgreSQL rolls back at the COMMIT of a failed transaction, without an error.
-            raise TransactionBrokenError(
-                f"{operation} returned {outcome.status} although its transaction on database {using!r} had been marked "
-                f"for rollback or broken by a database error, so nothing it wrote there could be kept. Let the error "
-                f"propagate, or run the statement that may fail in its own atomic()."
-            )

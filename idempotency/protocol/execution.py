@@ -371,8 +371,7 @@ def release_or_park(owned: Ownership, reason: str | None = None) -> None:
     """
     policy = owned.policy
     # After a lost lease this is harmless, because both changes are fenced and match no row.
-    undone = policy.transaction and not owned.has_effects_elsewhere
-    if undone or policy.recovery is Recovery.REEXECUTE:
+    if policy.transaction or policy.recovery is Recovery.REEXECUTE:
         declined = owned.declined and reason is None  # without a reason, the status ended the attempt
         end(owned, ownership.release, reason, signals.unrecorded if declined else signals.released)
     elif policy.recovery is Recovery.PARK:

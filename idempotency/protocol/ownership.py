@@ -57,8 +57,6 @@ class Ownership:
     abandoned: bool = False
     #: True if another attempt is known to own the record.
     lost: bool = False
-    #: True if the operation may have committed writes that a rollback of the record's transaction doesn't undo.
-    has_effects_elsewhere: bool = False
     #: True if the operation returned a status below 500 that it declares as not recordable. This is not a failure.
     declined: bool = False
     #: True after ``Claim.discard()``: the response or result is not recorded.

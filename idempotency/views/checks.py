@@ -16,7 +16,12 @@ from django.db.models import Model
 
 from ..conf import mistakes_in_settings
 from ..http.adapter import frameworks_without_adapter, handlers_of
-from ..http.atomic_requests import databases_with_atomic_requests, is_within_atomic_requests
+from ..http.atomic_requests import (
+    beside_records,
+    databases_with_atomic_requests,
+    is_within_atomic_requests,
+    opened_here,
+)
 from ..http.problems import PROFILES
 from ..http.protection import RoutedHandler, around
 from ..http.stack import class_of
@@ -84,7 +89,10 @@ def model_written_elsewhere(view_class: Any, operation: Operation) -> type[Model
 @check(Tags.urls)
 def check_atomic_requests() -> Iterator[CheckMessage]:
     for place in places() if databases_with_atomic_requests() else ():
-        operations = {routed.operation.name for routed in handlers_of(place.callback) if routed.operation is not None}
+        found = {routed.operation for routed in handlers_of(place.callback) if routed.operation is not None}
+        for refusal in sorted({each for operation in found for each in refused_requests(place.callback, operation)}):
+            yield checks.Error(f"{place.route}: {refusal}", id="idempotency.E031")
+        operations = {operation.name for operation in found}
         if operations and is_within_atomic_requests(place.callback):
             yield checks.Error(
                 f"ATOMIC_REQUESTS opens a transaction around {place.route}, where no claim of "
@@ -94,6 +102,13 @@ def check_atomic_requests() -> Iterator[CheckMessage]:
                 "api.urls, which must be read once, because each access makes new views.",
                 id="idempotency.E031",
             )
+
+
+def refused_requests(callback: Any, operation: Operation) -> Iterator[str]:
+    """Why requests under ``operation`` are refused: ATOMIC_REQUESTS is on for databases without its records."""
+    for using in opened_here(callback):
+        if using != records_database(operation=operation.name):
+            yield beside_records(operation, using)
 
 
 @check(Tags.urls)

@@ -23,7 +23,13 @@ from ..http.atomic_requests import is_within_atomic_requests
 from ..http.protection import SAFE_METHODS, RoutedHandler, around, protection_of
 from ..http.stack import class_of, decorator_stack
 from ..operation import Operation
-from .checks import PRECONDITION_ABOVE, PRECONDITION_BELOW, mistakes_in, model_written_elsewhere
+from .checks import (
+    PRECONDITION_ABOVE,
+    PRECONDITION_BELOW,
+    mistakes_in,
+    model_written_elsewhere,
+    refused_requests,
+)
 from .decorators import dotted
 from .layers import is_within_precondition
 from .routes import Place, places
@@ -170,7 +176,7 @@ def _judged(
     operation: Operation, place: Place, routed: RoutedHandler, view_class: Any
 ) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict on a protected handler, and the reasons."""
-    mistakes = [*mistakes_in(place.callback, routed)]
+    mistakes = [*mistakes_in(place.callback, routed), *refused_requests(place.callback, operation)]
     if is_within_atomic_requests(place.callback):
         mistakes.append(
             "ATOMIC_REQUESTS opens a transaction around the view, where no claim can be committed: every request is "

@@ -1,28 +1,23 @@
-"""Records in one database, and a handler's writes in another one with ATOMIC_REQUESTS."""
+"""Records in one database, and another one with ATOMIC_REQUESTS, whose transaction a protected request can't have."""
 
 import json
-from contextlib import suppress
-from unittest.mock import Mock
 
 import pytest
-from asgiref.sync import sync_to_async
-from django.db import IntegrityError, OperationalError, connections, transaction
-from django.http import Http404, HttpResponse, JsonResponse
+from django.db import connections, transaction
+from django.http import HttpResponse, JsonResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
-from rest_framework.exceptions import ValidationError
 from rest_framework.generics import GenericAPIView
 from rest_framework.response import Response
-from rest_framework.views import exception_handler
 
-from idempotency import PARK, REEXECUTE, Reconcile, Unknown, idempotent
-from idempotency.protocol import ownership
+from idempotency import REEXECUTE, idempotent
+from idempotency.views.checks import check_atomic_requests
+from idempotency.views.route_audit import audit
 from testproject.models import Transfer
 from tests.aliases import added
-from tests.concurrency.failures import UNAVAILABLE, failing_database, just_before, problem
+from tests.concurrency.failures import UNAVAILABLE, failing_database, problem
 from tests.http.callers import assert_refused, effects, problem_code, records
-from tests.http.serving import drf_view
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_61]
 
@@ -67,133 +62,61 @@ def open_on_other():
     return connections["other"].in_atomic_block
 
 
-def ending(status=201, *, undone=(), error=None):
-    """Make an end for a handler: mark the ``undone`` transactions for rollback, then raise or respond."""
-
-    def end(request):
-        for using in undone:
-            if connections[using].in_atomic_block:
-                transaction.set_rollback(True, using=using)
-        if error is not None:
-            raise error
-        return HttpResponse(status=status)
-
-    return end
+def created(request):
+    return HttpResponse(status=201)
 
 
-CREATED = ending()
+class Method(View):
+    post = idempotent("tests.both_of_class")(lambda self, request: created(request))
 
 
-def serve_writing(serve, end=CREATED, **policy):
-    """Serve an operation that writes to both databases and then calls ``end``."""
-
-    @serve
-    @idempotent("tests.both", **policy)
-    def view(request):
-        assert open_on_other()
-        Transfer.objects.create(account_id=request.user.pk, recipient="carol", amount=1)
-        write("written")
-        return end(request)
+REMEDY = "non_atomic_requests(using='other')"
 
 
 @policies
-def test_the_other_database_commits_first(alice, serve, policy):
-    seen = []
-    serve_writing(serve, **policy)
-    with just_before(ownership, "complete", lambda *_, **options: seen.append((open_on_other(), notes()))):
-        assert alice.post(key="k").status_code == 201
-    assert seen == [(False, ["written"])]
-    assert alice.post(key="k")["Idempotency-Replayed"] == "true"
-    assert notes() == ["written"]
+def test_a_request_that_would_lose_a_transaction_is_refused(alice, serve, policy, caplog):
+    """Nothing is claimed, so the remedy needs no other key."""
+    view, exempt = (idempotent(f"tests.{name}", **policy)(created) for name in ("both", "exempt"))
+    transaction.non_atomic_requests(using="other")(exempt)
+    serve(view, **{"class/": Method.as_view(), "exempt/": exempt})
+    for url in ("/", "/class/"):
+        assert_refused(alice, "idempotency_outer_transaction", url, key="k")
+        assert REMEDY in caplog.text
+        caplog.clear()
+    assert records() == []
+    assert alice.post("/exempt/", key="k").status_code == 201
 
 
 @policies
-def test_an_effect_refused_at_commit_is_not_recorded(alice, serve, policy):
-    parents = [7, None]
+def test_such_a_view_is_an_error_of_the_checks_and_the_audit(settings, policy, monkeypatch):
+    view, exempt = (idempotent(f"tests.{name}", **policy)(created) for name in ("both", "exempt"))
+    transaction.non_atomic_requests(using="other")(exempt)
+    settings.ROOT_URLCONF = (path("refused/", view), path("class/", Method.as_view()), path("exempt/", exempt))
+    found = check_atomic_requests(None)
+    assert [(each.id, each.msg.partition(":")[0]) for each in found] == [
+        ("idempotency.E031", "/refused/"),
+        ("idempotency.E031", "/class/"),
+    ]
+    assert all(REMEDY in each.msg for each in found)
+    verdicts = {route.route: (str(route.verdict), REMEDY in " ".join(route.reasons)) for route in audit().routes}
+    broken, protected = ("broken", True), ("protected", False)
+    assert verdicts == {"/refused/": broken, "/class/": broken, "/exempt/": protected}
+    monkeypatch.setitem(connections["other"].settings_dict, "ATOMIC_REQUESTS", False)
+    assert check_atomic_requests(None) == []
 
-    def end(request):
-        write("child", parents.pop(0))
-        return HttpResponse(status=201)
 
-    serve_writing(serve, end, **policy)
-    assert alice.post(key="k").status_code == 500  # like the unprotected view
-    assert notes() == []
-    assert records() == [("recoverable", 1)]
+@policies
+def test_the_records_database_may_be_the_one_with_atomic_requests(settings, policy, alice, serve, monkeypatch):
+    monkeypatch.setitem(connections["other"].settings_dict, "ATOMIC_REQUESTS", False)
+    monkeypatch.setitem(connections["default"].settings_dict, "ATOMIC_REQUESTS", True)
+    serve(idempotent("tests.both", **policy)(created))
+    assert check_atomic_requests(None) == []
     assert alice.post(key="k").status_code == 201
-    assert notes() == ["written", "child"]
-    assert effects() == (1 if not policy else 2)
 
 
 @policies
-@pytest.mark.parametrize(
-    ("end", "status", "record", "kept"),
-    [
-        (ending(error=ValueError()), 500, "recoverable", []),
-        (ending(error=Http404()), 404, "completed", []),
-        (ending(400, undone=("default", "other")), 400, "completed", []),
-        (ending(400), 400, "completed", ["written"]),
-        (ending(503), 503, "recoverable", []),  # the retry runs, so none of these writes may be kept
-    ],
-    ids=["crash", "Http404", "400, undone", "400", "503"],
-)
-def test_the_other_database_keeps_what_django_would_keep(alice, serve, policy, end, status, record, kept):
-    serve_writing(serve, end, **policy)
-    assert alice.post(key="k").status_code == status
-    assert (notes(), records()) == (kept, [(record, 1)])
-
-
-@pytest.mark.parametrize("handled", [False, True], ids=["raised", "handled"])
-def test_drf_rolls_the_other_database_back(alice, serve, handled):
-    def handler(request):
-        write("written")
-        if handled:
-            return exception_handler(ValidationError(), {})
-        raise ValidationError
-
-    serve(drf_view(idempotent("tests.drf")(handler)))
-    assert alice.post(key="k").status_code == 400
-    assert notes() == []
-    assert alice.post(key="k")["Idempotency-Replayed"] == "true"
-
-
-@transaction.atomic(using="other", savepoint=False)  # as in save() and bulk_create()
-def fail_to_save():
-    raise IntegrityError
-
-
-def swallow_an_error(request):
-    with suppress(IntegrityError):
-        fail_to_save()
-    return HttpResponse()
-
-
-@policies
-@pytest.mark.parametrize("by", ["a mark", "the database"])
-def test_a_broken_transaction_is_a_crash(alice, serve, policy, by, monkeypatch):
-    if by == "the database":  # which reports no error at COMMIT
-        monkeypatch.setattr(connections["other"], "is_usable", lambda: False)
-    serve_writing(serve, swallow_an_error if by == "a mark" else CREATED, **policy)
-    assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
-    assert (notes(), records()) == ([], [("recoverable", 1)])
-
-
-@policies
-@pytest.mark.parametrize("undone", [("other",), ("default",), ("default", "other")], ids=" and ".join)
-def test_a_success_that_rolls_back_a_transaction_is_not_recorded(alice, serve, policy, undone):
-    if "transaction" in policy:
-        undone = ("other",)  # the only open transaction
-    serve_writing(serve, ending(undone=undone), **policy)
-    for attempt in (1, 2):
-        answer = alice.post(key="k")
-        assert (answer.status_code, answer["Idempotency-Status"]) == (201, "not-recorded")
-        assert (notes(), records()) == ([], [("recoverable", attempt)])
-    assert effects() == (2 if "transaction" in policy else 0)
-
-
-@policies
-@pytest.mark.parametrize("atomic", [True, False], ids=["ATOMIC_REQUESTS", "in autocommit"])
-def test_a_transaction_left_open_on_the_other_database_is_an_error(alice, serve, policy, atomic, monkeypatch, caplog):
-    monkeypatch.setitem(connections["other"].settings_dict, "ATOMIC_REQUESTS", atomic)
+def test_a_transaction_left_open_on_the_other_database_is_an_error(alice, serve, policy, monkeypatch, caplog):
+    monkeypatch.setitem(connections["other"].settings_dict, "ATOMIC_REQUESTS", False)
     leaving = [transaction.atomic(using="other").__enter__]
 
     @serve
@@ -230,17 +153,11 @@ def test_autocommit_left_off_on_the_other_database_is_an_error(alice, serve, pol
     assert notes() == ["written"]
 
 
-def test_nothing_is_claimed_if_the_other_database_is_unavailable(alice, serve, monkeypatch):
-    monkeypatch.setattr(connections["other"], "ensure_connection", Mock(side_effect=OperationalError))
-    serve_writing(serve, transaction=False, recovery=PARK)
-    assert alice.post(key="k").status_code == 500
-    assert records() == []
-
-
 @policies
 @pytest.mark.usefixtures("atomic_requests")
 def test_an_unavailable_records_database_is_a_503_with_atomic_requests(client, settings, policy):
-    view = idempotent("tests.gone", account=lambda request: "1", **policy)(ending())
+    view = idempotent("tests.gone", account=lambda request: "1", **policy)(created)
+    view = transaction.non_atomic_requests(using="other")(view)
     settings.ROOT_URLCONF = (path("", view),)
     with failing_database(connections["default"], "ensure_connection"):
         assert problem(client.post("/", headers={"Idempotency-Key": "k"})) == UNAVAILABLE
@@ -249,7 +166,7 @@ def test_an_unavailable_records_database_is_a_503_with_atomic_requests(client, s
 
 @policies
 def test_a_transaction_that_would_commit_after_the_outcome_is_refused(alice, serve, policy):
-    view = idempotent("tests.inner", **policy)(ending())
+    view = idempotent("tests.inner", **policy)(created)
     exempt = transaction.non_atomic_requests(using="other")(lambda request: view(request))
     hand = transaction.atomic(using="other")(view)
     serve(lambda request: view(request), **{"exempt/": exempt, "hand/": hand})
@@ -308,37 +225,6 @@ def test_an_unprotected_request_has_one_transaction_on_each_database(alice, serv
     assert records() == []
 
 
-def test_an_async_views_transactions_commit_before_its_outcome(alice, serve):
-    @serve
-    @idempotent("tests.async")
-    async def view(request):
-        assert await sync_to_async(open_on_other)()
-        await sync_to_async(write)("written")
-        return HttpResponse(status=503 if "busy" in request.GET else 201)
-
-    assert alice.post("/?busy=1", key="busy").status_code == 503
-    assert notes() == []
-    assert alice.post(key="k").status_code == 201
-    assert notes() == ["written"]
-
-
-@pytest.mark.parametrize(
-    ("recovery", "left", "again"),
-    [
-        (PARK, "parked", "idempotency_outcome_unknown"),
-        (Reconcile(lambda record: Unknown()), "in_progress", "idempotency_in_progress"),
-    ],
-    ids=["park", "reconcile"],
-)
-def test_a_run_committed_on_the_other_database_is_not_repeated(alice, serve, recovery, left, again):
-    serve_writing(serve, recovery=recovery)
-    with failing_database(ownership, "complete"):
-        assert problem_code(alice.post(key="k")) == "idempotency_unavailable"
-    assert (notes(), effects(), records()) == (["written"], 0, [(left, 1)])
-    assert problem_code(alice.post(key="k")) == again
-    assert notes() == ["written"]
-
-
 def test_the_writes_of_a_check_before_a_replay_are_rolled_back(alice, serve):
     class Looking(GenericAPIView):
         def get_object(self):
@@ -349,7 +235,7 @@ def test_the_writes_of_a_check_before_a_replay_are_rolled_back(alice, serve):
         def post(self, request, pk):
             return Response(self.get_object())
 
-    serve(**{"<int:pk>/": Looking.as_view()})
+    serve(**{"<int:pk>/": transaction.non_atomic_requests(using="other")(Looking.as_view())})
     for replay in ("", "true"):
         assert alice.post("/1/", key="k").get("Idempotency-Replayed", "") == replay
         assert (notes(), effects()) == (["looked"], 1)
