@@ -21,11 +21,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..bodies import BODY_GONE, UNREADABLE, decrypt_body
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, RecordQuerySet
 from ..operation import registry
 from ..options.validators import MAX_NAME_LENGTH
-from ..outcome import BODY_GONE, UNREADABLE, decrypt_body
 from ..store import records_database, statement_timeout
 from .actions import FORGET, MARK_NOT_EXECUTED, RECORD_OUTCOME, RELEASE, has_live_lease
 from .decisions import Action, DecisionAdmin

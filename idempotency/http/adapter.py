@@ -28,9 +28,10 @@ from django.http import (
 from django.urls import ResolverMatch
 from django.views import View
 
+from ..bodies import UNREADABLE, decode_body, is_json
 from ..exceptions import IdempotencyError, OutcomeUnreadableError
 from ..operation import Policy
-from ..outcome import UNREADABLE, Outcome, decode_body, is_json
+from ..outcome import Outcome
 from .payload import parsed_body
 from .problems import Profile, problem_response
 from .protection import RoutedHandler, handlers_of_class, methods_of_class, protection_of

@@ -30,10 +30,10 @@ from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.urls import ResolverMatch
 from django.utils.datastructures import MultiValueDict
 
+from ..bodies import is_json
 from ..exceptions import PayloadUnreadableError
 from ..identity.fingerprint import DigestedUpload
 from ..identity.parsing import form_pairs, parse_json
-from ..outcome import is_json
 
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"

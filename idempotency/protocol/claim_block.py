@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Unpack
 
+from ..bodies import UNREADABLE, decode_body
 from ..exceptions import OutcomeUnreadableError
 from ..identity import keys
 from ..identity.fingerprint import Payload
 from ..identity.scope import scope_of
 from ..operation import Operation, operation_for
 from ..options.table import BlockArguments, Use
-from ..outcome import UNREADABLE, Outcome, decode_body, outcome_of_result
+from ..outcome import Outcome, outcome_of_result
 from .acquisition import ClaimRequest, acquire_or_wait, refusal_to_begin
 from .claim import Claim
 from .execution import Attempt, running

@@ -12,10 +12,11 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import QuerySet
 
+from ..bodies import UNREADABLE, decode_body, encode_body
 from ..exceptions import OutcomeUnreadableError, OuterTransactionError
 from ..models import IdempotencyStep
 from ..options import validators
-from ..outcome import UNREADABLE, decode_body, encode_body, json_text
+from ..outcome import json_text
 from ..store import Fence, store_for
 from .faults import fault_point
 from .ownership import Ownership, fenced_change, on_behalf_of, store_errors

@@ -13,11 +13,12 @@ from typing import Any, Final, TypeVar
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BooleanField, Func, Q, QuerySet
 
+from ..bodies import BODY_GONE
 from ..exceptions import UnavailableError
 from ..identity.scope import Scope
 from ..lifecycle import Status
 from ..models import BODY_DUE, IdempotencyRecord, IdempotencyStep, Now
-from ..outcome import BODY_GONE, Outcome
+from ..outcome import Outcome
 
 logger: Final = logging.getLogger("idempotency")
 

@@ -9,11 +9,12 @@ from functools import partial
 import pytest
 from django.db import transaction
 
+from idempotency.bodies import encode_body
 from idempotency.exceptions import LeaseLostError
 from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.outcome import Outcome, encode_body
+from idempotency.outcome import Outcome
 from idempotency.protocol import ownership
 from idempotency.protocol.renewal import renew
 from idempotency.store import store_for

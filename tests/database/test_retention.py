@@ -10,13 +10,13 @@ from django.core.management import CommandError
 from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
+from idempotency.bodies import BODY_GONE
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import due, purge_batches, purge_body_batches
 from idempotency.operate.sweep import recover_batches
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_batches
-from idempotency.outcome import BODY_GONE
 from idempotency.protocol import ownership
 from idempotency.protocol.ownership import Ownership
 from idempotency.signals import purged

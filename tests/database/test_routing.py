@@ -11,6 +11,7 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from idempotency import PARK, REEXECUTE, Operation, claim, idempotent
 from idempotency.accounts import Fixed
+from idempotency.bodies import BODY_GONE
 from idempotency.contrib.dashboard.counting import write_counts
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.exceptions import InProgressError
@@ -24,7 +25,7 @@ from idempotency.operate.sweep import recover_batches
 from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.publishing import insert_message
-from idempotency.outcome import BODY_GONE, Outcome
+from idempotency.outcome import Outcome
 from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
 from idempotency.protocol.key_status import key_statuses
 from tests.aliases import added

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from idempotency import PARK, REEXECUTE, Operation
+from idempotency.bodies import encode_body
 from idempotency.exceptions import InProgressError, KeyReusedError, LeaseLostError, OutcomeUnknownError
 from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
@@ -26,7 +27,7 @@ from idempotency.operate.purge import purge_batches
 from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
-from idempotency.outcome import Outcome, encode_body, outcome_of_result
+from idempotency.outcome import Outcome, outcome_of_result
 from idempotency.protocol import ownership
 from idempotency.protocol.claim import Claim
 from idempotency.protocol.context import claim_in_context

@@ -13,13 +13,14 @@ from django.http import FileResponse, HttpResponse, JsonResponse
 from django.test import Client
 
 from idempotency import PARK, REEXECUTE, Attach, Operation, claim, require_claim
+from idempotency.bodies import ENVELOPE
 from idempotency.conf import settings as in_force
 from idempotency.exceptions import BodyGoneError, OutcomeUnreadableError, UnrecordableResponseError
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_body_batches
 from idempotency.operate.resolutions import record_outcome
-from idempotency.outcome import ENVELOPE, outcome_of
+from idempotency.outcome import outcome_of
 from idempotency.protocol import ownership
 from tests.database.claiming import acquire
 from tests.http.callers import assert_nothing_kept, assert_refused, effects, problem_code, replayed

@@ -8,9 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from idempotency import Operation, outcome
+from idempotency.bodies import ENVELOPE, decode_body, encode_body
 from idempotency.exceptions import OutcomeUnreadableError
 from idempotency.http.adapter import response_of
-from idempotency.outcome import ENVELOPE, Outcome, decode_body, encode_body, outcome_of
+from idempotency.outcome import Outcome, outcome_of
 
 TYPES = st.sampled_from(
     ["application/json", "application/json; charset=utf-8", "Application/Problem+JSON", "text/html", "", "image/png"]

@@ -24,6 +24,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSetMixin
 
+from ...bodies import UNREADABLE, decode_body, is_json
 from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register
 from ...http.payload import content_length, fits_in_memory, has_parts, keep_readable, parts
@@ -33,7 +34,7 @@ from ...http.stack import class_of
 from ...identity.parsing import parse_json
 from ...operation import Policy
 from ...options.values import IETF
-from ...outcome import UNREADABLE, Outcome, decode_body, is_json
+from ...outcome import Outcome
 from ...store import records_database
 from .object_checks import arguments_of_lookup, check_object, may_refuse, object_checks
 from .view_classes import HARMLESS, Docstring, handlers_of_view

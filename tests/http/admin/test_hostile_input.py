@@ -12,10 +12,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from idempotency.admin import decisions
+from idempotency.bodies import decode_body
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox.models import MessageStatus, OutboxMessage
-from idempotency.outcome import decode_body
 from tests.http.admin.pages import (
     DASHBOARD,
     LIST,

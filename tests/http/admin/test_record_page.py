@@ -9,10 +9,11 @@ from django.urls import reverse
 
 from idempotency import PARK, Operation, Reconcile, Unknown
 from idempotency.admin import decisions
+from idempotency.bodies import BODY_GONE
 from idempotency.http.adapter import response_of
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
-from idempotency.outcome import BODY_GONE, Outcome
+from idempotency.outcome import Outcome
 from tests.http.admin.pages import (
     LIST,
     OUTCOME,

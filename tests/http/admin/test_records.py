@@ -13,9 +13,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from idempotency.admin import display
+from idempotency.bodies import encode_body
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.outcome import encode_body
 from idempotency.store import statement_timeout
 from tests.aliases import another_alias
 from tests.concurrency.traces import session_settings
