@@ -216,6 +216,8 @@ def _owned(policy: Policy, fence: Fence, store: Store, signal: Signal) -> Owners
     """Return the ownership of a claim that was just committed, and send its signal."""
     # Here a transaction is open only in a TestCase.
     owned = Ownership(policy, fence, store, store.connection.in_atomic_block)
+    if _terms(policy)["undone_by_crash"]:
+        owned.session = store.session
     signals.send(signal, policy.operation, fence.scope, fence.attempt, request_hash=fence.request_hash)
     return owned
 

@@ -156,6 +156,7 @@ def _in_transaction(attempt: Attempt) -> Iterator[None]:
     """Run the block in the transaction of the record's database that also records the attempt's outcome."""
     owned = attempt.claim.ownership
     store, using = owned.store, owned.store.using
+    ownership.stay_in_session(owned)
     watch = store.watch_transaction()
     # The handler may call begin() within execute_wrapper(), which removes the last wrapper at its end.
     watch.is_outermost = not owned.policy.transaction

@@ -53,6 +53,8 @@ class Ownership:
     store: Store
     #: True in a TestCase, whose transaction hides the record from other connections.
     shares_connection: bool
+    #: The session that the claim names, whose end may end the lease. None if it names none.
+    session: int | None = None
     #: True if the earlier attempt disappeared and the reconciler must be called before anything runs.
     abandoned: bool = False
     #: True if another attempt is known to own the record.
@@ -166,6 +168,23 @@ def complete(owned: Ownership, outcome: Outcome, *, commit: bool = False) -> Non
     if not owned.store.complete(owned.fence, outcome, retention=owned.policy.retention, commit=commit):
         owned.lost = True
         raise owned.lost_error()
+
+
+def stay_in_session(owned: Ownership) -> None:
+    """Before the attempt's transaction begins, check that it will run in the session that the claim names.
+
+    Since the claim, a receiver of its signal may have closed the connection, as ``close_old_connections()`` does. The
+    next retry would take the old session's end for the attempt's. So from now on the claim names none.
+
+    :raises LeaseLostError: another attempt owns the record.
+    """
+    if owned.session is None or owned.session == owned.store.session:
+        return
+    lease, retention = owned.policy.lease, owned.policy.retention
+    if not fenced_change(owned, lambda: owned.store.leave_session(owned.fence, lease, retention=retention)):
+        owned.lost = True
+        raise owned.lost_error()
+    owned.session = None
 
 
 def record(owned: Ownership, outcome: Outcome) -> None:

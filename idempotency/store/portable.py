@@ -63,6 +63,11 @@ class Store(Upkeep):
         """Whether the driver has a transaction open, even one begun by a raw BEGIN, or can't report it."""
         return True
 
+    @property
+    def session(self) -> int | None:
+        """The connection's session. None if it is closed, or if the database doesn't show which sessions are alive."""
+        return None
+
     # Claims
 
     def insert_claim(
@@ -173,6 +178,10 @@ class Store(Upkeep):
             lease_expires_at=from_now(duration),
             expires_at=Greatest("expires_at", from_now(retention)),
         )
+
+    def leave_session(self, fence: Fence, lease: timedelta, *, retention: timedelta) -> bool:
+        """Renew a claim's lease, and name no session any more, because its handler runs in another one."""
+        raise NotImplementedError  # without ``session`` no claim names one
 
     def release(self, fence: Fence, error: str | None = None) -> bool:
         """Give up the claim, so that a retry may run at once.

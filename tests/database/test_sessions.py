@@ -9,8 +9,9 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError, connection, transaction
 from django.db.models import F
 
-from idempotency import claim
-from idempotency.exceptions import InProgressError, UnavailableError
+from idempotency import claim, signals
+from idempotency.exceptions import InProgressError, LeaseLostError, UnavailableError
+from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
@@ -84,6 +85,88 @@ def test_a_claim_behind_a_pooler_names_no_session(monkeypatch):
     monkeypatch.setattr(store_for("default"), "_session", lambda undone_by_crash: own_session() + 1)
     acquire(plain)
     assert record().session is None
+
+
+@of_postgres
+@pytest.mark.parametrize("expires", [HOUR, -SECOND], ids=["take over", "start over"])
+def test_a_later_claim_behind_a_pooler_does_not_keep_the_earlier_session(monkeypatch, expires):
+    claim_and_die()
+    IdempotencyRecord.objects.update(lease_expires_at=from_now(-SECOND), expires_at=from_now(expires))
+    monkeypatch.setattr(store_for("default"), "_session", lambda undone_by_crash: own_session() + 1)
+    assert acquire(plain).attempt == 2
+    assert record().session is None
+
+
+@of_postgres
+def test_a_retry_that_saw_an_earlier_attempt_does_not_end_the_lease():
+    """A transaction lists the sessions once, so a later attempt may name one that is missing from its list."""
+    acquire(plain)
+    observed = Fence.of(record())
+    IdempotencyRecord.objects.update(attempt=2, session=0)
+    assert not store_for("default").end_lease_of_gone_session(observed)
+    assert store_for("default").end_lease_of_gone_session(Fence.of(record()))
+
+
+@contextmanager
+def connection_closed_by(signal):
+    """In the block, a receiver of the signal closes the connection, as ``close_old_connections()`` may."""
+
+    def close(**event):
+        closed = own_session()
+        connection.close()
+        assert eventually(lambda: not is_listed(closed))
+
+    signal.connect(close)
+    try:
+        yield
+    finally:
+        signal.disconnect(close)
+
+
+@of_postgres
+@pytest.mark.failure_116
+@pytest.mark.parametrize("signal", [signals.claimed, signals.taken_over], ids=["claimed", "taken over"])
+def test_no_retry_overtakes_a_handler_whose_claim_was_made_in_another_session(signal):
+    if signal is signals.taken_over:
+        claim_and_die()
+        IdempotencyRecord.objects.update(lease_expires_at=from_now(-SECOND))
+    with connection_closed_by(signal), claim(plain, account_id="1", key="k", payload=PAYLOAD.command) as run:
+        assert record().session is None
+        grow_old()
+        with pytest.raises(InProgressError):
+            elsewhere(lambda: acquire(plain))
+        run.result = 1
+    assert record().status == Status.COMPLETED
+
+
+@of_postgres
+@pytest.mark.failure_116
+def test_a_handler_overtaken_before_its_transaction_does_not_run():
+    def close(**event):
+        connection.close()
+        IdempotencyRecord.objects.update(attempt=2)
+
+    signals.claimed.connect(close)
+    try:
+        with pytest.raises(LeaseLostError), claim(plain, account_id="1", key="k"):
+            raise AssertionError
+    finally:
+        signals.claimed.disconnect(close)
+    assert (record().attempt, record().status) == (2, Status.IN_PROGRESS)
+
+
+@of_postgres
+def test_a_lease_that_ended_with_the_closed_session_begins_again():
+    def close(**event):
+        connection.close()
+        IdempotencyRecord.objects.update(lease_expires_at=from_now(-SECOND))
+
+    signals.claimed.connect(close)
+    try:
+        with claim(plain, account_id="1", key="k"), pytest.raises(InProgressError):
+            elsewhere(lambda: acquire(plain, payload=Payload(None)))
+    finally:
+        signals.claimed.disconnect(close)
 
 
 @of_postgres

@@ -87,7 +87,8 @@ class CitusStore(PostgreSQLStore):
     def takes_several(self, cursor: Any) -> bool:
         return False  # a multi-shard update can't write the note, and Citus forwards a message as a whole
 
-    def _session(self, undone_by_crash: bool) -> int | None:
+    @property
+    def session(self) -> int | None:
         return None  # workers don't list the coordinator's sessions
 
     def end_leases_of_gone_sessions(self, operations: Collection[str], limit: int) -> None:

@@ -206,6 +206,9 @@ SET lease_expires_at = CASE WHEN {{settings}} THEN statement_timestamp() + %s::i
 {FENCED}
 """
 
+# The lease also starts again, because a retry that missed the old session may have ended it.
+LEAVE_SESSION = SET_LEASE.replace("SET ", "SET session = NULL, ", 1)
+
 PARK = f"""
 UPDATE idempotency_record
 SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL, error = coalesce(%s, error),
@@ -264,6 +267,9 @@ class RecordStore(Store):
 
     def set_lease(self, fence: Fence, duration: timedelta, *, retention: timedelta) -> bool:
         return self._change(SET_LEASE, _interval(duration), _interval(retention), *_matching(fence))
+
+    def leave_session(self, fence: Fence, lease: timedelta, *, retention: timedelta) -> bool:
+        return self._change(LEAVE_SESSION, _interval(lease), _interval(retention), *_matching(fence))
 
     def complete(self, fence: Fence, outcome: Outcome, *, retention: timedelta, commit: bool = False) -> bool:
         driver = self.connection.connection
@@ -353,10 +359,14 @@ class RecordStore(Store):
     def is_duplicate(self, error: BaseException) -> bool:
         return False  # ON CONFLICT reports no error
 
+    @property
+    def session(self) -> int | None:
+        driver: Any = self.connection.connection
+        return None if driver is None or self.is_nested else int(driver.pgconn.backend_pid)
+
     def _session(self, undone_by_crash: bool) -> int | None:
         """The parameter of ``SESSION``, for a claim whose handler runs in this connection's transaction."""
-        driver: Any = self.connection.connection
-        return int(driver.pgconn.backend_pid) if undone_by_crash and not self.is_nested else None
+        return self.session if undone_by_crash else None
 
     def _execute(self, cursor: Any, statement: str, parameters: Any, *settings: Setting) -> None:
         """Execute a statement that contains ``{settings}``. In a TestCase the settings would outlive the savepoint."""
