@@ -173,15 +173,19 @@ class Store(Upkeep):
 
     def set_lease(self, fence: Fence, duration: timedelta, *, retention: timedelta) -> bool:
         """Make the claim's lease end ``duration`` from now."""
+        return self._set_lease(fence, duration, retention)
+
+    def _set_lease(self, fence: Fence, duration: timedelta, retention: timedelta, **changes: Any) -> bool:
         return self._change_one(
             self.matching(fence, status=Status.IN_PROGRESS),
             lease_expires_at=from_now(duration),
             expires_at=Greatest("expires_at", from_now(retention)),
+            **changes,
         )
 
     def leave_session(self, fence: Fence, lease: timedelta, *, retention: timedelta) -> bool:
         """Renew a claim's lease, and name no session any more, because its handler runs in another one."""
-        raise NotImplementedError  # without ``session`` no claim names one
+        return self._set_lease(fence, lease, retention, session=None)
 
     def release(self, fence: Fence, error: str | None = None) -> bool:
         """Give up the claim, so that a retry may run at once.

@@ -63,7 +63,7 @@ def test_only_the_accounts_records_steps_and_messages_are_erased():
 
 
 def make_unfinished():
-    make_records(1, Status.IN_PROGRESS, lease=HOUR, account_id="alice")
+    make_records(1, Status.IN_PROGRESS, lease=HOUR, account_id="alice", attempt=2)
     make_records(2, Status.IN_PROGRESS, lease=-HOUR, account_id="alice")
     make_records(3, Status.PARKED, account_id="alice")
     make_messages(4, account_id="alice")

@@ -73,6 +73,7 @@ CHANGES = {
     "park": ownership.park,
     "renew": renew,
     "postpone": lambda owned: ownership.postpone(owned, HOUR),
+    "leave session": lambda owned: owned.store.leave_session(owned.fence, HOUR, retention=DAY),
 }
 
 
@@ -87,6 +88,12 @@ def by_a_request(answer):
     return read
 
 
+def of_a_gone_session(owned):
+    """A request finds that the session of a live claim is gone. Only PostgreSQL shows that."""
+    IdempotencyRecord.objects.update(session=0)
+    return partial(owned.store.end_lease_of_gone_session, owned.fence)
+
+
 #: Changes by other requests. Each is called with the claim when the request reads it, and returns the change.
 ANSWERS = {
     "take over": by_a_request(
@@ -98,6 +105,7 @@ ANSWERS = {
     "park abandoned": by_a_request(lambda store, seen: store.park_abandoned(seen)),
 }
 EVERY = {name: partial(partial, change) for name, change in CHANGES.items()} | ANSWERS
+EVERY["end the lease of a gone session"] = of_a_gone_session
 
 
 def row():
@@ -178,5 +186,5 @@ def test_an_owner_changes_its_own_claim():
     """Otherwise the tests above could pass without a fence."""
     for number, change in enumerate(CHANGES.values()):
         assert change(acquire(plain, f"key-{number}"))
-    assert IdempotencyRecord.objects.filter(status=Status.IN_PROGRESS).count() == 2
+    assert IdempotencyRecord.objects.filter(status=Status.IN_PROGRESS).count() == 3
     assert only_claims_in_progress_have_a_lease()

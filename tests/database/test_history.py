@@ -95,10 +95,13 @@ def test_an_entry_is_dated_by_the_database(monkeypatch):
 
 
 def test_only_the_latest_entries_are_kept():
-    for _ in range(MAX_ENTRIES // 2 + 2):
+    last = MAX_ENTRIES // 2 + 2
+    for _ in range(last):
         run(error=ValueError())
-    assert len(entries()) == MAX_ENTRIES
-    assert entries()[-1] == ("released", MAX_ENTRIES // 2 + 2, "ValueError")
+    # The first attempt is not in it, so two entries of each later attempt follow the first release.
+    taken = [(attempt, event) for attempt in range(2, last + 1) for event in ("taken_over", "released")]
+    assert [(attempt, event) for event, attempt, _ in entries()] == taken[-MAX_ENTRIES:]
+    assert entries()[-1] == ("released", last, "ValueError")
 
 
 def test_a_first_execution_and_a_replay_write_no_history():
