@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.core.paginator import Paginator
+from django.db import DatabaseError
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.formats import date_format
 from django.utils.html import format_html
@@ -22,7 +23,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..options.validators import MAX_NAME_LENGTH
-from ..store import statement_timeout
+from ..protocol.ownership import misfit
+from ..store import records_database, statement_timeout, store_for
 
 if TYPE_CHECKING:
     AnyModelAdmin = admin.ModelAdmin[Any]
@@ -98,6 +100,24 @@ class BoundedList(ChangeList):
         return self.root_queryset.none()
 
 
+def explaining_broken_tables(view: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a view of a ``ModelAdmin``: if the tables are broken, it answers with the sentence that the log has."""
+
+    @wraps(view)
+    def explained(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        try:
+            response = view(self, request, *args, **kwargs)
+            return response.render() if hasattr(response, "render") else response  # which may query, too
+        except DatabaseError as error:
+            using = records_database()
+            if not store_for(using).is_permanent(error):
+                raise
+            # Plain text, because a page of the admin queries the database, which a broken transaction refuses.
+            return HttpResponse(misfit(using, error), status=503, content_type="text/plain; charset=utf-8")
+
+    return explained
+
+
 class ReadOnlyAdmin(AnyModelAdmin):
     """The admin of a possibly huge table whose rows can't be edited."""
 
@@ -111,6 +131,9 @@ class ReadOnlyAdmin(AnyModelAdmin):
 
     class Media:
         css: Final = {"all": ["idempotency/admin.css"]}
+
+    changelist_view = explaining_broken_tables(AnyModelAdmin.changelist_view)
+    changeform_view = explaining_broken_tables(AnyModelAdmin.changeform_view)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

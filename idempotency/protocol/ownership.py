@@ -237,6 +237,19 @@ def store_errors(using: str, *, completing: Operation | None = None) -> Iterator
         raise unavailable(using, error, completing=completing) from error
 
 
+def misfit(using: str, error: Exception) -> str:
+    """What an operator has to do about a permanent error in the record's database."""
+    return (
+        f"Every protected operation fails: the tables of idempotency in database {using!r} don't fit this release, or "
+        f"its role lacks a permission ({_kind(error)}). Run manage.py migrate and manage.py check --database {using}, "
+        f"finish the deploy, or grant the permission."
+    )
+
+
+def _kind(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
 def unavailable(using: str, error: Exception, *, completing: Operation | None = None) -> UnavailableError:
     """The error that a caller gets for an error in the record's database.
 
@@ -246,10 +259,9 @@ def unavailable(using: str, error: Exception, *, completing: Operation | None = 
     """
     if not store_for(using).is_permanent(error):
         return UnavailableError(retry_after=1)
-    kind = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    kind = _kind(error)
     problem = (
-        f"Every protected operation fails: the tables of idempotency in database {using!r} don't fit this release, or "
-        f"its role lacks a permission ({kind}). Run manage.py migrate, finish the deploy, or grant the permission."
+        misfit(using, error)
         if completing is None
         else f"{completing} claimed its record in database {using!r} but could not complete it ({kind}). Its handler "
         f"has probably changed the role or the search_path of the connection, for example by SET LOCAL ROLE, and must "

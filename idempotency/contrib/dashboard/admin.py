@@ -24,7 +24,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...admin.decisions import DecisionAdmin, admin_of
-from ...admin.display import ReadOnlyAdmin, format_duration, show_key, url_of
+from ...admin.display import ReadOnlyAdmin, explaining_broken_tables, format_duration, show_key, url_of
 from ...models import IdempotencyRecord
 from ...operate.statistics import Number, Precision, Stats, stats
 from ...store import records_database
@@ -75,6 +75,7 @@ class DashboardAdmin(ReadOnlyAdmin):
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm("idempotency.view_idempotencyrecord")
 
+    @explaining_broken_tables
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied

@@ -6,6 +6,7 @@ import re
 import pytest
 from django.contrib import admin
 from django.contrib.admin import AdminSite
+from django.db import connection
 from django.urls import path
 
 from idempotency import signals
@@ -21,9 +22,10 @@ from idempotency.outbox.admin import OutboxMessageAdmin
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from tests.database.counters.conftest import _nothing_counted  # noqa: F401 - a fixture
 from tests.database.counters.counting import count
-from tests.http.admin.pages import DASHBOARD, LIST, decide, log_in, plain_text
+from tests.http.admin.pages import DASHBOARD, LIST, decide, detail, log_in, plain_text
 from tests.outbox import make_messages
 from tests.records import HOUR, MINUTE, make_records
+from tests.tables import drop, drop_field, whole_tables  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -170,3 +172,22 @@ def test_each_admin_site_has_a_dashboard(client):
 @pytest.mark.parametrize("permissions", [[], ["view_outboxmessage", "view_response_body"]])
 def test_the_dashboard_needs_the_permission_to_view_records(client, permissions):
     assert log_in(client, *permissions).get(DASHBOARD).status_code == 403
+
+
+@pytest.mark.usefixtures("whole_tables")
+@pytest.mark.parametrize("atomic", [False, True])
+def test_the_admin_says_what_the_log_says_about_broken_tables(client, monkeypatch, atomic):
+    log_in(client, superuser=True)
+    (pk,) = make_records(1)
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic)
+    for break_table, arguments, pages in (
+        (drop, [IdempotencyStep], [detail(pk)]),
+        (drop_field, [IdempotencyRecord, "error"], [detail(pk)]),
+        (drop, [IdempotencyRecord], [detail(pk), LIST, DASHBOARD]),
+    ):
+        with connection.schema_editor() as editor:
+            break_table(editor, *arguments)
+        for page in pages:
+            answer = client.get(page)
+            assert answer.status_code == 503, page
+            assert answer.content.decode().startswith("Every protected operation fails: the tables of idempotency")

@@ -41,7 +41,7 @@ def test_the_texts_of_each_page_are_translated(client, monkeypatch):
     ]
     of_question = ["YOU KNOW THAT THIS OPERATION", "CONTENT TYPE", "HOW YOU KNOW.", "NO, TAKE ME BACK", "KEY"]
     of_list = ["BY OPERATION", "BY STATE", "IN PROGRESS, LEASE OVER", "OVER FOR 1 h", "ATTEMPT 2", "ACCOUNT 1"]
-    of_dashboard = ["STUCK", "ABANDONED: THE NEXT SWEEP", "TAKE-OVERS", "EVENTS BY HOUR", "NEVER"]
+    of_dashboard = ["STUCK", "ABANDONED: THE NEXT SWEEP", "TAKE-OVERS", "EVENTS BY HOUR", "PURGE OVERDUE FOR"]
     of_message = ["IT WAS TRIED TOO OFTEN", "CORRECT THE CAUSE, THEN", "LAST ERROR"]
     for shown, phrases in (
         (client.get(LIST), of_list),
