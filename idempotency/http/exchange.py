@@ -39,9 +39,9 @@ from ..protocol.claim import Claim
 from ..protocol.execution import End, running
 from ..protocol.ownership import Ownership
 from .adapter import Adapter
-from .atomic_requests import beside_records
+from .atomic_requests import UnprotectedCall, beside_records
 from .body_stream import BODY_STREAM, UNWATCHED
-from .handler import Handler, HandlerAttempt, attach_job
+from .handler import HandlerAttempt, attach_job
 from .key_headers import Reached, key_status, leave_headers
 from .key_sources import KeySource
 from .payload import route_of, with_headers
@@ -63,7 +63,7 @@ class Exchange:
 
     policy: Policy
     adapter: Adapter
-    handler: Handler
+    handler: UnprotectedCall
     key: str = ""
     account: str | None = None
     claim_request: ClaimRequest = field(init=False)

@@ -1,28 +1,20 @@
-"""Runs a request's handler as an attempt of an operation, and decides whether its response is an outcome.
-
-The transactions of ATOMIC_REQUESTS around an unprotected request are opened here.
-"""
+"""Runs a request's handler as an attempt of an operation, and decides whether its response is an outcome."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
-from django.db import connections, transaction
-from django.db.transaction import Atomic
+from django.db import connections
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from django.utils.functional import cached_property
 from django.utils.translation import get_language
 
-from ..exceptions import IdempotencyError, OuterTransactionError, UnrecordableResponseError
-from ..identity import keys
+from ..exceptions import IdempotencyError, UnrecordableResponseError
 from ..identity.scope import Scope
 from ..operation import Operation
 from ..options.values import Attach
@@ -30,115 +22,16 @@ from ..outcome import Outcome, outcome_of
 from ..protocol.execution import Attempt
 from ..protocol.faults import fault_point
 from ..protocol.ownership import on_behalf_of
-from ..store import is_transaction_open, records_database
-from .adapter import Adapter, advice_on_adapters, handlers_of
-from .atomic_requests import EveryDatabase, databases_with_atomic_requests, exempted_by_project, opened_here
+from ..store import records_database
+from .adapter import Adapter, advice_on_adapters
+from .atomic_requests import UnprotectedCall
 from .body_stream import BODY_STREAM, UNWATCHED
-from .protection import Protection
-
-#: The attribute of Django's request for the transactions around its view, while they are open.
-_OPENED = "_idempotency_atomic_request"
-
-
-def exempt(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Exempt the view of a class with protected handlers from ATOMIC_REQUESTS."""
-
-    @functools.wraps(view)
-    def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if not databases_with_atomic_requests() or _is_protected(view, request):
-            return view(request, *args, **kwargs)
-        return Handler(functools.partial(view, request, *args, **kwargs), request, wrapper).pass_through()
-
-    if iscoroutinefunction(view):
-        markcoroutinefunction(wrapper)
-    wrapper._non_atomic_requests = EveryDatabase(wrapper, exempted_by_project(view))  # type: ignore[attr-defined]
-    return wrapper
-
-
-def _is_protected(view: Any, request: HttpRequest) -> bool:
-    """Whether the whole request runs within its operation. A decorator or an override may skip the operation."""
-    method = request.method or ""
-    routed = next((routed for routed in handlers_of(view) if method in routed.methods), None)
-    if routed is None or not (isinstance(routed.handler, Protection) or iscoroutinefunction(view)):
-        return False
-    operation = routed.operation_for(method)
-    if operation is None:
-        return False
-    # Check only the headers, because the operation's ``key`` may read the body.
-    return operation.policy.key_required or operation.policy.key is not None or keys.META_NAME in request.META
-
-
-@dataclass(eq=False, repr=False)
-class Handler:
-    """The unprotected handler of one request."""
-
-    #: Runs the view or the method, to its end if it is async.
-    call: Callable[[], Any]
-    request: HttpRequest
-    #: The view that ``call`` runs.
-    view: object
-
-    @cached_property
-    def databases(self) -> list[str]:
-        """The databases on which this package opens the transaction of ATOMIC_REQUESTS for an unprotected request.
-
-        Empty if no URL led here, or if the URL's view, which calls this one, is not exempt.
-        """
-        match = self.request.resolver_match
-        return [] if match is None else opened_here(match.func)
-
-    def pass_through(self) -> Any:
-        """Run an unprotected request like Django: in a transaction on each of ``databases``.
-
-        :raises RuntimeError: the view is async and needs a transaction, which Django refuses as well.
-        """
-        if getattr(self.request, _OPENED, None) is not None:  # opened by the class-based view of this handler
-            return self.call()
-        databases = self.databases
-        if not databases:
-            return self.call()
-        if iscoroutinefunction(self.view):
-            raise RuntimeError(
-                "You cannot use ATOMIC_REQUESTS with async views. Only a protected request to this view runs in a "
-                "transaction. Mark the view with django.db.transaction.non_atomic_requests."
-            )
-        blocks = {using: transaction.atomic(using=using) for using in databases}
-        with ExitStack() as transactions:
-            for block in blocks.values():
-                transactions.enter_context(block)
-            setattr(self.request, _OPENED, (transactions, blocks))
-            try:
-                return self.call()
-            finally:
-                setattr(self.request, _OPENED, None)
-
-    def refuse_open_transactions(self, operation: Operation) -> None:
-        """Refuse to claim within a transaction that would commit after the outcome is recorded.
-
-        First commit the transactions opened around the view for code above its protected handler, such as an override
-        that calls ``super().post()``.
-
-        :raises OuterTransactionError: a transaction is open on any database.
-        """
-        transactions, blocks = getattr(self.request, _OPENED, None) or (None, {})
-        if transactions is not None and all(map(is_innermost, blocks.values())):
-            setattr(self.request, _OPENED, None)
-            transactions.close()
-        for connection in connections.all(initialized_only=True):
-            if connection.in_atomic_block and is_transaction_open(connection.alias):
-                raise OuterTransactionError(
-                    f"{operation} was called inside an open transaction of database {connection.alias!r}, which would "
-                    f"commit after the operation's outcome is recorded. Call it outside of atomic(). A protected view "
-                    f"is exempt from ATOMIC_REQUESTS. If a decorator or an overridden as_view() hides that, put "
-                    f"@idempotent directly on the function or method, or mark the outermost view with "
-                    f"django.db.transaction.non_atomic_requests(using={connection.alias!r})."
-                )
 
 
 @dataclass(eq=False, repr=False)
 class HandlerAttempt(Attempt):
     adapter: Adapter
-    handler: Handler
+    handler: UnprotectedCall
     response: Any = None
     #: Whether the handler returned. A copy of the context may outlive it.
     has_ended: bool = False
@@ -270,8 +163,3 @@ def is_running(operation: Operation, http: HttpRequest) -> bool:
     if not here or not (here[-1].ownership.in_transaction and operation.declared["transaction"]):
         return False
     return records_database(operation=operation.name, account_id=here[-1].scope.account_id) == here[-1].using
-
-
-def is_innermost(block: Atomic) -> bool:
-    using: Any = block.using
-    return connections[using].atomic_blocks[-1:] == [block]

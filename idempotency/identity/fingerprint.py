@@ -61,12 +61,12 @@ class Payload:
 
     It has no ``repr``, because crash reports show local variables.
 
-    :param command: the parsed body, or the result of the operation's ``payload``.
+    :param content: the parsed body, or the result of the operation's ``payload``.
     :param route: the request's route, and the route's arguments by name or position.
     :param query: the raw query string.
     """
 
-    command: object
+    content: object
     method: str = ""
     route: Mapping[str, object] | Sequence[object] = ()
     query: str = ""
@@ -92,7 +92,7 @@ class Payload:
     def _digest(self) -> bytes:
         canonical: _Text = []
         try:
-            for part in (self.method, self.route, sorted_pairs(self.query), self.command):
+            for part in (self.method, self.route, sorted_pairs(self.query), self.content):
                 _write_value(part, canonical, MAX_DEPTH)
         except RecursionError:
             # The depth is bounded, but the caller's stack may already be close to the interpreter's limit.

@@ -251,7 +251,7 @@ def _settle(attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exce
             raise error
         case End.ENDED_ITSELF:
             # Parked, because it must not run again automatically.
-            end(owned, ownership.park, recorded_reason(error), signals.parked)
+            settle_record(owned, ownership.park, recorded_reason(error), signals.parked)
             raise _ended_itself(owned) from error
         case End.UNKNOWN if not store.commit_was_refused(error):
             # Left as it is. The COMMIT may have succeeded, so a release could let the operation run twice.
@@ -374,12 +374,14 @@ def release_or_park(owned: Ownership, reason: str | None = None) -> None:
     # After a lost lease this is harmless, because both changes are fenced and match no row.
     if policy.transaction or policy.recovery is Recovery.REEXECUTE:
         declined = owned.declined and reason is None  # without a reason, the status ended the attempt
-        end(owned, ownership.release, reason, signals.unrecorded if declined else signals.released)
+        settle_record(owned, ownership.release, reason, signals.unrecorded if declined else signals.released)
     elif policy.recovery is Recovery.PARK:
-        end(owned, ownership.park, reason, signals.parked)
+        settle_record(owned, ownership.park, reason, signals.parked)
 
 
-def end(owned: Ownership, change: Callable[[Ownership, str | None], bool], reason: str | None, signal: Signal) -> None:
+def settle_record(
+    owned: Ownership, change: Callable[[Ownership, str | None], bool], reason: str | None, signal: Signal
+) -> None:
     """Release or park the claim, and announce it. Never raises, because the lease ends by itself."""
     try:
         ended = change(owned, reason)

@@ -14,9 +14,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.views import View
 
 from ..http.adapter import Adapter, adapter_for, adapters, advice_on_adapters, handlers_of, hooks_of
-from ..http.atomic_requests import EveryDatabase, exempted_by_project, opens_its_transactions
+from ..http.atomic_requests import EveryDatabase, UnprotectedCall, exempt, exempted_by_project, opens_its_transactions
 from ..http.exchange import Exchange
-from ..http.handler import Handler, attempts, exempt, is_running
+from ..http.handler import attempts, is_running
 from ..http.protection import (
     SAFE_METHODS,
     Protection,
@@ -145,7 +145,7 @@ class Protected(Protection):
 
     def _respond(self, call: functools.partial[Any], adapter: Adapter) -> Any:
         """Answer by an exchange, or by the unprotected handler. Returns an awaitable if the view is async."""
-        handler = Handler(call, adapter.http, self)
+        handler = UnprotectedCall(call, adapter.http, self)
         if not self._protects(call.args, adapter):
             return handler.pass_through()
         exchange = Exchange(self.operation.policy, adapter, handler)

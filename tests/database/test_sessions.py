@@ -283,7 +283,7 @@ def test_an_attempt_that_lost_its_session_commits_nothing(ended_by):
     gate = Gate()
 
     def write():
-        with claim(plain, account_id="1", key="k", payload=PAYLOAD.command):
+        with claim(plain, account_id="1", key="k", payload=PAYLOAD.content):
             User.objects.create(username="late")
             if ended_by == "the handler":
                 connection.close()

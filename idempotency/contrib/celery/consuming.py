@@ -33,7 +33,7 @@ from ...protocol import ownership
 from ...protocol.acquisition import ClaimRequest, acquire_or_wait
 from ...protocol.claim import Claim
 from ...protocol.claim_block import result_of
-from ...protocol.execution import Attempt, end, running
+from ...protocol.execution import Attempt, running, settle_record
 from .deliveries import Delivery
 from .policy import ATTRIBUTE, TaskPolicy, policy_of
 
@@ -147,7 +147,7 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             # Nothing ran under the claim, so releasing it is safe for every declared recovery. The record keeps the
             # reason, so that the message doesn't count as lost by Redis. If the process dies before the release, the
             # lease runs out and recovery settles the claim.
-            end(owned, ownership.release, reason, signals.released)
+            settle_record(owned, ownership.release, reason, signals.released)
     request.idempotency_attempt = owned.attempt  # a dead letter carries this number
     delivery.log(logging.INFO, f"runs as attempt {owned.attempt}")
     attempt = Attempt(Claim(owned))

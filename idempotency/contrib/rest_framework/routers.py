@@ -8,8 +8,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from rest_framework import routers
 
-from ...http.atomic_requests import databases_with_atomic_requests, opens_its_transactions
-from ...http.handler import exempt
+from ...http.atomic_requests import databases_with_atomic_requests, exempt, opens_its_transactions
 from ...http.protection import protection_of
 from ...operation import Operation
 from ...views.decorators import Protected, dotted, refuse_atomic
