@@ -25,6 +25,9 @@ from .options.values import ACCEPTED, REEXECUTE, Attach, Reconcile
 
 logger: Final = logging.getLogger("idempotency")
 
+#: The maximum number of names that ``Operation.calls`` keeps.
+MAX_CALLS: Final = 20
+
 
 class Operation:
     """The policy of one operation.
@@ -45,6 +48,9 @@ class Operation:
         self.name = name
         #: The arguments by name; None if omitted.
         self.declared: Final = _checked(name, arguments)
+        #: The names of calls for which this process has derived keys, in the order of their first use. The admin lists
+        #: them, because only the code knows them.
+        self.calls: Final[dict[str, None]] = {}
         registry.add(self)
 
     @property
@@ -71,6 +77,10 @@ class Operation:
                 message = OPTIONS[name].complaint(f"{self}: {name}", problem, value)
                 found.append(Error(message, hint=OPTIONS[name].hint, id="idempotency.E018"))
         return found or list(contradictions(str(self), vars(self._policy())))
+
+    def note_call(self, name: str) -> None:
+        if len(self.calls) < MAX_CALLS:
+            self.calls[name] = None
 
     @property
     def recovery(self) -> Recovery:

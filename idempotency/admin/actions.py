@@ -9,7 +9,7 @@ from typing import Any
 from django import forms
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.http import HttpResponse
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..lifecycle import Status
@@ -66,9 +66,12 @@ def has_live_lease(record: IdempotencyRecord) -> bool:
 MARK_NOT_EXECUTED = Action(
     name="mark_not_executed",
     title=_("Mark as not executed"),
-    consequence=_(
+    consequence=ngettext_lazy(
+        "You know that this operation did not take effect, and that no late call can still arrive. Its next retry runs "
+        "it. If you are wrong, it takes effect twice.",
         "You know that these operations did not take effect, and that no late call can still arrive. The next retry of "
-        "each operation runs it. If you are wrong, it takes effect twice."
+        "each operation runs it. If you are wrong, it takes effect twice.",
+        "count",
     ),
     permission="resolve",
     form=ReasonForm,
@@ -95,9 +98,12 @@ RECORD_OUTCOME = Action(
 RELEASE = Action(
     name="release",
     title=_("Release"),
-    consequence=_(
+    consequence=ngettext_lazy(
+        "The next retry runs the operation, even if it declares PARK or a reconciler. If it has taken effect, or still "
+        "can, it takes effect twice unless it is safe to run again.",
         "The next retry of each operation runs it, even if it declares PARK or a reconciler. An operation that has "
-        "taken effect, or still can, takes effect twice unless it is safe to run again."
+        "taken effect, or still can, takes effect twice unless it is safe to run again.",
+        "count",
     ),
     permission="release",
     form=ReasonForm,
@@ -113,10 +119,14 @@ RELEASE = Action(
 FORGET = Action(
     name="forget",
     title=_("Forget"),
-    consequence=_(
+    consequence=ngettext_lazy(
+        "The next request with this key runs as a new request, even with another payload, and retries no longer get "
+        "the recorded outcome. If the operation took effect, it takes effect a second time. Forget a record only if "
+        "you want that, for example after a bug fix.",
         "The next request with each key runs as a new request, even with another payload, and retries no longer get "
         "the recorded outcome. An operation that took effect takes effect a second time. Forget a record only if you "
-        "want that, for example after a bug fix."
+        "want that, for example after a bug fix.",
+        "count",
     ),
     permission="forget",
     form=ReasonForm,

@@ -54,7 +54,7 @@ class Action:
 
     name: str
     title: Any
-    #: Its effect, shown above the form.
+    #: Its effect, shown above the form. May be ``ngettext_lazy`` of "count", the number of rows.
     consequence: Any
     #: In the notation of Django's admin: ``resolve`` stands for the method ``has_resolve_permission``.
     permission: str
@@ -138,6 +138,10 @@ class DecisionAdmin(ReadOnlyAdmin):
     def state_with_details(self, row: Any) -> Any:
         """State, attempt and lease in one column, to fit narrow screens."""
         return show_with_detail(self.state(row), *self.details(row))
+
+    def advice(self, request: HttpRequest, action: Action, rows: Sequence[Any]) -> SafeString:
+        """HTML between the rows of a confirmation page and its form."""
+        return SafeString("")
 
     def cell(self, row: Any, name: str) -> Any:
         return getattr(self, name)(row) if hasattr(self, name) else getattr(row, name)
@@ -302,6 +306,8 @@ class DecisionPage:
             "checkbox_name": ACTION_CHECKBOX_NAME,
             "title": self.action.title,
             "action": self.action,
+            "consequence": self.action.consequence % {"count": len(rows)},
+            "advice": self.shown.advice(self.request, self.action, rows),
             "headings": headings,
             "rows": [cells(row) for row in rows],
             "left_out": [(cells(row), why) for row, why in left_out],

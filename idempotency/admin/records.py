@@ -42,7 +42,7 @@ from .display import (
     time_left,
 )
 from .sections import join_sections
-from .timeline import names_of_steps, timeline_of
+from .timeline import show_derived_keys, timeline_of
 
 #: The maximum number of results of a search for a key without an account.
 MAX_FOUND = 100
@@ -157,13 +157,8 @@ class IdempotencyRecordAdmin(DecisionAdmin):
 
     @admin.display(description=_("derived keys"))
     def derived_keys(self, record: IdempotencyRecord) -> str:
-        """The derived keys of calls named after steps, and of calls named in the page's URL."""
         request: Any = record.request  # type: ignore[attr-defined]
-        names = dict.fromkeys([*names_of_steps(record), *filter(None, request.GET.getlist("call"))])
-        return render_to_string(
-            "idempotency/derived_keys.html",
-            {"keys": [(name, record.derive_key(name), record.derive_text(name)) for name in names]},
-        )
+        return show_derived_keys(record, *request.GET.getlist("call"))
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("idempotency.resolve_idempotencyrecord")
@@ -258,6 +253,31 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     @admin.display(description=_("retention"))
     def retention(self, record: IdempotencyRecord) -> str:
         return format_time_left(time_left(record, record.expires_at))
+
+    def advice(self, request: HttpRequest, action: Action, rows: Sequence[Any]) -> SafeString:
+        """For an outcome: what is missing without the handler, the derived keys, and an outcome to compare with."""
+        if action is not RECORD_OUTCOME or not rows:
+            return super().advice(request, action, rows)
+        (record,) = rows
+        latest = self._latest_outcome(record) if request.user.has_perm("idempotency.view_response_body") else None
+        return render_to_string(
+            "idempotency/outcome_advice.html",
+            {
+                "keys": show_derived_keys(record),
+                "latest": latest and (latest.response_status, self.headers(latest), self.body(latest)),
+            },
+        )
+
+    def _latest_outcome(self, record: IdempotencyRecord) -> IdempotencyRecord | None:
+        """The latest outcome of the record's operation, if it is found in time: no index begins with the operation."""
+        completed = IdempotencyRecord.objects.using(self.database()).filter(
+            status=Status.COMPLETED, operation=record.operation
+        )
+        try:
+            with statement_timeout.time_limit(completed.db):
+                return completed.order_by("-pk").first()
+        except statement_timeout.OutOfTimeError:
+            return None
 
     @admin.display(description=_("headers"))
     def headers(self, record: IdempotencyRecord) -> str:

@@ -16,12 +16,15 @@ from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.http import HttpRequest
+from django.template.loader import render_to_string
+from django.utils.safestring import SafeString
 from django.utils.timezone import get_default_timezone, is_naive, make_naive
 from django.utils.translation import gettext
 
 from ..extensions import extensions
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, IdempotencyStep
+from ..operation import registry
 from .decisions import DecisionAdmin
 from .display import format_duration, time_left
 
@@ -105,8 +108,14 @@ def _steps(record: IdempotencyRecord, notes: list[str]) -> Iterator[Event]:
         yield Event(created_at, gettext("The result of step “%(name)s” was stored.") % {"name": name})
 
 
-def names_of_steps(record: IdempotencyRecord) -> list[str]:
-    return [name for name, _ in _first_steps(record)[:MAX_ROWS]]
+def show_derived_keys(record: IdempotencyRecord, *calls: str) -> SafeString:
+    """The derived keys of the record's steps, of calls that this process has made, and of ``calls``."""
+    operation = registry.get(record.operation)
+    known = () if operation is None else tuple(operation.calls)
+    steps = [name for name, _ in _first_steps(record)[:MAX_ROWS]]
+    names = dict.fromkeys([*steps, *known, *filter(None, calls)])
+    keys = [(name, record.derive_key(name), record.derive_text(name)) for name in names]
+    return render_to_string("idempotency/derived_keys.html", {"keys": keys})
 
 
 def _first_steps(record: IdempotencyRecord) -> list[tuple[str, datetime]]:

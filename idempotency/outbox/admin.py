@@ -18,7 +18,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..admin.decisions import Action, DecisionAdmin, ReasonForm
@@ -55,10 +55,13 @@ _NEWER_RELEASE = _(
 REQUEUE = Action(
     name="requeue",
     title=_("Requeue"),
-    consequence=_(
+    consequence=ngettext_lazy(
+        "This message is tried again, as often as a new one. First correct the cause of the error. If only the "
+        "confirmation was lost, it is sent twice with the same id, and a consumer that claims it takes effect once.",
         "These messages are tried again, as often as new ones. First correct the cause of the error. If only the "
         "confirmation was lost, a message is sent twice with the same id, and a consumer that claims it takes effect "
-        "once."
+        "once.",
+        "count",
     ),
     permission="requeue",
     form=ReasonForm,

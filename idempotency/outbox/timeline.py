@@ -5,7 +5,6 @@ Messages have no index by account or key, so the search has a time limit.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -45,14 +44,13 @@ def events_of(
         return
     arrived = _arrived(record)
     found = {} if arrived is None else {arrived.pk: arrived}
-    end = time.monotonic() + statement_timeout.LIMIT
     try:
         for query in _of_trace(record):
-            found |= {message.pk: message for message in _read_until(end, query)}
+            found |= {message.pk: message for message in _read(query)}
         keys = [message.idempotency_key for message in found.values() if message != arrived]
-        yield from _consumed(record, keys, records, end)
+        yield from _consumed(record, keys, records)
     except statement_timeout.OutOfTimeError:
-        notes.append(gettext("Some messages may be missing: the outbox is large, or the database is busy."))
+        notes.append(gettext("Some messages or consumers may be missing: reading them took too long."))
     for message in found.values():
         yield from _of_message(message, messages)
     notes.append(
@@ -63,9 +61,9 @@ def events_of(
     )
 
 
-def _read_until(end: float, query: QuerySet[Any]) -> list[Any]:
-    """:raises OutOfTimeError: the query is not done at ``end``."""
-    with statement_timeout.time_limit(query.db, end - time.monotonic()):
+def _read(query: QuerySet[Any]) -> list[Any]:
+    """:raises OutOfTimeError: the query takes too long. Time that passes between queries says nothing about them."""
+    with statement_timeout.time_limit(query.db):
         return list(query)
 
 
@@ -102,13 +100,13 @@ def _of_message(message: OutboxMessage, messages: DecisionAdmin) -> Iterator[Eve
         yield Event(message.sent_at, gettext("Message to “%(topic)s” confirmed by its broker.") % values, url)
 
 
-def _consumed(record: IdempotencyRecord, keys: list[str], records: DecisionAdmin, end: float) -> Iterator[Event]:
+def _consumed(record: IdempotencyRecord, keys: list[str], records: DecisionAdmin) -> Iterator[Event]:
     """The records of consumers under the producer's account, which is the default."""
     consumed = IdempotencyRecord.objects.using(record._state.db).filter(
         account_id=record.account_id, idempotency_key__in=keys
     )
     rows = consumed.order_by().values_list("pk", "operation", "status", "created_at")[:MAX_ROWS]
-    for pk, operation, status, created_at in _read_until(end, rows):
+    for pk, operation, status, created_at in _read(rows):
         values = {"operation": operation, "status": status.replace("_", " ")}
         url = url_of(records, "change", pk)
         yield Event(created_at, gettext("A consumer, %(operation)s, claimed a message; now %(status)s.") % values, url)

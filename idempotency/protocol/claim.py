@@ -148,7 +148,9 @@ class Claim:
         :raises ValueError: the name is empty.
         """
         self.ensure_owned()
-        return self.scope.derive_key(name)
+        key = self.scope.derive_key(name)
+        self.operation.note_call(name)
+        return key
 
     def derive_text(self, name: str, length: int = 32) -> str:
         """Derive a key as hexadecimal digits.
@@ -159,7 +161,9 @@ class Claim:
         :raises ValueError: the name is empty, or the length is not between 16 and 64.
         """
         self.ensure_owned()
-        return self.scope.derive_text(name, length)
+        key = self.scope.derive_text(name, length)
+        self.operation.note_call(name)
+        return key
 
     def name_call(self, kind: str) -> str:
         """Name the next call of a kind, to derive its key: ``kind``, then ``kind#2``, ``kind#3`` and so on.

@@ -1,19 +1,23 @@
 """A record's page explains its state and offers decisions. A decision is confirmed first, then logged."""
 
 import re
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from unittest.mock import Mock
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 
-from idempotency import PARK, Operation, Reconcile, Unknown
+from idempotency import PARK, Operation, Reconcile, Unknown, claim
 from idempotency.admin import decisions
 from idempotency.bodies import BODY_GONE
 from idempotency.http.adapter import response_of
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.outcome import Outcome
+from idempotency.store import statement_timeout
 from tests.http.admin.pages import (
     LIST,
     OUTCOME,
@@ -29,7 +33,7 @@ from tests.http.admin.pages import (
     secret_record,
     text,
 )
-from tests.records import HOUR
+from tests.records import HOUR, make_records
 
 # These pages show one row. The lists use more SQL, so ``test_records`` runs on every database.
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
@@ -264,6 +268,54 @@ def test_the_page_shows_the_derived_keys_of_steps_and_named_calls(operator):
     for name in ("charge", "refund"):
         assert f"{name} {row.derive_key(name)} or {row.derive_text(name)}" in shown
     assert row.scope.trace in shown
+
+
+def test_calls_of_the_running_process_are_listed_with_their_derived_keys(operator, monkeypatch):
+    monkeypatch.setattr("idempotency.operation.MAX_CALLS", 3)
+    operation = Operation("tests.admin.calls")
+    with claim(operation.name, account_id="alice", key="one") as run:
+        for name in ("provider.pay", "provider.ship", "provider.pay"):
+            run.claim.derive_key(name)
+        for name in ("provider.text", "too many"):
+            run.claim.derive_text(name)
+        run.result = None
+    other = IdempotencyRecord.objects.get(pk=record(operation=operation.name, account_id="bob"))
+    shown = text(operator.get(detail(other.pk)))
+    for name in ("provider.pay", "provider.ship", "provider.text"):
+        assert f"{name} {other.derive_key(name)} or {other.derive_text(name)}" in shown
+    assert "too many" not in shown
+
+
+@pytest.mark.failure_111
+def test_the_outcome_form_says_what_is_missing_and_shows_keys_and_an_outcome_to_compare(operator, monkeypatch):
+    make_records(1, operation=charges.name, account_id="bob", response_body='{"old": 1}', response_status=201)
+    make_records(1, operation=charges.name, account_id="bob", response_body='{"id": "ch-7"}', response_status=202)
+    make_records(1, operation="tests.admin.another", response_body='{"other": 2}')
+    pk = record(account_id="alice")
+    IdempotencyStep.objects.create(account_id="alice", record_id=pk, name="charge", result="1")
+    form = choose(operator, "record_outcome", pk)
+    shown = text(form)
+    assert "The handler does not run. Rows that it writes besides its response are missing" in shown
+    assert str(IdempotencyRecord.objects.get(pk=pk).derive_key("charge")) in shown
+    assert "ch-7" not in shown  # a response needs another permission
+    for other in ("mark_not_executed", "release"):
+        assert "The handler does not run" not in text(choose(operator, other, pk))
+    User.objects.get().user_permissions.add(Permission.objects.get(codename="view_response_body"))
+    shown = text(choose(operator, "record_outcome", pk))
+    assert "The operation's latest outcome, with status 202" in shown
+    assert '{"id": "ch-7"}' in shown
+    assert "ch-7" not in str(form.context["form"]["body"])  # the values of another customer are not filled in
+    assert [other for other in ("old", "other") if f'"{other}"' in shown] == []
+    limits = iter([nullcontext, nullcontext, nullcontext, Mock(side_effect=statement_timeout.OutOfTimeError)])
+    monkeypatch.setattr(statement_timeout, "time_limit", lambda using: next(limits)())
+    shown = text(choose(operator, "record_outcome", pk))
+    assert ("latest outcome" in shown, "The handler does not run" in shown) == (False, True)
+
+
+def test_a_decision_about_one_record_speaks_of_one(operator):
+    pks = [record(), record()]
+    assert "You know that this operation did not take effect" in text(choose(operator, "mark_not_executed", pks[0]))
+    assert "You know that these operations did not take effect" in text(choose(operator, "mark_not_executed", *pks))
 
 
 def test_the_index_has_one_section_for_the_apps_of_the_package(client):

@@ -40,21 +40,33 @@ print("NEXT", client.get(reverse("admin:idempotency_dashboard")).content.decode(
 SETTINGS = """
 from testproject.settings import *
 
-INSTALLED_APPS = ["unfold", *INSTALLED_APPS]
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+INSTALLED_APPS = [{app!r}, *INSTALLED_APPS]
+DATABASES = {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}}}
 ALLOWED_HOSTS = ["*"]
+ROOT_URLCONF = "themed_urls"
+"""
+
+URLS = """
+from django.apps import apps
+from django.urls import include, path
+from testproject.urls import urlpatterns
+
+if apps.is_installed("grappelli"):
+    urlpatterns = [path("grappelli/", include("grappelli.urls")), *urlpatterns]
 """
 
 
-def test_unfold_shows_state_timeline_and_decisions_of_a_record(tmp_path):
-    pytest.importorskip("unfold", reason="django-unfold is not installed")
-    (tmp_path / "themed_settings.py").write_text(SETTINGS)
+@pytest.mark.parametrize("theme", ["unfold", "jazzmin", "grappelli"])
+def test_a_theme_shows_state_timeline_and_decisions_of_a_record(tmp_path, theme):
+    pytest.importorskip(theme, reason=f"django-{theme} is not installed")
+    (tmp_path / "themed_settings.py").write_text(SETTINGS.format(app=theme))
+    (tmp_path / "themed_urls.py").write_text(URLS)
     path = os.pathsep.join([str(tmp_path), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "themed_settings"}
     done = subprocess.run([sys.executable, "-c", PAGE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     page, question, dashboard = done.stdout.split("NEXT")
-    assert "unfold" in page
+    assert theme in page
     shown = plain_text(page)
     for part in (
         "8e03978e-K",
@@ -64,8 +76,8 @@ def test_unfold_shows_state_timeline_and_decisions_of_a_record(tmp_path):
         "TimeoutError: no answer",
     ):
         assert part in shown
-    form = page[page.index("<form", page.index('id="content-main"')) : page.rindex("</form>")]
+    form = page[page.rindex("<form", 0, page.index('value="record_outcome"')) : page.rindex("</form>")]
     assert re.findall(r'name="action" value="(\w+)"', form) == ["record_outcome", "mark_not_executed", "release"]
     assert "csrfmiddlewaretoken" in form
-    assert "You know that these operations did not take effect" in plain_text(question)
+    assert "You know that this operation did not take effect" in plain_text(question)
     assert "8e03978e-K" in plain_text(dashboard)
