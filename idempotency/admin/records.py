@@ -264,7 +264,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             "idempotency/outcome_advice.html",
             {
                 "keys": show_derived_keys(record),
-                "latest": latest and (latest.response_status, self.headers(latest), self.body(latest)),
+                "latest": latest and (latest.response_status, self.body(latest)),
             },
         )
 

@@ -81,3 +81,6 @@ def test_a_theme_shows_state_timeline_and_decisions_of_a_record(tmp_path, theme)
     assert "csrfmiddlewaretoken" in form
     assert "You know that this operation did not take effect" in plain_text(question)
     assert "8e03978e-K" in plain_text(dashboard)
+    # Not every theme shows the title of a page.
+    assert '<h1 class="idempotency-title">Mark as not executed</h1>' in question
+    assert '<h1 class="idempotency-title">Idempotency: dashboard</h1>' in dashboard

@@ -18,6 +18,8 @@
             {
                 width: place.clientWidth,
                 height: 260,
+                // Without a pointer above the chart, the legend shows the latest hour.
+                hooks: { setLegend: [(u) => u.legend.idx ?? u.setLegend({ idx: hours.length - 1 }, false)] },
                 scales: { y: { range: (u, low, high) => [0, Math.max(1, high)] } },
                 axes: [{ ...axis, values: [[3600, "{HH}:00", "\n{MM}-{DD}", null, "\n{MM}-{DD}", null, null, null, 1]] }, { ...axis, size: 60 }],
                 series: [
@@ -33,6 +35,7 @@
             [hours, ...series.map(([, values]) => values)],
             place,
         );
+        chart.setLegend({ idx: hours.length - 1 });
     }
 
     draw();
