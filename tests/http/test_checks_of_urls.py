@@ -218,6 +218,10 @@ class HiddenExclusion(PlainView):
         (transaction.atomic(MethodView.as_view()), "transaction.atomic is above Operation 'kinds.method'"),
         (HiddenInAtomic.as_view(), "transaction.atomic is on HiddenInAtomic.post() above the protection"),
         (HiddenExclusion.as_view(), "Operation 'urls.excluded' protects nothing: HiddenExclusion.post, as routed"),
+        (
+            api_view(["PUT"])(idempotent("urls.drf_excluded", methods=["POST"])(plain_answer)),
+            "Operation 'urls.drf_excluded' protects nothing: plain_answer() serves PUT",
+        ),
         (csrf_exempt(protected), ""),
         (transaction.atomic(plain_answer), ""),
     ],

@@ -5,7 +5,7 @@
 """
 
 from asgiref.sync import sync_to_async
-from django.db import connection
+from django.db import connection, transaction
 from django.http import JsonResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -177,7 +177,10 @@ KINDS = {
     "overriding_method": (token_required(OverridingMethodView.as_view()), "kinds.method"),
     "async_method": (token_required(AsyncMethodView.as_view()), "kinds.async_method"),
     "class_as_function": (token_required(idempotent("kinds.class")(PlainView.as_view())), "kinds.class"),
-    "api_view": (api_view(["GET", "POST"])(idempotent("kinds.api_view")(drf_answer)), "kinds.api_view"),
+    "api_view": (
+        transaction.non_atomic_requests(api_view(["GET", "POST"])(idempotent("kinds.api_view")(drf_answer))),
+        "kinds.api_view",
+    ),
     "api_method": (MethodAPIView.as_view(), "kinds.api_method"),
     "viewset": (_routed(DecoratedViewSet), "kinds.viewset"),
     "action": (_routed(DecoratedViewSet, "pay"), "kinds.action"),

@@ -37,7 +37,7 @@ from ...options.values import IETF
 from ...outcome import Outcome
 from ...store import records_database
 from .object_checks import arguments_of_lookup, check_object, may_refuse, object_checks
-from .view_classes import HARMLESS, Docstring, handlers_of_view
+from .view_classes import HARMLESS, handlers_of_view
 
 HOOKS = frozenset(
     {"initial", "perform_authentication", "check_permissions", "check_object_permissions", "check_throttles"}
@@ -56,10 +56,6 @@ class RestFrameworkAdapter(Adapter):
     @classmethod
     def speaks_for(cls, request: object) -> bool:
         return getattr(request, "parser_context", None) is not None
-
-    @classmethod
-    def prepare_view(cls, view: Any) -> None:
-        view.__doc__ = Docstring(view.__doc__ or "")
 
     @classmethod
     def handlers_of(cls, callback: Any) -> list[RoutedHandler] | None:

@@ -11,7 +11,6 @@ from rest_framework.views import APIView
 
 from ...http.protection import Protection, RoutedHandler, handlers_of_class, methods_of_class
 from ...http.stack import held_by
-from ...views.decorators import guard
 from ...views.layers import codes_within
 
 #: The code of decorators that check nothing.
@@ -20,19 +19,6 @@ with suppress(ImportError):
     from drf_spectacular.drainage import isolate_view_method
 
     HARMLESS = frozenset(codes_within(isolate_view_method))  # @extend_schema_view wraps inherited handlers with it
-
-
-class Docstring(str):
-    """The docstring of a function under ``@idempotent``, which guards the class that ``@api_view`` creates.
-
-    The docstring is the only part of the function in the class body, where Python calls ``__set_name__`` of each value
-    with the class.
-    """
-
-    __slots__ = ()
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        guard(owner)
 
 
 def function_of(view_class: Any) -> Any:
