@@ -16,6 +16,7 @@ from idempotency.exceptions import LeaseLostError, OuterTransactionError, Unavai
 from idempotency.models import IdempotencyRecord
 from idempotency.protocol.faults import fault_point
 from testproject.models import Transfer
+from tests.aliases import at_level, reconnected
 from tests.concurrency.failures import BROKEN, UNAVAILABLE, UNKNOWN, Killed, cut_connection, error_of, fail, problem
 from tests.concurrency.racing import elsewhere
 from tests.concurrency.traces import effects, end_lease, is_replay, record, state
@@ -179,6 +180,28 @@ def test_a_commit_whose_answer_is_lost_does_not_count_as_failed(post, provider, 
     retry = post(path)
     assert (retry.status_code, retry["Idempotency-Replayed"]) == (201, "true")
     assert (state(), len(provider.calls)) == (("completed", ["one"]), 1)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    "options",
+    [{"server_side_binding": True}, {"server_side_binding": True, "prepare_threshold": 0}, {"prepare_threshold": None}],
+    ids=["binding", "prepared", "never prepared"],
+)
+def test_begin_works_however_parameters_are_bound(post, provider, options):
+    with reconnected(**options):
+        first = post("/again/")
+        assert first.status_code == 201
+        assert is_replay(post("/again/"), first)
+    assert (state(), len(provider.calls)) == (("completed", ["one"]), 1)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
+def test_begin_renews_before_the_snapshot_of_its_transaction(post, provider, level):
+    with at_level(level):
+        assert post("/again/").status_code == 201
+    assert state() == ("completed", ["one"])
 
 
 @pytest.mark.failure_12

@@ -32,8 +32,11 @@ SELECT name, setting FROM pg_settings WHERE source = 'session' AND name NOT IN (
 
 
 def test_a_process_leaves_no_transaction_or_settings_to_the_next_client(pooled):
-    for place, fault in (("complete.before", "kill"), ("handler.wrote", "raise"), ("release.sent", "raise")):
-        verdict = run_cell(pooled, Cell(place, fault, "inside"))
+    cells = [Cell(place, "kill", "begun") for place in ("begin.before", "begin.after", "handler.wrote")]
+    cells += [Cell("complete.before", "kill", "inside"), Cell("handler.wrote", "drop", "begun")]
+    cells += [Cell(place, "raise", "inside") for place in ("handler.wrote", "release.sent")]
+    for cell in cells:
+        verdict = run_cell(pooled, cell)
         assert verdict.passed, verdict
     with ExitStack() as stack:  # open transactions give each client a separate session
         url = pooled.pooler.url.partition("?")[0]
