@@ -9,7 +9,7 @@ between the two would hold the record's lock in a session that looks busy, which
 from __future__ import annotations
 
 import re
-import selectors
+import select
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,9 +20,6 @@ from django.db import Error
 from django.utils.version import get_version_tuple
 
 from ..transaction_guard import TransactionWatch
-
-#: Polls one socket with one system call. Windows has no poll().
-Selector: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 #: The psycopg releases whose private ``_autocommit`` is known to work as ``PostgreSQLWatch`` expects: from the first,
 #: before the second. With any other release, the driver sends BEGIN as a separate message.
@@ -49,9 +46,12 @@ def is_silent(driver: Any) -> bool:
 
     If the session ended before COMMIT is sent, nothing was committed. Once it is sent, that would be unknown.
     """
-    with Selector() as selector:
-        selector.register(driver.pgconn.socket, selectors.EVENT_READ)
-        return not selector.select(0)
+    if not hasattr(select, "poll"):  # on Windows
+        return not select.select([driver.pgconn.socket], [], [], 0)[0]
+    # Not select(), which supports only the first 1,024 file descriptors.
+    poll = select.poll()
+    poll.register(driver.pgconn.socket, select.POLLIN)
+    return not poll.poll(0)
 
 
 #: Words of a text that may replace its transaction, after which the server reports an open one as before.
