@@ -226,13 +226,13 @@ def _wrong_renewals(databases: Sequence[str]) -> Iterator[CheckMessage]:
 
 
 def _starving_renewals(using: str, databases: Sequence[str]) -> Iterator[CheckMessage]:
-    beating = sorted(operation.name for operation in declared_operations() if operation.declared["heartbeat"])
-    if not beating or using not in databases or using in settings().renewal_databases:
+    with_heartbeat = sorted(operation.name for operation in declared_operations() if operation.declared["heartbeat"])
+    if not with_heartbeat or using not in databases or using in settings().renewal_databases:
         return
     if _fetch(using, lambda store: store.is_pooled()):
         yield checks.Warning(
             f"Database {using!r} is behind a pooler. If handlers hold all its sessions, heartbeats wait until the "
-            f"leases are over, and operations run again: {_some(beating)}.",
+            f"leases are over, and operations run again: {_some(with_heartbeat)}.",
             hint="Name another way to the database in IDEMPOTENCY['RENEWAL_DATABASES']. If the pool has a session for "
             "each handler and one for each process, silence this check.",
             id="idempotency.W018",

@@ -23,7 +23,7 @@ from ..lifecycle import Status
 from ..models import BODY_DUE, IdempotencyRecord, RecordQuerySet
 from ..protocol.faults import fault_point
 from ..signals import purged
-from ..store import Store, Taken, records_database
+from ..store import PurgedRows, Store, records_database
 from .batches import BatchResult, check_batch_size, in_batches, in_transaction
 
 # Small, because claims of the same keys wait for a batch, and a standby replays it in one piece. PostgreSQL deletes
@@ -87,7 +87,7 @@ def purge_body_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | Non
 
 
 def purge_oldest(
-    using: str, batch_size: int, delete: Callable[[Store, datetime | None], Taken]
+    using: str, batch_size: int, delete: Callable[[Store, datetime | None], PurgedRows]
 ) -> Iterator[PurgeResult]:
     """Purge in batches.
 
@@ -98,18 +98,18 @@ def purge_oldest(
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
 
-    def take(before: PurgeResult | None) -> PurgeResult:
-        def work(store: Store) -> Taken:
-            taken = delete(store, None if before is None else before.reached)
+    def purge_next(before: PurgeResult | None) -> PurgeResult:
+        def work(store: Store) -> PurgedRows:
+            rows = delete(store, None if before is None else before.reached)
             fault_point["purge.selected"]()
-            return taken
+            return rows
 
         # The COMMIT need not wait for the disk. If a server crash undoes the batch, the next run repeats it. A new
         # claim of a purged key comes later in the same log, so it can't survive without the deletion.
-        taken = in_transaction(using, work, wait_for_disk=False)
-        return PurgeResult(taken.changed, taken.reached, exhausted=taken.found < batch_size)
+        rows = in_transaction(using, work, wait_for_disk=False)
+        return PurgeResult(rows.changed, rows.reached, exhausted=rows.found < batch_size)
 
-    return in_batches(take)
+    return in_batches(purge_next)
 
 
 def _statuses(include_parked: bool) -> frozenset[Status]:

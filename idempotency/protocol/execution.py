@@ -24,7 +24,14 @@ from ..exceptions import (
 from ..lifecycle import Recovery
 from ..operation import Operation
 from ..outcome import Outcome, recorded_reason
-from ..store import CommitError, Standing, is_refusal_to_nest, is_transaction_open, standing, undo_left_open
+from ..store import (
+    CommitError,
+    OpenTransactions,
+    is_refusal_to_nest,
+    is_transaction_open,
+    open_transactions,
+    undo_left_open,
+)
 from . import ownership
 from .claim import Claim
 from .context import claim_in_context
@@ -55,7 +62,7 @@ class Attempt:
     #: An error of the operation's code that does not concern this attempt, for example from another claim in the block.
     foreign_error: Exception | None = field(default=None, init=False)
     #: The open transactions that the block must leave as it found them.
-    expected: Standing = field(default_factory=dict, init=False)
+    expected: OpenTransactions = field(default_factory=dict, init=False)
 
     def note_commit(self) -> None:
         self.end = End.COMMITTED
@@ -97,14 +104,14 @@ def running(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | 
             try:
                 with _in_transaction(attempt) if owned.policy.transaction else _in_autocommit(attempt):
                     fault_point["handler.before"]()
-                    attempt.expected = standing()
+                    attempt.expected = open_transactions()
                     try:
                         yield attempt
                     except Exception as error:
                         attempt.note_error(error)
                         raise
                     finally:
-                        found = standing()
+                        found = open_transactions()
                         changed = None if found == attempt.expected else undo_left_open(attempt.expected, found)
                     if changed is not None:
                         raise left_open(owned.policy.operation, changed)
@@ -226,7 +233,7 @@ def _begin(attempt: Attempt, transactions: ExitStack) -> None:
     with ownership.on_behalf_of(owned), ownership.store_errors(using):
         transactions.enter_context(_in_transaction(attempt))
     owned.has_begun = True
-    attempt.expected[using] = standing()[using]
+    attempt.expected[using] = open_transactions()[using]
     fault_point["begin.after"]()
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from django.db.transaction import Atomic
 
-from ..store import standing
+from ..store import open_transactions
 from .context import current_claim
 from .execution import is_here
 
@@ -46,10 +46,10 @@ def hold(lock: AbstractContextManager[T, bool | None]) -> Iterator[T]:
                 f"the lock and write in one function, and call it by sync_to_async()."
             )
         claim = None  # another thread commits over another connection
-    before = standing()
+    before = open_transactions()
     with ExitStack() as taken:
         value = taken.enter_context(lock)
-        if standing() != before:
+        if open_transactions() != before:
             raise RuntimeError(
                 "The lock of hold() opens a transaction, and can't outlast it. Use it with `with`, or take a lock that "
                 "opens none."

@@ -66,11 +66,11 @@ def renew(owned: Ownership) -> bool:
 
 def heartbeat(owned: Ownership, cap: timedelta) -> AbstractContextManager[None]:
     """Renew the lease during the block, for ``cap`` in total."""
-    return nullcontext() if owned.is_exclusive else _beating(owned, cap.total_seconds())
+    return nullcontext() if owned.is_exclusive else _renewing(owned, cap.total_seconds())
 
 
 @contextmanager
-def _beating(owned: Ownership, cap: float) -> Iterator[None]:
+def _renewing(owned: Ownership, cap: float) -> Iterator[None]:
     task = renewer_of(owned.using).add(owned, cap)
     try:
         yield

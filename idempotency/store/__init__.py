@@ -15,28 +15,28 @@ from typing import TypeVar
 from django.db import OperationalError, connections, router, transaction
 
 from ..models import IdempotencyRecord
-from .base import CommitError, Fence, Replication, Row, TableSize, Taken, by_ids, newer_record
+from .base import CommitError, Fence, PurgedRows, Replication, Row, TableSize, by_ids, newer_record
 from .portable import BY_ITS_CLOCK, Store, from_now, status_of, store_for
-from .transaction_guard import Standing, is_refusal_to_nest, standing, undo_left_open
+from .transaction_guard import OpenTransactions, is_refusal_to_nest, open_transactions, undo_left_open
 
 __all__ = [
     "BY_ITS_CLOCK",
     "CommitError",
     "Fence",
+    "OpenTransactions",
+    "PurgedRows",
     "Replication",
     "Row",
-    "Standing",
     "Store",
     "TableSize",
-    "Taken",
     "by_ids",
     "from_now",
     "is_refusal_to_nest",
     "is_transaction_open",
     "newer_record",
+    "open_transactions",
     "records_database",
     "retry_lost_races",
-    "standing",
     "status_of",
     "store_for",
     "undo_left_open",

@@ -70,7 +70,7 @@ def newer_record(what: str) -> UnavailableError:
 
 
 @dataclass(frozen=True)
-class Taken:
+class PurgedRows:
     """The result of one purge batch over the oldest due rows."""
 
     changed: int
@@ -188,7 +188,7 @@ class Upkeep:
                 return locked
             seen += [pk for pk, *_ in found]
 
-    def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> Taken:
+    def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> PurgedRows:
         """Delete the oldest records past their retention, with their steps. Skips rows that others have locked.
 
         :param statuses: delete only records in these states.
@@ -199,7 +199,7 @@ class Upkeep:
         records = IdempotencyRecord.objects.using(self.using)
         return self._change_oldest(records, due, "expires_at", limit, after, self._delete_with_steps)
 
-    def delete_bodies(self, limit: int, after: datetime | None) -> Taken:
+    def delete_bodies(self, limit: int, after: datetime | None) -> PurgedRows:
         """Delete the oldest responses past their retention, and what may reveal them: headers, errors and steps.
 
         The record keeps its status and its reference. ``BODY_GONE`` replaces the body. Leaves the responses of records
@@ -208,9 +208,9 @@ class Upkeep:
         records = IdempotencyRecord.objects.using(self.using)
         return self._change_oldest(records, BODY_DUE, "body_expires_at", limit, after, self._delete_bodies)
 
-    def delete_rows(self, rows: QuerySet[Any], due: Q, due_at: str, limit: int, after: datetime | None) -> Taken:
+    def delete_rows(self, rows: QuerySet[Any], due: Q, due_at: str, limit: int, after: datetime | None) -> PurgedRows:
         """Delete the oldest rows that meet ``due``, which became due at the time in the field ``due_at``."""
-        return self._change_oldest(rows, due, due_at, limit, after, lambda taken, accounts: taken.delete()[0])
+        return self._change_oldest(rows, due, due_at, limit, after, lambda batch, accounts: batch.delete()[0])
 
     def _change_oldest(
         self,
@@ -220,7 +220,7 @@ class Upkeep:
         limit: int,
         after: datetime | None,
         change: Callable[[QuerySet[Any], dict[int, str]], int],
-    ) -> Taken:
+    ) -> PurgedRows:
         """Apply ``change`` to the oldest rows that meet ``due``, in groups. It returns how many rows it changed."""
         oldest = due if after is None else due & Q(**{f"{due_at}__gte": after})
         columns = rows.order_by(due_at).values_list("pk", "account_id", due_at)
@@ -233,7 +233,7 @@ class Upkeep:
             accounts = {pk: account for pk, account, _ in found[start : start + step]}
             # Repeat the conditions for a database that neither locks the rows nor reads from a snapshot.
             changed += change(rows.filter(by_ids(list(accounts), due)), accounts)
-        return Taken(changed, len(found), max((moment for *_, moment in found), default=None))
+        return PurgedRows(changed, len(found), max((moment for *_, moment in found), default=None))
 
     def _delete_with_steps(self, records: QuerySet[Any], accounts: dict[int, str]) -> int:
         self._delete_steps(accounts)

@@ -13,10 +13,10 @@ from django.db.transaction import Atomic
 
 #: The state that code must leave as it found it, by database: the open ``atomic()`` blocks, and whether autocommit was
 #: switched off outside of them. A database that is absent has neither.
-Standing = dict[str, tuple[list[Atomic], bool]]
+OpenTransactions = dict[str, tuple[list[Atomic], bool]]
 
 
-def standing() -> Standing:
+def open_transactions() -> OpenTransactions:
     """The transaction state of this thread's connections."""
     return {
         connection.alias: (
@@ -29,7 +29,7 @@ def standing() -> Standing:
     }
 
 
-def undo_left_open(before: Standing, after: Standing) -> str | None:
+def undo_left_open(before: OpenTransactions, after: OpenTransactions) -> str | None:
     """Roll back what was opened since ``before`` and is still open ``after``.
 
     Django would mistake the end of an outer block for the end of the inner one that was left open. Then nothing would

@@ -19,7 +19,7 @@ from django.db import router
 from django.db.models import Q, QuerySet
 
 from ...lifecycle import Status
-from ..base import TableSize, Taken, by_ids
+from ..base import PurgedRows, TableSize, by_ids
 from ..portable import Store
 from .statements import Setting, with_settings
 from .store import PostgreSQLStore
@@ -127,7 +127,7 @@ class CitusStore(PostgreSQLStore):
         features: Any = self.connection.features
         return not features.uses_server_side_binding
 
-    def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> Taken:
+    def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> PurgedRows:
         if not self.is_distributed("idempotency_record"):
             return super().delete_records(statuses, limit, after)
         return Store.delete_records(self, statuses, limit, after)  # a coordinator can't plan the single statement

@@ -9,7 +9,7 @@ from typing import Any
 from django.db import DatabaseError, transaction
 
 from ...lifecycle import Status
-from ..base import Replication, TableSize, Taken
+from ..base import PurgedRows, Replication, TableSize
 from ..history import entry
 from .statements import HISTORY, RecordStore
 
@@ -98,7 +98,7 @@ _IDENTITY = "SELECT current_database(), to_regclass('idempotency_record')::oid, 
 class PostgreSQLStore(RecordStore):
     """PostgreSQL. Each change is one statement."""
 
-    def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> Taken:
+    def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> PurgedRows:
         parameters = {
             "after": "-infinity" if after is None else after,
             "statuses": [status.value for status in statuses],
@@ -109,7 +109,7 @@ class PostgreSQLStore(RecordStore):
                 # Without statistics, as after a server upgrade, the planner would sort all due rows.
                 cursor.execute("SET LOCAL enable_sort = off")
             cursor.execute(_DELETE_RECORDS, parameters)
-            return Taken(*cursor.fetchone())
+            return PurgedRows(*cursor.fetchone())
 
     def end_leases_of_gone_sessions(self, operations: Collection[str], limit: int) -> None:
         try:
