@@ -84,6 +84,8 @@ class Right(ThreadingHTTPServer):
         self.awaited = self.running = self.effects = 0
         self.records = {}
         self.cuts_next = False
+        #: How many requests are answered 429 before their body.
+        self.sheds_heads = 0
 
     @property
     def url(self):
@@ -199,6 +201,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         shop = self.server
+        if shop.sheds_heads:
+            shop.sheds_heads -= 1
+            self.close_connection = True
+            self.send(problem(429, "slow down", Retry_After="0"))
+            return
         is_chunked = self.headers["Transfer-Encoding"] == "chunked"
         body, is_whole = self.chunks() if is_chunked else self.plain()
         if not (is_whole or getattr(shop, "runs_halves", False)):

@@ -5,9 +5,10 @@ from uuid import uuid4
 
 import pytest
 
+from idempotency_key_conformance import connections
 from idempotency_key_conformance import target as target_module
 from idempotency_key_conformance.__main__ import main
-from idempotency_key_conformance.judging import Verdict
+from idempotency_key_conformance.judging import Trial, Verdict
 from idempotency_key_conformance.preflight import UnjudgeableError, prepare
 from idempotency_key_conformance.profiles import IETF
 from idempotency_key_conformance.reports import Report
@@ -134,6 +135,44 @@ def test_a_server_that_sheds_everything_can_not_be_judged(quick):
 def test_results_are_compared_when_none_is_shed(quick):
     with in_thread(Scripted([201, 201, 429, 429])) as server:
         assert prepare(target_at(server.url, count_url=None), IETF).results_differ
+
+
+def test_results_that_are_always_shed_are_not_compared(quick):
+    with in_thread(Scripted([201, 201] + [429] * 6)) as server:
+        target = target_at(server.url, count_url=None, patience=0.0)
+        with pytest.raises(UnjudgeableError, match="must have a different answer"):
+            prepare(target, IETF)
+
+
+#: The answers to the requests of a case, the case, and its verdict and detail.
+CASES = [
+    ([201, 429] * 3, "in-progress", Verdict.NOT_JUDGED, "the server shed 1 of 2 requests"),
+    ([201, 500], "other-account", Verdict.FAILED, "it was refused: 500"),
+    ([201, 502, 201], "restarted", Verdict.DEVIATES, "the retry's body differs"),
+]
+
+
+@pytest.mark.parametrize(("statuses", "case", "verdict", "detail"), CASES)
+def test_cases_of_scripted_answers(statuses, case, verdict, detail):
+    with in_thread(Scripted(statuses)) as server:
+        commands = {"kill": "true", "restart": "true"}
+        target = target_at(server.url, count_url=None, patience=0.0, commands=commands)
+        result = run(target, "ietf", case, start=Trial)[case]
+    assert (result.verdict, detail in result.detail) == (verdict, True), result
+
+
+def test_a_request_in_pieces_may_be_shed_at_its_head(monkeypatch):
+    monkeypatch.setattr(connections, "EARLY", 0.5)
+    with in_thread(Right()) as server:
+        server.sheds_heads = 1
+        result = run(target_at(server.url, count_url=None), "ietf", "in-pieces", start=Trial)["in-pieces"]
+    assert (result.verdict, server.sheds_heads) == (Verdict.PASSED, 0), result
+
+
+def test_the_first_operation_is_remembered_without_a_counter():
+    with in_thread(Right()) as server:
+        result = run(target_at(server.url, count_url=None), "ietf", "remembered")["remembered"]
+    assert result.verdict is Verdict.PASSED
 
 
 #: Options for which a variation or a refusal can't be judged.

@@ -78,11 +78,11 @@ def _in_pieces(trial: Trial) -> str:
             for piece in (request.head, request.body[:half]):
                 connection.send(piece)
                 if connection.is_answered(within=EARLY):
-                    answer = connection.attempt()
-                    operation.note(answer)
-                    if operation.is_shed(answer):
-                        return answer
-                    raise ViolationError(f"it was answered before it was complete: {answer}")
+                    early = connection.attempt()
+                    operation.note(early)
+                    if not operation.is_shed(early):
+                        raise ViolationError(f"it was answered before it was complete: {early}")
+                    return early
             connection.send(request.body[half:])
             answer = connection.attempt()
         operation.note(answer)
