@@ -477,15 +477,6 @@ class SharesTheLastReply(Right):
             self.gate.wait_for(lambda: self.awaited <= -4, 0.05)
 
 
-class Hashes(Right):
-    """Keys that share 6 bits of a hash are one key."""
-
-    named = "load"
-
-    def scope(self, sent, key):
-        return (sent.account, sent.method, sent.path, sum(key.encode()) % 512)
-
-
 class UnlocksUnderLoad(Right):
     named = "load"
 
