@@ -86,7 +86,7 @@ def test_adcp_a_retry_gets_its_answer_after_later_requests(alice, served):
 
 def test_adcp_a_refusal_by_the_operation_is_recorded(alice, served):
     """Otherwise: AdCP keeps only successes. Here a 4xx is an outcome, as the draft says of errors (section 2.6): a
-    client whose answer was lost learns what it was."""
+    client whose answer was lost still gets it."""
     _, replay = replayed(alice, "/?status=402", data=BUY)
     assert replay.status_code == 402
 

@@ -202,7 +202,7 @@ def _is_repeated(trial: Trial, body: str, operation: Operation, first: Answer, r
 def _error(option: str, statuses: range, expected: Expected, trial: Trial) -> str:
     body = trial.option(option)
     operation = trial.counted(body)
-    # The operation itself may have an effect and fail, and its 429 or 503 is no rate limit.
+    # The operation itself may have an effect and fail, and its 429 or 503 isn't a rate limit.
     operation.fails_with = frozenset(statuses) - (frozenset({429}) if len(statuses) > 1 else frozenset())
     first = operation.send()
     if first.status not in statuses:

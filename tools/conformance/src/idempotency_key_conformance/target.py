@@ -19,7 +19,7 @@ from .wire import WIRE_ERRORS, Answer, Connection, Request, build, exchange, exc
 PAUSE, LONGEST_PAUSE = 0.05, 1.0
 #: The statuses after which a client retries, in addition to the profile's ``in_progress``.
 BUSY = frozenset({425, 429, 502, 503, 504})
-#: The statuses by which a rate limit or an overloaded server sheds a request, whatever its key.
+#: The statuses by which a rate limit or an overloaded server sheds a request without regard to its key.
 SHED = frozenset({429, 503})
 #: Seconds before a shed request without a Retry-After is repeated, and how many times it is.
 SHED_PAUSE, SHED_TRIES = 0.5, 3
