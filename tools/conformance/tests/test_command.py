@@ -17,7 +17,7 @@ import pytest
 
 import idempotency_key_conformance
 from idempotency_key_conformance import __main__ as command
-from idempotency_key_conformance import __version__
+from idempotency_key_conformance import __version__, wire
 from idempotency_key_conformance.judging import Trial, Verdict, judge
 from idempotency_key_conformance.leaks import Leaks
 from idempotency_key_conformance.preflight import UnjudgeableError, _index, prepare
@@ -166,6 +166,14 @@ def answer(status, body, **fields):
     return Answer(
         status, tuple((name.lower().replace("_", "-"), value) for name, value in fields.items()), body.encode()
     )
+
+
+@pytest.mark.parametrize(
+    ("sent", "seconds"), [("3", 3.0), ("Mon, 23 Nov 2026 10:00:00 GMT", 0.0), ("soon", None), ("", None)]
+)
+def test_retry_after_is_a_number_or_a_date(sent, seconds, monkeypatch):
+    monkeypatch.setattr(wire.time, "time", lambda: 1e10)
+    assert answer(429, "", Retry_After=sent).retry_after == seconds
 
 
 PROBLEM = {"Content_Type": "application/problem+json; charset=utf-8"}

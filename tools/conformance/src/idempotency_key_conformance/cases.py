@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from email.utils import parsedate_to_datetime
 from functools import partial
 
 from .judging import DIFFERS, Case, Trial
@@ -171,10 +170,8 @@ def _retry_after(trial: Trial) -> str:
         raise NotJudgedError("duplicates wait for the result")
     if (wait := refused[0].field("Retry-After")) is None:
         raise ViolationError(f"{refused[0]} has no Retry-After")
-    try:
-        seconds = int(wait) if wait.isdecimal() else parsedate_to_datetime(wait).timestamp() - time.time()
-    except ValueError as error:
-        raise HarmError(f"Retry-After is neither a number of seconds nor a date: {wait}") from error
+    if (seconds := refused[0].retry_after) is None:
+        raise HarmError(f"Retry-After is neither a number of seconds nor a date: {wait}")
     longest = min(LONGEST_WAIT, trial.target.ttl or LONGEST_WAIT)
     if seconds > longest:
         raise HarmError(f"Retry-After: {wait} is more than {longest:g} seconds")

@@ -6,9 +6,11 @@ import select
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPResponse
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -39,9 +41,14 @@ class Answer:
 
     @property
     def retry_after(self) -> float | None:
-        """The seconds of ``Retry-After``. None without one, or if it has another form."""
+        """The seconds until ``Retry-After``, which may be a date. None without one, or if it is neither."""
         value = self.field("Retry-After") or ""
-        return float(value) if value.isdecimal() else None
+        if value.isdecimal():
+            return float(value)
+        try:
+            return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+        except ValueError:
+            return None
 
     @property
     def succeeded(self) -> bool:
