@@ -6,6 +6,7 @@ import signal
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError
+from django.db import connection
 
 from idempotency import claim
 from idempotency.lifecycle import Status
@@ -208,3 +209,21 @@ def test_wrong_arguments_are_refused(options, message):
     with pytest.raises(CommandError, match=message) as refused:
         command(**options)
     assert refused.value.returncode == running.EXIT_USAGE
+
+
+@pytest.mark.sqlite
+@pytest.mark.failure_117
+def test_each_statement_of_an_erasure_finds_its_rows_by_id():
+    """SQLite prefers the index of scopes to a list of ids, and would read the whole account for each batch."""
+    make_records(7, account_id="alice")
+    plans = []
+
+    def explain(execute, statement, parameters, many, context):
+        if " IN (" in statement and '"idempotency_record"' in statement:
+            plans.append([row[3] for row in execute(f"EXPLAIN QUERY PLAN {statement}", parameters, many, context)])
+        return execute(statement, parameters, many, context)
+
+    with connection.execute_wrapper(explain):
+        assert erase(batch_size=3) == (7, 0, {})
+    assert len(plans) == 3 * 2 + 1  # a search and a deletion for each batch, and a count
+    assert all(plan[0] == "SEARCH idempotency_record USING INTEGER PRIMARY KEY (rowid=?)" for plan in plans), plans

@@ -4,11 +4,14 @@ from collections import Counter
 from functools import partial
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from idempotency import Operation, Reconcile, Unknown, signals
 from idempotency.lifecycle import Status
 from idempotency.management.commands import recover_idempotency
 from idempotency.models import IdempotencyRecord
+from idempotency.operate import sweep
 from idempotency.operate.sweep import abandoned, recover_batches
 from idempotency.protocol.faults import fault_point
 from tests.commands import run_command
@@ -110,3 +113,27 @@ def test_a_sweep_reads_only_abandoned_claims():
     found = []
     assert most_rows_read(lambda: found.append(next(recover_batches()).recoverable)) <= 13
     assert found == [13]
+
+
+def test_a_batch_of_a_sweep_starts_where_the_one_before_it_ended():
+    """Otherwise it would read all skipped claims again."""
+    *_, late = abandon(3, again)
+    batches = recover_batches(batch_size=2)
+    assert next(batches).settled == 2
+    IdempotencyRecord.objects.filter(pk=late).update(lease_expires_at=from_now(-9 * HOUR))
+    assert [batch.settled for batch in batches] == [0]
+    assert next(recover_batches()).settled == 1
+
+
+def test_a_sweep_that_declares_no_operation_of_the_claims_reads_them_once(monkeypatch):
+    abandon(3, "tests.recover.elsewhere")
+    with CaptureQueriesContext(connection) as captured:
+        (batch,) = recover_batches()
+    assert batch.unknown_operations == {"tests.recover.elsewhere": 3}
+    reads = [one["sql"] for one in captured if one["sql"].startswith("SELECT") and "lease_expires_at" in one["sql"]]
+    assert len(reads) == 1
+    # If there are too many to list, the search goes on from the last one listed.
+    monkeypatch.setattr(sweep, "MAX_LISTED", 2)
+    abandon(1, again)
+    batches = list(recover_batches())
+    assert [(batch.settled, batch.unknown_operations.total()) for batch in batches] == [(1, 2)]

@@ -71,6 +71,14 @@ def test_steps_are_purged_only_with_their_records():
     assert {*left} == {("1", parked), ("2", other_account), ("2", gone), *(("1", pk) for pk in kept)}
 
 
+def test_the_responses_of_due_records_are_left_to_the_purge_of_records():
+    """With a backlog they would be rewritten first and deleted next, and those of kept records would wait."""
+    make_bodies_past_the_retention_of_their_records(3)
+    (kept,) = make_bodies(1)
+    assert [batch.deleted for batch in purge_body_batches(batch_size=2)] == [1]
+    assert IdempotencyRecord.objects.get(response_body=BODY_GONE).pk == kept
+
+
 def test_kept_records_do_not_block_due_records_behind_them():
     make_records(3, expires=-3 * HOUR)
     kept = make_records(9, Status.PARKED, expires=-2 * HOUR)
