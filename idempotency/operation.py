@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Final, Unpack
 
 from django.core.checks import Error
@@ -110,6 +110,11 @@ class Policy(Options):
     """The options in force for one operation, under one version of the settings."""
 
     operation: Operation
+
+    @cached_property
+    def undone_by_crash(self) -> bool:
+        """Whether a crash undoes an attempt: its effects are in one transaction with its outcome, and run again."""
+        return self.transaction and self.recovery is Recovery.REEXECUTE
 
 
 def _checked(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,11 +33,12 @@ from ..identity.scope import scope_of
 from ..operation import Policy
 from ..options.values import ACCEPTED, REEXECUTE, Attach
 from ..outcome import Outcome
-from ..protocol import acquisition
-from ..protocol.acquisition import ClaimRequest, acquire_or_wait, refusal_to_begin
+from ..protocol.acquisition import read_winner
 from ..protocol.claim import Claim
+from ..protocol.claim_request import ClaimRequest, refusal_to_begin
 from ..protocol.execution import End, running
 from ..protocol.ownership import Ownership
+from ..protocol.waiting import acquire_or_wait
 from .adapter import Adapter
 from .atomic_requests import UnprotectedCall, beside_records
 from .body_stream import BODY_STREAM, UNWATCHED
@@ -145,7 +146,7 @@ class Exchange:
             if error is self.crash:
                 raise
             logger.warning("Attempt %d of %s lost its lease", settled.attempt, self.claim_request.scope)
-            return self._replay(acquisition.read_winner(self.claim_request))
+            return self._replay(read_winner(self.claim_request))
 
     def _payload(self) -> Payload:
         adapter, http = self.adapter, self.adapter.http

@@ -19,7 +19,8 @@ from ..exceptions import IdempotencyError, InProgressError, OutcomeUnknownError
 from ..lifecycle import Recovery, Status
 from ..models import ABANDONED, IdempotencyRecord, RecordQuerySet
 from ..operation import Operation, registry
-from ..protocol import acquisition, ownership
+from ..protocol import ownership
+from ..protocol.decisions import take_over_abandoned
 from ..protocol.faults import fault_point
 from ..protocol.recovery import announce_recovery, reconcile
 from ..store import Fence, Store, by_ids, records_database, store_for
@@ -172,7 +173,7 @@ def settle_as(status: Status, rows: list[IdempotencyRecord], using: str) -> list
 
 
 def _reconcile(using: str, operation: Operation, row: IdempotencyRecord, result: RecoveryResult) -> None:
-    claim = acquisition.take_over_abandoned(operation.policy, Fence.of(row), store_for(using))
+    claim = take_over_abandoned(operation.policy, Fence.of(row), store_for(using))
     if claim is None:
         return  # another sweep or a retry came first
     try:

@@ -1,132 +1,29 @@
-"""Decides who may run an operation: claim its record, take it over, wait, or return the outcome.
+"""Decides who may run an operation: read its record, insert a claim, or decide about the record that is there.
 
-Each change of a record is one statement and a compare-and-set. Only this module assigns a record to an owner.
+Each change of a record is one statement and a compare-and-set. Only this module and ``decisions`` assign a record to an
+owner.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-import time
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-from django.db import DatabaseError, IntegrityError, InterfaceError, router
-from django.dispatch import Signal
-from django.utils.functional import cached_property
+from django.db import DatabaseError, IntegrityError, InterfaceError
 
 from .. import signals
-from ..conf import CLOCK_SKEW, settings
-from ..exceptions import (
-    InProgressError,
-    KeyExpiredError,
-    KeyInvalidError,
-    KeyReusedError,
-    OutcomeUnknownError,
-    RequestError,
-    UnavailableError,
-)
-from ..identity import fingerprint
-from ..identity.fingerprint import Payload
-from ..identity.keys import is_derived, time_of
-from ..identity.scope import Scope
-from ..lifecycle import Decision, Recovery, Status, decide
-from ..models import IdempotencyRecord
-from ..operation import Operation, Policy
-from ..options.values import Wait
+from ..exceptions import InProgressError
+from ..lifecycle import decide
 from ..outcome import Outcome
-from ..store import Fence, Row, Store, newer_record, store_for
-from . import steps
+from ..store import Fence, Row
+from .claim_request import ClaimRequest
+from .decisions import carry_out
 from .faults import fault_point
-from .ownership import Ownership, store_errors, unavailable
-from .recovery import reconcile
-
-logger: Final = logging.getLogger("idempotency")
+from .ownership import Ownership, own, store_errors, unavailable
 
 #: A claim starts again if the record changed meanwhile: it was purged after the insert found it, another attempt took
 #: it over, or the database reported a serialization failure (REPEATABLE READ) or a deadlock (InnoDB). Each round needs
 #: a change by another process, so this many suffice.
-MAX_ROUNDS = 8
-
-#: The pauses, in seconds, between the reads of a waiting duplicate. They are short at first and then grow.
-FIRST_POLL = 0.02
-SLOWEST_POLL = 0.25
-
-#: How old a claim must be, in seconds, before a duplicate checks its session. So a double click doesn't pay for the
-#: check.
-LOOK_AFTER = 1
-
-
-@dataclass(frozen=True)
-class ClaimRequest:
-    """The operation, scope and payload to claim."""
-
-    policy: Policy
-    scope: Scope
-    payload: Payload
-    #: Raised instead of starting a new operation; None if it may start.
-    refusal: RequestError | None = None
-
-    @cached_property
-    def store(self) -> Store:
-        """This thread's store for the record's database."""
-        return store_for(
-            router.db_for_write(IdempotencyRecord, operation=self.scope.operation, account_id=self.scope.account_id)
-        )
-
-
-def refusal_to_begin(policy: Policy, key: str) -> RequestError | None:
-    """The error for a request that would start a new operation under this key, or None if it may.
-
-    After a record's retention, a late retry would run again. ``max_key_age`` refuses such a retry, and so it must
-    refuse a key without a timestamp. Only a new operation is refused: a recorded outcome is replayed, and a released or
-    abandoned claim is the same operation.
-
-    Why nothing runs twice: a record is kept for ``retention`` from its first request, and the key is made before that
-    request. So a retry whose record is gone has a key older than ``retention``, if all clocks agree. They may differ by
-    ``CLOCK_SKEW``, so ``max_key_age`` plus ``CLOCK_SKEW`` is at most ``retention``, and a key from further in the
-    future is refused, too. The clock is this server's, because the database's clock would cost a round trip.
-
-    A derived key has no timestamp. It is accepted, because its sender is another operation, which sends this key in
-    every attempt. Nothing runs twice if ``retention`` is longer than all attempts of the sender together.
-    """
-    if policy.max_key_age is None:
-        return None
-    made = time_of(key)
-    if made is None:
-        if is_derived(key):
-            return None
-        return KeyInvalidError(
-            "This operation needs an Idempotency-Key that contains a timestamp: a version 7 UUID or a ULID."
-        )
-    age = time.time() - made
-    if age < -CLOCK_SKEW.total_seconds():
-        return KeyInvalidError("The timestamp in the Idempotency-Key is in the future. Check the client's clock.")
-    if age > policy.max_key_age.total_seconds():
-        return KeyExpiredError()
-    return None
-
-
-def acquire_or_wait(request: ClaimRequest) -> Ownership | Outcome:
-    """Call ``acquire``, and wait or recover as the operation declares."""
-    answer = request.policy.in_progress
-    deadline = time.monotonic() + (answer.seconds if isinstance(answer, Wait) else 0)
-    pause, has_waited = FIRST_POLL, False
-    while True:
-        try:
-            settled = acquire(request, expect_record=has_waited)
-            if isinstance(settled, Ownership) and settled.abandoned:
-                outcome = reconcile(settled)
-                return settled if outcome is None else outcome
-            return settled
-        except InProgressError:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                signals.send(signals.conflicted, request.policy.operation, request.scope, 0)
-                raise
-            # No transaction and no lock is held meanwhile, and each poll is one read.
-            time.sleep(min(pause, left))  # no notification works on every database
-            pause, has_waited = min(pause * 2, SLOWEST_POLL), True
+MAX_ROUNDS: Final = 8
 
 
 def acquire(request: ClaimRequest, *, expect_record: bool) -> Ownership | Outcome:
@@ -165,7 +62,7 @@ def _one_round(request: ClaimRequest, expect_record: bool) -> Ownership | Outcom
         inserted = _insert(request)
         if isinstance(inserted, int):
             claimed = Fence(request.scope, inserted, 1, request.payload.request_hash)
-            return _owned(request.policy, claimed, request.store, signals.claimed)
+            return own(request.policy, claimed, request.store, signals.claimed)
         row = inserted or request.store.read(request.scope)
     if row is None:
         return None  # the record was purged after the insert had found it
@@ -176,7 +73,7 @@ def _one_round(request: ClaimRequest, expect_record: bool) -> Ownership | Outcom
         same_payload=request.payload.matches(row.fence.request_hash),
         recovery=request.policy.recovery,
     )
-    return _follow(decision, request, row)
+    return carry_out(decision, request, row)
 
 
 def _insert(request: ClaimRequest) -> int | Row | None:
@@ -195,7 +92,13 @@ def _insert(request: ClaimRequest) -> int | Row | None:
     fault_point["claim.before"]()
     try:
         with store.own_statement(policy.operation):
-            inserted = store.insert_claim(request.scope, request.payload.request_hash, **_terms(policy))
+            inserted = store.insert_claim(
+                request.scope,
+                request.payload.request_hash,
+                lease=policy.lease,
+                retention=policy.retention,
+                undone_by_crash=policy.undone_by_crash,
+            )
             fault_point["claim.sent"]()
     except IntegrityError as error:
         if not store.is_duplicate(error):
@@ -204,121 +107,6 @@ def _insert(request: ClaimRequest) -> int | Row | None:
     if isinstance(inserted, int):
         fault_point["claim.committed"]()
     return inserted
-
-
-def _terms(policy: Policy) -> dict[str, Any]:
-    """The arguments of a claim that depend on the policy."""
-    undone_by_crash = policy.transaction and policy.recovery is Recovery.REEXECUTE
-    return {"lease": policy.lease, "retention": policy.retention, "undone_by_crash": undone_by_crash}
-
-
-def _owned(policy: Policy, fence: Fence, store: Store, signal: Signal) -> Ownership:
-    """Return the ownership of a claim that was just committed, and send its signal."""
-    # Here a transaction is open only in a TestCase.
-    owned = Ownership(policy, fence, store, store.connection.in_atomic_block)
-    if _terms(policy)["undone_by_crash"]:
-        owned.session = store.session
-    signals.send(signal, policy.operation, fence.scope, fence.attempt, request_hash=fence.request_hash)
-    return owned
-
-
-def _follow(decision: Decision, request: ClaimRequest, row: Row) -> Ownership | Outcome | None:
-    policy, store, attempt = request.policy, request.store, row.fence.attempt
-    match decision:
-        case Decision.REPLAY:
-            fault_point["replay.read"]()
-            signals.send(signals.replayed, policy.operation, request.scope, attempt)
-            return row.outcome
-        case Decision.WAIT:
-            _leave_to_owner(policy, row, store)
-            return None
-        case Decision.REFUSE_REUSED:
-            version = row.fence.request_hash.partition(":")[0]
-            if not fingerprint.is_known(row.fence.request_hash):
-                # It is unknown whether the payload is the same. "Use a new key" would make the client pay twice.
-                raise newer_record(f"a fingerprint of version {version!r}")
-            if not fingerprint.has_known_secret(row.fence.request_hash):
-                raise _unknown_secret(policy.operation)
-            signals.send(signals.key_reused, policy.operation, request.scope, attempt)
-            raise KeyReusedError
-        case Decision.TAKE_OVER:
-            was_released = row.status is Status.RECOVERABLE
-            return take_over(policy, row.fence, store, signals.claimed if was_released else signals.taken_over)
-        case Decision.RECONCILE:
-            return take_over_abandoned(policy, row.fence, store)
-        case Decision.START_OVER:
-            return _start_over(request, row)
-        case Decision.PARK:
-            with store.own_statement(policy.operation):
-                won = store.park_abandoned(row.fence)
-            if won:
-                signals.send(signals.parked, policy.operation, request.scope, attempt)
-            # It is now parked, by this caller or another one, or its owner has settled it. The next round reads it.
-            return None
-    raise OutcomeUnknownError  # Decision.REPORT_PARKED
-
-
-def _leave_to_owner(policy: Policy, row: Row, store: Store) -> None:
-    """Raise ``InProgressError``, unless the owner's session is gone. Then the next round finds an abandoned claim."""
-    if row.session is not None and policy.lease.total_seconds() - row.lease_left >= LOOK_AFTER:
-        try:
-            with store.own_statement(policy.operation):
-                ended = store.end_lease_of_gone_session(row.fence)
-        except DatabaseError as error:
-            if not store.is_permanent(error):
-                raise
-            ended = False  # this role may not list sessions, so the lease decides
-        if ended:
-            return
-    raise InProgressError(retry_after=retry_after(row.lease_left, policy))
-
-
-def _unknown_secret(operation: Operation) -> UnavailableError:
-    """The error for a payload that can't be compared. As with an unknown version, a retry may reach a process that
-    can."""
-    logger.error(
-        "Operation %r: a record's fingerprint was made with a secret that is not in the settings. Nothing was run, and "
-        "the client gets a 503 with Retry-After. Put the secret into SECRET_KEY_FALLBACKS or FINGERPRINT_KEYS.",
-        operation.name,
-    )
-    return UnavailableError(
-        "The request can't be compared with the one that first used this Idempotency-Key. Retry with the same "
-        "Idempotency-Key.",
-        retry_after=1,
-    )
-
-
-def _start_over(request: ClaimRequest, row: Row) -> Ownership | None:
-    if request.refusal is not None:
-        raise request.refusal
-    policy, store, request_hash = request.policy, request.store, request.payload.request_hash
-    with store.own_transaction(policy.operation):
-        won = store.start_over(row.fence, request_hash, **_terms(policy))
-        if won:
-            steps.forget(row.fence, store.using)  # the earlier request's steps
-    next_attempt = replace(row.fence, attempt=row.fence.attempt + 1, request_hash=request_hash)
-    return _owned(policy, next_attempt, store, signals.claimed) if won else None
-
-
-def take_over(policy: Policy, observed: Fence, store: Store, signal: Signal) -> Ownership | None:
-    """Own a released or abandoned record. None if another process was faster, or the lease was renewed.
-
-    The update names the observed attempt. So if many callers saw the same abandoned claim, one wins, and if this
-    process slept meanwhile, the update matches no row. It also checks the lease again. Its COMMIT waits for the disk,
-    because after a crash that lost a take-over, the same attempt number could be assigned twice.
-    """
-    with store.own_statement(policy.operation):
-        won = store.take_over(observed, **_terms(policy))
-        fault_point["takeover.sent"]()
-    return _owned(policy, replace(observed, attempt=observed.attempt + 1), store, signal) if won else None
-
-
-def take_over_abandoned(policy: Policy, observed: Fence, store: Store) -> Ownership | None:
-    """Own an abandoned record whose reconciler must be called before anything runs. None as for ``take_over``."""
-    owned = take_over(policy, observed, store, signals.taken_over)
-    if owned is not None:
-        owned.abandoned = True
-    return owned
 
 
 def read_winner(request: ClaimRequest) -> Outcome:
@@ -331,11 +119,3 @@ def read_winner(request: ClaimRequest) -> Outcome:
     if row is not None and row.outcome is not None and request.payload.matches(row.fence.request_hash):
         return row.outcome
     raise InProgressError(retry_after=1)
-
-
-def retry_after(lease_left: float, policy: Policy) -> int:
-    """When to retry, in whole seconds: after as long as the attempt has been running, bounded by the lease and
-    ``MAX_RETRY_AFTER``. So duplicates of a long request arrive less often than duplicates of a short one."""
-    running_for = policy.lease.total_seconds() - lease_left
-    bound = min(lease_left, settings().max_retry_after.total_seconds())
-    return max(1, math.ceil(min(running_for, bound)))

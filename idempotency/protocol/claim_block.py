@@ -18,9 +18,10 @@ from ..identity.scope import scope_of
 from ..operation import Operation, operation_for
 from ..options.table import BlockArguments, Use
 from ..outcome import Outcome, outcome_of_result
-from .acquisition import ClaimRequest, acquire_or_wait, refusal_to_begin
 from .claim import Claim
+from .claim_request import ClaimRequest, refusal_to_begin
 from .execution import Attempt, running
+from .waiting import acquire_or_wait
 
 
 class Run:

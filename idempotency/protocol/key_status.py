@@ -12,7 +12,7 @@ from ..lifecycle import Decision, decide
 from ..models import IdempotencyRecord
 from ..operation import Policy
 from ..store import BY_ITS_CLOCK, records_database, status_of
-from . import acquisition
+from .decisions import retry_after
 from .ownership import store_errors
 
 #: The status that a client gets, by the decision about a retry with the same payload.
@@ -80,7 +80,7 @@ def _status_of_record(record: Any, policy: Policy) -> KeyStatus | None:
         return None
     status = KeyStatus(_STATUS_OF[decision], created_at=record.created_at, expires_at=record.expires_at)
     if decision is Decision.WAIT:
-        return replace(status, retry_after=acquisition.retry_after(lease_left, policy))
+        return replace(status, retry_after=retry_after(lease_left, policy))
     if decision is Decision.REPLAY:
         return replace(status, response_status=record.response_status, completed_at=record.completed_at)
     return status

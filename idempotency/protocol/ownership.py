@@ -20,7 +20,9 @@ from datetime import timedelta
 from typing import Final, TypeVar
 
 from django.db import DatabaseError, InterfaceError
+from django.dispatch import Signal
 
+from .. import signals
 from ..exceptions import IdempotencyError, LeaseLostError, UnavailableError
 from ..identity.scope import Scope
 from ..operation import Operation, Policy
@@ -111,6 +113,16 @@ class Ownership:
         )
         error.raised_by = self
         return error
+
+
+def own(policy: Policy, fence: Fence, store: Store, signal: Signal) -> Ownership:
+    """Return the ownership of a claim that was just committed, and send its signal."""
+    # Here a transaction is open only in a TestCase.
+    owned = Ownership(policy, fence, store, store.connection.in_atomic_block)
+    if policy.undone_by_crash:
+        owned.session = store.session
+    signals.send(signal, policy.operation, fence.scope, fence.attempt, request_hash=fence.request_hash)
+    return owned
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from idempotency.contrib.celery.policy import policy_of
 from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol.acquisition import ClaimRequest, acquire
+from idempotency.protocol.acquisition import acquire
+from idempotency.protocol.claim_request import ClaimRequest
 from testproject.models import Receipt
 from tests.contrib.deliveries import DEAD, acts
 from tests.records import HOUR, from_now

@@ -7,7 +7,7 @@ from idempotency.identity.fingerprint import Payload
 from idempotency.identity.scope import Scope
 from idempotency.outcome import Outcome
 from idempotency.protocol import acquisition
-from idempotency.protocol.acquisition import ClaimRequest
+from idempotency.protocol.claim_request import ClaimRequest
 from idempotency.store import store_for
 
 PAYLOAD = Payload({"amount": 1})

@@ -22,11 +22,13 @@ from idempotency.operate.sweep import recover_batches
 from idempotency.outbox.relay import relay_once
 from idempotency.outbox.upkeep import purge_sent_batches
 from idempotency.outcome import MAX_REASON, Outcome, reason_of
-from idempotency.protocol import acquisition, ownership
-from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
+from idempotency.protocol import acquisition, ownership, waiting
+from idempotency.protocol.claim_request import ClaimRequest
+from idempotency.protocol.decisions import take_over_abandoned
 from idempotency.protocol.execution import release_or_park
 from idempotency.protocol.ownership import Ownership
 from idempotency.protocol.renewal import renew
+from idempotency.protocol.waiting import acquire_or_wait
 from idempotency.store import store_for
 from tests.concurrency.failures import just_before
 from tests.concurrency.traces import session_settings
@@ -60,9 +62,9 @@ def test_a_duplicate_polls_for_the_outcome_for_as_long_as_declared(monkeypatch, 
         if len(slept) == ends:
             ownership.record(owned, OUTCOME)
 
-    monkeypatch.setattr(acquisition, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=sleep))
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=sleep))
     with (
-        just_before(acquisition, "acquire", lambda request, expect_record: expecting.append(expect_record)),
+        just_before(waiting, "acquire", lambda request, expect_record: expecting.append(expect_record)),
         nullcontext() if ends else pytest.raises(InProgressError),
     ):
         assert acquire_or_wait(ClaimRequest(operation.policy, owned.scope, PAYLOAD)) == OUTCOME
@@ -165,7 +167,7 @@ def test_a_claim_registers_no_on_commit_callback_in_a_test_case(django_capture_o
 
 def take_over(owned):
     IdempotencyRecord.objects.filter(pk=owned.fence.id).update(lease_expires_at=from_now(-HOUR))
-    return acquisition.take_over_abandoned(parks.policy, owned.fence, store_for("default"))
+    return take_over_abandoned(parks.policy, owned.fence, store_for("default"))
 
 
 @pytest.mark.postgres

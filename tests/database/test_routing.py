@@ -26,8 +26,9 @@ from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.publishing import insert_message
 from idempotency.outcome import Outcome
-from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
+from idempotency.protocol.claim_request import ClaimRequest
 from idempotency.protocol.key_status import key_statuses
+from idempotency.protocol.waiting import acquire_or_wait
 from tests.aliases import added
 from tests.database.claiming import PAYLOAD, acquire, asks
 from tests.outbox import SENDER

@@ -18,9 +18,10 @@ from idempotency.operate.purge import purge_batches
 from idempotency.operate.sweep import recover_batches
 from idempotency.operation import registry
 from idempotency.outcome import Outcome
-from idempotency.protocol.acquisition import ClaimRequest, acquire_or_wait
 from idempotency.protocol.claim import Claim
+from idempotency.protocol.claim_request import ClaimRequest
 from idempotency.protocol.execution import Attempt, release_or_park, running
+from idempotency.protocol.waiting import acquire_or_wait
 from tests.concurrency.traces import end_lease
 from tests.database.claiming import OUTCOME, PAYLOAD, parks, plain
 from tests.records import HOUR, make_records

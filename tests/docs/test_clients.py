@@ -16,7 +16,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from idempotency import PARK, Operation, idempotent
 from idempotency.accounts import Fixed
-from idempotency.protocol.acquisition import retry_after
+from idempotency.protocol.decisions import retry_after
 from idempotency.testing import abandoned, completed, in_progress
 from testproject.models import Charge
 from tests.docs.servers import answer, cut, pass_on

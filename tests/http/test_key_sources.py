@@ -24,7 +24,7 @@ from idempotency.identity.keys import new_key
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol import acquisition
+from idempotency.protocol import claim_request, waiting
 from tests.http.callers import FORM, assert_refused, effects, multipart, records, reopen_claim, replayed
 from tests.http.serving import after, parse_as_post
 from tests.http.views import plain_answer
@@ -243,7 +243,8 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(keys, "time", SimpleNamespace(time_ns=lambda: int(clock.now * 1e9)))
-    monkeypatch.setattr(acquisition, "time", SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now))
+    monkeypatch.setattr(claim_request, "time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 

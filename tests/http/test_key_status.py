@@ -13,7 +13,7 @@ from idempotency.contrib.rest_framework import KeyStatusView as KeyStatusAPIView
 from idempotency.http.key_status import KeyStatusView
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
-from idempotency.protocol import acquisition
+from idempotency.protocol.decisions import retry_after
 from tests.http.callers import problem_code, store_refusing
 from tests.http.test_cost import LOOK, authentication, statements
 from tests.http.views import plain_answer
@@ -139,7 +139,7 @@ def test_retry_after_equals_the_wait_of_a_duplicate(alice, operation):
     queried, retried = alice.get(URL, key="k"), alice.post(key="k")
     assert (retried.status_code, queried["Retry-After"]) == (409, retried["Retry-After"])
     lease = operation.policy.lease.total_seconds()
-    assert [acquisition.retry_after(lease - age, operation.policy) for age in (0, 3)] == [1, 3]
+    assert [retry_after(lease - age, operation.policy) for age in (0, 3)] == [1, 3]
 
 
 def listed(caller, key="k", url="/keys/"):

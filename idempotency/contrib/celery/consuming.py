@@ -30,10 +30,11 @@ from ...options import validators
 from ...options.table import TaskArguments, Use
 from ...outcome import Outcome, outcome_of_result
 from ...protocol import ownership
-from ...protocol.acquisition import ClaimRequest, acquire_or_wait
 from ...protocol.claim import Claim
 from ...protocol.claim_block import result_of
+from ...protocol.claim_request import ClaimRequest
 from ...protocol.execution import Attempt, running, settle_record
+from ...protocol.waiting import acquire_or_wait
 from .deliveries import Delivery
 from .policy import ATTRIBUTE, TaskPolicy, policy_of
 
