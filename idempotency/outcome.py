@@ -81,7 +81,8 @@ def outcome_of(response: HttpResponseBase, policy: Policy, reference: str | None
             f"{policy.operation} returned a streaming response, which can't be recorded. Return the whole "
             f"content, or set current_claim().reference and declare rebuild= to answer replays from it."
         )
-    content = _redacted(whole.content, whole.status_code, headers, policy)
+    # Not in a local variable before it is redacted, because a crash report would show it.
+    content = whole.content if policy.redact is None else _redacted(whole.content, whole.status_code, headers, policy)
     if len(content) > policy.max_response_body:
         raise UnrecordableResponseError(
             f"{policy.operation} returned {len(content)} bytes, but max_response_body is {policy.max_response_body}. "

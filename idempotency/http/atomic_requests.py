@@ -18,7 +18,6 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.db import connections, transaction
 from django.db.transaction import Atomic
 from django.http import HttpRequest
-from django.utils.functional import cached_property
 
 from ..exceptions import OuterTransactionError
 from ..identity import keys
@@ -61,10 +60,13 @@ def is_within_atomic_requests(callback: object) -> bool:
 
 def opened_here(callback: object) -> list[str]:
     """The databases on which this package opens the transaction of ATOMIC_REQUESTS in place of Django."""
-    exemption = getattr(callback, "_non_atomic_requests", None)
-    if not isinstance(exemption, EveryDatabase):
-        return []
-    return [using for using in databases_with_atomic_requests() if using not in exemption.exempted]
+    databases = databases_with_atomic_requests()
+    exemption = getattr(callback, "_non_atomic_requests", None) if databases else None
+    return (
+        [using for using in databases if using not in exemption.exempted]
+        if isinstance(exemption, EveryDatabase)
+        else []
+    )
 
 
 def beside_records(operation: Operation, using: str) -> str:
@@ -125,8 +127,7 @@ class UnprotectedCall:
     #: The view that ``call`` runs.
     view: object
 
-    @cached_property
-    def databases(self) -> list[str]:
+    def _databases(self) -> list[str]:
         """The databases on which this package opens the transaction of ATOMIC_REQUESTS for an unprotected request.
 
         Empty if no URL led here, or if the URL's view, which calls this one, is not exempt.
@@ -141,7 +142,7 @@ class UnprotectedCall:
         """
         if getattr(self.request, _OPENED, None) is not None:  # opened by the class-based view of this handler
             return self.call()
-        databases = self.databases
+        databases = self._databases()
         if not databases:
             return self.call()
         if iscoroutinefunction(self.view):
@@ -159,13 +160,15 @@ class UnprotectedCall:
             finally:
                 setattr(self.request, _OPENED, None)
 
-    def refuse_open_transactions(self, operation: Operation) -> None:
-        """Refuse to claim within a transaction that would commit after the outcome is recorded.
+    def refuse_transactions(self, operation: Operation, records: str) -> None:
+        """Refuse to claim if a transaction would commit after the outcome is recorded.
 
         First commit the transactions opened around the view for code above its protected handler, such as an override
         that calls ``super().post()``.
 
-        :raises OuterTransactionError: a transaction is open on any database.
+        :param records: the database of the operation's records.
+        :raises OuterTransactionError: a transaction is open on any database, or ATOMIC_REQUESTS asks for one on a
+            database without the records.
         """
         transactions, blocks = getattr(self.request, _OPENED, None) or (None, {})
         if transactions is not None and all(map(is_innermost, blocks.values())):
@@ -180,6 +183,9 @@ class UnprotectedCall:
                     f"@idempotent directly on the function or method, or mark the outermost view with "
                     f"django.db.transaction.non_atomic_requests(using={connection.alias!r})."
                 )
+        beside = next((using for using in self._databases() if using != records), None)
+        if beside is not None:
+            raise OuterTransactionError(beside_records(operation, beside))
 
 
 def is_innermost(block: Atomic) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from django.core.signals import request_started
 from django.dispatch import receiver
+from django.http import HttpRequest
 from django.urls import get_resolver
 
 from ..exceptions import PayloadInvalidError
@@ -120,6 +121,13 @@ def _may_have_key(environ: Mapping[str, Any]) -> bool:
         get_resolver().url_patterns  # noqa: B018 - imports the views, so that their operations are known
         return has_key_header(environ) or not all(isinstance(source, FromHeader) for source in registry.key_sources())
     return True
+
+
+def refuse_half_a_body(http: HttpRequest) -> None:
+    """:raises PayloadInvalidError: the connection ended before the whole body arrived."""
+    stream: BodyStream | None = http.META.get(BODY_STREAM)
+    if stream is not None and stream.is_cut:
+        raise _half_a_body()
 
 
 def _half_a_body() -> PayloadInvalidError:

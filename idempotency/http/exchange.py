@@ -22,7 +22,6 @@ from ..exceptions import (
     KeyMissingError,
     LeaseLostError,
     OutcomeUnreadableError,
-    OuterTransactionError,
     PayloadInvalidError,
     PayloadUnreadableError,
     UnavailableError,
@@ -40,7 +39,7 @@ from ..protocol.execution import End, running
 from ..protocol.ownership import Ownership
 from ..protocol.waiting import acquire_or_wait
 from .adapter import Adapter
-from .atomic_requests import UnprotectedCall, beside_records
+from .atomic_requests import UnprotectedCall
 from .body_stream import BODY_STREAM, UNWATCHED
 from .handler import HandlerAttempt, attach_job
 from .key_headers import Reached, key_status, leave_headers
@@ -131,12 +130,9 @@ class Exchange:
         self.account = policy.account(self.adapter.request)
         if self.account is None and not policy.key_required:
             return None, Reached.NO_PROTECTION
-        self.handler.refuse_open_transactions(policy.operation)
         scope = scope_of(policy.operation.name, self.account, self.key, source=policy.account)
         self.claim_request = ClaimRequest(policy, scope, self._payload(), refusal_to_begin(policy, self.key))
-        for using in self.handler.databases:
-            if using != self.claim_request.store.using:
-                raise OuterTransactionError(beside_records(policy.operation, using))
+        self.handler.refuse_transactions(policy.operation, self.claim_request.store.using)
         settled = acquire_or_wait(self.claim_request)
         if isinstance(settled, Outcome):
             return self._replay(settled)

@@ -25,7 +25,7 @@ from ..protocol.ownership import on_behalf_of
 from ..store import records_database
 from .adapter import Adapter, advice_on_adapters
 from .atomic_requests import UnprotectedCall
-from .body_stream import BODY_STREAM, UNWATCHED
+from .body_stream import refuse_half_a_body
 
 
 @dataclass(eq=False, repr=False)
@@ -81,8 +81,8 @@ class HandlerAttempt(Attempt):
         :raises Exception: ``error`` itself, if it is a crash.
         """
         self.discard()
-        with on_behalf_of(self.claim.ownership), self.adapter.http.META.get(BODY_STREAM, UNWATCHED):
-            pass  # entry raises an error for a truncated body, which may be the cause of ``error``
+        with on_behalf_of(self.claim.ownership):
+            refuse_half_a_body(self.adapter.http)  # which may be the cause of ``error``
         answer = self.adapter.answer_to_exception(error)
         if answer is None:
             raise error
@@ -114,8 +114,7 @@ class HandlerAttempt(Attempt):
                     f"{type(self.response).__name__}. If a framework makes the response later, put @idempotent where "
                     f"the response exists, or register an adapter for the framework.{advice_on_adapters()}"
                 )
-            with self.adapter.http.META.get(BODY_STREAM, UNWATCHED):
-                pass  # entry raises an error for a truncated body. Not before the rendering, which may read the body.
+            refuse_half_a_body(self.adapter.http)  # not before the rendering, which may read the body
             del self.response[self.adapter.profile.replayed]  # may come from another server's response, passed on here
             job = policy.in_progress
             if isinstance(job, Attach) and attach_job(job, owned.fence.scope, self.response):

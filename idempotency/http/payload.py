@@ -200,7 +200,9 @@ def route_of(
     """
     if match is None:
         return {name: _comparable(value) for name, value in arguments.items()}
-    arguments = {str(position): value for position, value in enumerate(match.args)} | match.kwargs
+    arguments = match.kwargs
+    if match.args:
+        arguments = {str(position): value for position, value in enumerate(match.args)} | arguments
     place = match.view_name if is_named(match) else f"/{(match.route or '').rstrip('/?$')}"
     return {PLACE: place} | {name: _comparable(value) for name, value in arguments.items()}
 
