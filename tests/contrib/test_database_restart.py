@@ -52,6 +52,7 @@ def restarting(server, task=None):
     return Receipt.objects.count()
 
 
+@pytest.mark.failure_100
 @pytest.mark.scenario_25
 @pytest.mark.parametrize("task", [act, outside], ids=["in a transaction", "outside"])
 @pytest.mark.parametrize("place", ["claim.before", "the task", "complete.before", "complete.committed"])

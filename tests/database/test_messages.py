@@ -79,6 +79,7 @@ COSTS = {
 }
 
 
+@pytest.mark.failure_105
 @pytest.mark.parametrize(("handler", "sent"), COSTS.items())
 def test_a_first_execution_sends_a_known_number_of_messages(handler, sent):
     assert messages(handler) == sent

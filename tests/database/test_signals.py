@@ -215,4 +215,4 @@ def named():
 def test_a_log_line_names_its_operation_trace_and_attempt():
     with claim("tests.log", account_id="7", key=f"{'0' * 32}.{'1' * 36}") as run:
         run.result = named()
-    assert run.result == ("tests.log", "0" * 32, 1)
+    assert run.result == ["tests.log", "0" * 32, 1]  # as JSON

@@ -121,6 +121,7 @@ CHARGED = {
 }
 
 
+@pytest.mark.failure_118
 @pytest.mark.parametrize(("history", "effects", "found"), CHARGED.values(), ids=CHARGED)
 def test_the_findings_on_a_charge(history, effects, found):
     assert nonzero(judge([history], effects)) == found

@@ -64,6 +64,7 @@ def test_the_plain_view_takes_effect_once(name, run_page):
     assert Transfer.objects.count() == 1
 
 
+@pytest.mark.failure_103
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("name", ["README.md", "index.md"])
 def test_the_first_example_is_safe_to_retry(name, run_page, settings):

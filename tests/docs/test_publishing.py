@@ -182,10 +182,10 @@ def test_the_consumers_retry_when_the_database_was_unreachable(inbox, consuming,
     assert (Notification.objects.count(), rejected) == (1, [])
 
 
-def test_the_logging_configuration_is_valid(consuming):
+def test_the_logging_configuration_is_valid(run_page):
     before = logging.getLogger().handlers[:], logging.getLogger().level
     try:
-        logging.config.dictConfig(consuming.LOGGING)
+        logging.config.dictConfig(run_page("reference/signals.md")["LOGGING"])
         [handler] = logging.getLogger().handlers
         record = logging.makeLogRecord({"msg": "hello", "levelname": "INFO"})
         assert handler.filter(record)

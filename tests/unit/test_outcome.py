@@ -7,7 +7,7 @@ from django.http import HttpResponse
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from idempotency import Operation, outcome
+from idempotency import Operation, bodies
 from idempotency.bodies import ENVELOPE, decode_body, encode_body
 from idempotency.exceptions import OutcomeUnreadableError
 from idempotency.http.adapter import response_of
@@ -47,7 +47,7 @@ def test_every_body_is_restored_byte_for_byte_from_its_json_text(content, conten
     ],
 )
 def test_json_too_deep_for_a_database_is_stored_in_an_envelope(monkeypatch, text, in_envelope):
-    monkeypatch.setattr(outcome, "MAX_DEPTH", 3)
+    monkeypatch.setattr(bodies, "MAX_DEPTH", 3)
     encoded = encode_body(text.encode(), "application/json")
     assert (encoded.startswith(ENVELOPE), decode_body(encoded)) == (in_envelope, text.encode())
 

@@ -287,7 +287,7 @@ def test_calls_of_the_running_process_are_listed_with_their_derived_keys(operato
 
 
 @pytest.mark.failure_111
-def test_the_outcome_form_says_what_is_missing_and_shows_keys_and_an_outcome_to_compare(operator, monkeypatch):
+def test_the_outcome_form_names_what_is_missing_and_what_to_compare(operator, monkeypatch):
     make_records(1, operation=charges.name, account_id="bob", response_body='{"old": 1}', response_status=201)
     make_records(1, operation=charges.name, account_id="bob", response_body='{"id": "ch-7"}', response_status=202)
     make_records(1, operation="tests.admin.another", response_body='{"other": 2}')

@@ -32,7 +32,7 @@ def test_nothing_collides_by_concatenation(method, route, query, command):
 def test_method_route_and_query_are_part_of_the_payload():
     base = Payload({"a": 1}, method="POST", route=((), {"pk": 1}), query="a=1")
     changes = [
-        *({"command": {"a": 2}}, {"method": "PATCH"}, {"query": "a=2"}, {"query": ""}),
+        *({"content": {"a": 2}}, {"method": "PATCH"}, {"query": "a=2"}, {"query": ""}),
         *({"route": route} for route in (((), {"pk": 2}), ((1,), {}), {"pk": 1})),
     ]
     for change in changes:
