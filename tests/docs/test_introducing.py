@@ -30,10 +30,11 @@ def rename(table, other):
 
 @pytest.fixture
 def shop(run_page, settings):
-    """Returns a function that sends a request to the page's view, or to one with a required key, under its settings."""
-    optional = run_page(PAGE)["create_transfer"]
-    required = idempotent("docs.required")(unwrap(optional))
-    moves_money = idempotent("docs.moves_money", key_required=True)(unwrap(optional))
+    """Returns a function that requests a view with the page's decorator, or with a required key, under its settings."""
+    view = unwrap(run_page("how-to/protect-a-view.md")["create_transfer"])
+    optional = run_page(PAGE)["optional"](view)
+    required = idempotent("docs.required")(view)
+    moves_money = idempotent("docs.moves_money", key_required=True)(view)
     settings.ROOT_URLCONF = (
         path("transfers/optional/", optional),
         path("transfers/", required),

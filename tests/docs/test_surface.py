@@ -1,4 +1,4 @@
-"""The page of promises lists the whole public surface of the code."""
+"""``surface.txt`` lists the public surface of the code, so that a change of it is noticed. The pages have each name."""
 
 import importlib
 import re
@@ -10,7 +10,7 @@ from idempotency.http.key_headers import RETENTION_HEADER, STATUS_HEADER, STATUS
 from idempotency.http.problems import PROFILES
 from idempotency.identity import keys
 from idempotency.options.table import OPTIONS, SETTINGS
-from tests.docs.pages import ROOT, section
+from tests.docs.pages import PAGES, ROOT, text_of
 from tests.docs.test_public_modules import MODULES
 
 pytestmark = pytest.mark.once
@@ -24,18 +24,18 @@ def everywhere(pattern):
 
 def surface():
     """Every promised name, by kind."""
-    names = {f"`{name}`": importlib.import_module(name).__all__ for name in MODULES}
+    names = {name: importlib.import_module(name).__all__ for name in MODULES}
     answers = [answer for profile in PROFILES.values() for answer in profile.answers.values()]
     counters = [metrics.EVENTS, *(count.name for count in metrics.COUNTS)]
     return names | {
         "Options": OPTIONS,
-        "Entries of `IDEMPOTENCY`": SETTINGS,
-        "System checks, after `idempotency.`": everywhere(r'"idempotency\.([EW]\d{3})"'),
+        "Entries of IDEMPOTENCY": SETTINGS,
+        "System checks, after idempotency.": everywhere(r'"idempotency\.([EW]\d{3})"'),
         "Headers": {
             *(keys.HEADER, STATUS_HEADER, RETENTION_HEADER, "Location", "Retry-After"),
             *(profile.replayed for profile in PROFILES.values()),
         },
-        f"Values of `{STATUS_HEADER}`": {*STATUSES},
+        f"Values of {STATUS_HEADER}": {*STATUSES},
         **{
             f"Codes of problems with {status}": {answer.code for answer in answers if answer.status == status}
             for status in sorted({answer.status for answer in answers})
@@ -45,7 +45,15 @@ def surface():
     }
 
 
-def test_the_page_lists_the_whole_surface():
-    items = section("reference/promises.md", "The whole surface").split("\n- ")[1:]
-    listed = {kind: re.findall(r"`(\w[\w-]*)`", names) for kind, _, names in (item.partition(": ") for item in items)}
-    assert listed == {kind: sorted(names) for kind, names in surface().items()}
+def listed():
+    text = (ROOT / "tests/docs/surface.txt").read_text()
+    return {kind: names.split() for kind, names in re.findall(r"^(\S.*):\n((?: .+\n)+)", text, re.MULTILINE)}
+
+
+def test_the_list_is_the_surface_of_the_code():
+    assert listed() == {kind: sorted(names) for kind, names in surface().items()}
+
+
+def test_the_pages_have_every_name_of_the_surface():
+    words = {*re.findall(r"[\w-]+", "\n".join(map(text_of, PAGES)))}
+    assert {name for names in listed().values() for name in names} - words == set()
