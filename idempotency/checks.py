@@ -19,7 +19,7 @@ from django.db.models import Model
 from .conf import mistakes_in_settings, settings
 from .operate.statistics import undeclared
 from .operation import registry
-from .store import Store, records_database, store_for
+from .store import Upkeep, records_database, upkeep_for
 from .views.checks import check, declared_operations
 
 OLDEST_MARIADB = (10, 11)
@@ -109,7 +109,7 @@ def _doubtful_connections(using: str, databases: Sequence[str] | None) -> Iterat
 
 
 def _tables_outside_of_citus(using: str) -> Iterator[CheckMessage]:
-    if outside := _fetch(using, lambda store: store.tables_outside_of_citus()):
+    if outside := _fetch(using, lambda upkeep: upkeep.tables_outside_of_citus()):
         yield checks.Warning(
             f"Database {using!r} is a Citus cluster that doesn't manage these tables: {', '.join(outside)}. If the "
             f"coordinator crashes during a COMMIT, writes to them may be lost although the transaction's writes to "
@@ -138,7 +138,7 @@ def _undeclared_operations(using: str) -> Iterator[CheckMessage]:
 
 def _incomplete_tables(using: str) -> Iterator[CheckMessage]:
     """What is missing from our tables, if all of our migrations are applied. Otherwise ``migrate`` says so."""
-    missing = _fetch(using, lambda store: [*_missing_parts(store)])
+    missing = _fetch(using, lambda upkeep: [*_missing_parts(upkeep.connection)])
     if missing:
         yield Error(
             f"Database {using!r} lacks {', '.join(missing)}, although the migrations are applied. Protected operations "
@@ -149,12 +149,12 @@ def _incomplete_tables(using: str) -> Iterator[CheckMessage]:
         )
 
 
-def _missing_parts(store: Store) -> Iterator[str]:
-    connection, introspection = store.connection, store.connection.introspection
+def _missing_parts(connection: Any) -> Iterator[str]:
+    introspection = connection.introspection
     applied = MigrationRecorder(connection).applied_migrations()
     with connection.cursor() as cursor:
         tables = introspection.table_names(cursor, include_views=True)
-        for model in _our_models(store.using, applied):
+        for model in _our_models(connection.alias, applied):
             table = model._meta.db_table
             if table not in tables:
                 yield f"the table {table}"
@@ -188,7 +188,7 @@ def _our_models(using: str, applied: Container[tuple[str, str]]) -> Iterator[typ
 def _doubtful_durability(using: str) -> Iterator[CheckMessage]:
     """Servers that may lose confirmed claims, so that operations with outside effects run again."""
     outside = sorted(operation.name for operation in declared_operations() if not operation.declared["transaction"])
-    replication = _fetch(using, lambda store: store.replication()) if outside else None
+    replication = _fetch(using, lambda upkeep: upkeep.replication()) if outside else None
     if replication is None:
         return
     names = _some(outside)
@@ -214,7 +214,8 @@ def _wrong_renewals(databases: Sequence[str]) -> Iterator[CheckMessage]:
     for using, renewals in settings().renewal_databases.items():
         yield from _wrong_connections(renewals)
         identity, other_identity = (
-            _fetch(alias, lambda store: store.identity()) if using in databases else None for alias in (using, renewals)
+            _fetch(alias, lambda upkeep: upkeep.identity()) if using in databases else None
+            for alias in (using, renewals)
         )
         if identity is not None and other_identity != identity:
             yield Error(
@@ -229,7 +230,7 @@ def _starving_renewals(using: str, databases: Sequence[str]) -> Iterator[CheckMe
     with_heartbeat = sorted(operation.name for operation in declared_operations() if operation.declared["heartbeat"])
     if not with_heartbeat or using not in databases or using in settings().renewal_databases:
         return
-    if _fetch(using, lambda store: store.is_pooled()):
+    if _fetch(using, lambda upkeep: upkeep.is_pooled()):
         yield checks.Warning(
             f"Database {using!r} is behind a pooler. If handlers hold all its sessions, heartbeats wait until the "
             f"leases are over, and operations run again: {_some(with_heartbeat)}.",
@@ -243,11 +244,11 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
-def _fetch(using: str, query: Callable[[Store], _Result]) -> _Result | None:
+def _fetch(using: str, query: Callable[[Upkeep], _Result]) -> _Result | None:
     """The result of a query, or None if the server can't be reached."""
     try:
         with transaction.atomic(using):
-            return query(store_for(using))
+            return query(upkeep_for(using))
     except (DatabaseError, InterfaceError):
         return None
 

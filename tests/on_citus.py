@@ -25,7 +25,7 @@ from idempotency.outbox import publish
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
 from idempotency.outbox.upkeep import purge_sent_batches
-from idempotency.store import store_for
+from idempotency.store import upkeep_for
 from testproject.celery import app
 from testproject.models import UnprotectedReceipt
 from tests.contrib.consumers import send
@@ -241,7 +241,7 @@ def test_the_statistics_cover_all_shards():
     assert numbers.table_bytes.value > 32 * 8192
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE idempotency_record")
-    assert store_for("default").measure().records == 300
+    assert upkeep_for("default").measure().records == 300
     with transaction.atomic():
         IdempotencyRecord.objects.update(attempt=2)
         assert stats().table_bytes.value is not None  # also in a transaction that has written to all shards
@@ -317,7 +317,7 @@ def test_the_page_distributes_ordinary_tables_and_keeps_their_rows(ordinary, par
     assert IdempotencyStep.objects.count() == 2
     fill(30)
     assert next(purge_batches()).deleted == 30
-    assert (store_for("default").measure().in_bytes or 0) > SHARDS * 8192
+    assert (upkeep_for("default").measure().in_bytes or 0) > SHARDS * 8192
     assert {plan.tasks for plan in planned(partial(operate, "again"))} == {1}
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Self, TypeVar
 
 from django.db import transaction
 
-from ..store import Store, retry_lost_races, store_for
+from ..store import Upkeep, retry_lost_races, upkeep_for
 
 _Result = TypeVar("_Result", bound="BatchResult")
 _Outcome = TypeVar("_Outcome")
@@ -61,7 +61,7 @@ def in_batches(take: Callable[[_Result | None], _Result]) -> Iterator[_Result]:
 
 def in_transaction(
     using: str,
-    work: Callable[[Store], _Outcome],
+    work: Callable[[Upkeep], _Outcome],
     *,
     statement_timeout: timedelta = STATEMENT_TIMEOUT,
     wait_for_disk: bool = True,
@@ -73,10 +73,10 @@ def in_transaction(
     """
 
     def transact() -> _Outcome:
-        store = store_for(using)
+        upkeep = upkeep_for(using)
         with transaction.atomic(using=using, durable=True):
-            store.bound_transaction(idle=IDLE_TIMEOUT, statement=statement_timeout, wait_for_disk=wait_for_disk)
-            return work(store)
+            upkeep.bound_transaction(idle=IDLE_TIMEOUT, statement=statement_timeout, wait_for_disk=wait_for_disk)
+            return work(upkeep)
 
     return retry_lost_races(MAX_ROUNDS, using, transact)
 

@@ -23,7 +23,7 @@ from ..extensions import extensions
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, IdempotencyStep, Now
 from ..options import validators
-from ..store import Store, by_ids, records_database
+from ..store import Upkeep, by_ids, records_database
 from .batches import BatchResult, check_batch_size, in_transaction
 from .resolutions import logger, require_name
 
@@ -198,8 +198,10 @@ def _delete(table: TableRows, ids: list[int], states: Collection[str], waiting: 
     using = table.rows.db
     condition = table.in_states(states)
 
-    def work(store: Store) -> int:
-        found = store.select_unlocked(table.rows.values_list("pk", "idempotency_key"), condition=by_ids(ids, condition))
+    def work(upkeep: Upkeep) -> int:
+        found = upkeep.select_unlocked(
+            table.rows.values_list("pk", "idempotency_key"), condition=by_ids(ids, condition)
+        )
         free = [pk for pk, key in found if key not in waiting]
         if table.rows.model is IdempotencyRecord:
             steps = IdempotencyStep.objects.using(using)

@@ -23,7 +23,7 @@ from ..lifecycle import Status
 from ..models import BODY_DUE, IdempotencyRecord, RecordQuerySet
 from ..protocol.faults import fault_point
 from ..signals import purged
-from ..store import PurgedRows, Store, records_database
+from ..store import PurgedRows, Upkeep, records_database
 from .batches import BatchResult, check_batch_size, in_batches, in_transaction
 
 # Small, because claims of the same keys wait for a batch, and a standby replays it in one piece. PostgreSQL deletes
@@ -67,7 +67,7 @@ def purge_batches(
     """
     using = using or records_database()
     statuses = _statuses(include_parked)
-    batches = purge_oldest(using, batch_size, lambda store, after: store.delete_records(statuses, batch_size, after))
+    batches = purge_oldest(using, batch_size, lambda upkeep, after: upkeep.delete_records(statuses, batch_size, after))
     for batch in batches:
         if batch.deleted:
             purged.send_robust(sender=IdempotencyRecord, count=batch.deleted)
@@ -82,12 +82,12 @@ def bodies_past_retention(using: str | None = None) -> RecordQuerySet:
 def purge_body_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None) -> Iterator[PurgeResult]:
     """Purge recorded responses in batches, as ``purge_batches`` does records."""
     return purge_oldest(
-        using or records_database(), batch_size, lambda store, after: store.delete_bodies(batch_size, after)
+        using or records_database(), batch_size, lambda upkeep, after: upkeep.delete_bodies(batch_size, after)
     )
 
 
 def purge_oldest(
-    using: str, batch_size: int, delete: Callable[[Store, datetime | None], PurgedRows]
+    using: str, batch_size: int, delete: Callable[[Upkeep, datetime | None], PurgedRows]
 ) -> Iterator[PurgeResult]:
     """Purge in batches.
 
@@ -99,8 +99,8 @@ def purge_oldest(
     check_batch_size(batch_size, MAX_BATCH_SIZE)
 
     def purge_next(before: PurgeResult | None) -> PurgeResult:
-        def work(store: Store) -> PurgedRows:
-            rows = delete(store, None if before is None else before.reached)
+        def work(upkeep: Upkeep) -> PurgedRows:
+            rows = delete(upkeep, None if before is None else before.reached)
             fault_point["purge.selected"]()
             return rows
 

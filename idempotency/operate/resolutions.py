@@ -28,7 +28,7 @@ from ..lifecycle import Status
 from ..models import IdempotencyRecord, Now
 from ..operation import Policy, registry
 from ..outcome import Outcome, outcome_of, outcome_of_result
-from ..store import Fence, from_now, records_database, store_for
+from ..store import Fence, from_now, records_database, upkeep_for
 
 logger: Final = logging.getLogger("idempotency.audit")
 
@@ -162,14 +162,14 @@ def _resolve(
             f"{_describe(record)} is {_state(record)}. The decision is not possible in this state."
         )
     using = records_database(operation=record.operation, account_id=record.account_id)
-    store = store_for(using)
-    seen = store.matching(Fence.of(record), status=record.status).filter(free)
+    upkeep = upkeep_for(using)
+    seen = upkeep.store.matching(Fence.of(record), status=record.status).filter(free)
     # Unlike a claim, which must be visible to other requests at once, this may run inside the caller's transaction,
     # such as the admin's under ATOMIC_REQUESTS.
     with transaction.atomic(using=using):
         # A transaction that locked the row is settling the record, or froze while doing so. Don't wait for it: refuse
         # the decision at once.
-        changeable = store.select_unlocked(seen.values_list("pk", flat=True))
+        changeable = upkeep.select_unlocked(seen.values_list("pk", flat=True))
         if seen.filter(pk__in=changeable).update(status=status, lease_expires_at=None, **changes) != 1:
             raise _refusal(record, using, must_be_free=bool(free))
         # The entry survives the erasure of the account, so it does not name the account.

@@ -19,7 +19,7 @@ from ..extensions import extensions
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, Now, RecordQuerySet
 from ..operation import registry
-from ..store import records_database, store_for
+from ..store import records_database, upkeep_for
 
 #: Counting stops here. Ten thousand index entries take milliseconds.
 MAX_COUNTED = 10_000
@@ -135,7 +135,7 @@ def stats(using: str | None = None) -> Stats:
     """Read the statistics: numbers, each with its precision."""
     using = using or records_database()
     records = RecordQuerySet(IdempotencyRecord, using=using)
-    size = store_for(using).measure()
+    size = upkeep_for(using).measure()
     # From the newest id. A purge empties the other end, whose dead rows remain until a vacuum.
     total = _count(records.order_by("-pk"))
     claims = _claims_in_progress(records)

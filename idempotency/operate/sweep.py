@@ -23,7 +23,7 @@ from ..protocol import ownership
 from ..protocol.decisions import take_over_abandoned
 from ..protocol.faults import fault_point
 from ..protocol.recovery import announce_recovery, reconcile
-from ..store import Fence, Store, by_ids, records_database, store_for
+from ..store import Fence, Upkeep, by_ids, records_database, store_for
 from ..store.history import Appended
 from .batches import BatchResult, check_batch_size, in_transaction
 
@@ -129,8 +129,8 @@ def _settle_at_once(
     until the database ends the session, and other sweeps skip them.
     """
 
-    def settle(store: Store) -> tuple[list[IdempotencyRecord], dict[Status, list[IdempotencyRecord]]]:
-        store.end_leases_of_gone_sessions(operations, limit)
+    def settle(upkeep: Upkeep) -> tuple[list[IdempotencyRecord], dict[Status, list[IdempotencyRecord]]]:
+        upkeep.end_leases_of_gone_sessions(operations, limit)
         first = after
         if first is None:
             first, result.unknown_operations = _look_ahead(using, operations)
@@ -139,7 +139,7 @@ def _settle_at_once(
             due = ABANDONED & Q(operation__in=sorted(operations), lease_expires_at__gte=first)
             oldest = IdempotencyRecord.objects.using(using).order_by("lease_expires_at")
             # A locked row is being taken over, renewed or completed.
-            batch = store.select_unlocked(oldest, limit, condition=due)
+            batch = upkeep.select_unlocked(oldest, limit, condition=due)
         fault_point["sweep.selected"]()
         recoveries = {row.pk: operations[row.operation].recovery for row in batch}
         return batch, {

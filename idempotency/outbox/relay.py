@@ -30,7 +30,7 @@ from ..models import Now
 from ..operate.batches import BatchResult, check_batch_size, in_batches, in_transaction
 from ..outcome import reason_of
 from ..protocol.faults import fault_point
-from ..store import Store
+from ..store import Upkeep
 from .models import MessageStatus, OutboxMessage, outbox_database
 
 logger: Final = logging.getLogger("idempotency")
@@ -120,7 +120,7 @@ def relay_once(
     until = time.monotonic() + LEASE.total_seconds() / 2  # from here, because the lease begins later
     # If the process dies before the COMMIT, nothing was taken; after it, the lease runs out. If it freezes before the
     # COMMIT, the rows stay locked until the database ends the session, and other relays skip them.
-    batch = in_transaction(using, lambda store: _take(store, batch_size, paused), statement_timeout=STATEMENT_TIMEOUT)
+    batch = in_transaction(using, lambda upkeep: _take(upkeep, batch_size, paused), statement_timeout=STATEMENT_TIMEOUT)
     fault_point["relay.claimed"]()
     result, pauses = RelayResult(exhausted=batch.exhausted), dict.fromkeys(paused, UNAVAILABLE_BACKOFF)
     for messages in (batch.messages, batch.suspects):
@@ -164,8 +164,8 @@ class _Batch:
     exhausted: bool
 
 
-def _take(store: Store, limit: int, paused: Iterable[Destination]) -> _Batch:
-    using = store.using
+def _take(upkeep: Upkeep, limit: int, paused: Iterable[Destination]) -> _Batch:
+    using = upkeep.using
     ready = due(using).order_by("next_try_at", "pk")
     topics = defaultdict(list)
     for sender, topic in paused:
@@ -174,7 +174,7 @@ def _take(store: Store, limit: int, paused: Iterable[Destination]) -> _Batch:
         ready = ready.exclude(
             Q(sender=sender) if None in paused_topics else Q(sender=sender, topic__in=paused_topics[-MAX_PAUSED:])
         )
-    due_now = store.select_unlocked(ready, limit)
+    due_now = upkeep.select_unlocked(ready, limit)
     suspicious = [message for message in due_now if message.lease_expires_at and message.attempts >= SUSPICIOUS]
     dead = [message for message in suspicious if message.attempts >= MAX_ATTEMPTS]
     suspects = [message for message in suspicious if message.attempts < MAX_ATTEMPTS][:1]

@@ -103,7 +103,7 @@ def purge_sent_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | Non
     using = using or outbox_database()
     messages, due = OutboxMessage.objects.using(using), _sent_due()
     return purge_oldest(
-        using, batch_size, lambda store, after: store.delete_rows(messages, due, "sent_at", batch_size, after)
+        using, batch_size, lambda upkeep, after: upkeep.delete_rows(messages, due, "sent_at", batch_size, after)
     )
 
 

@@ -1,10 +1,12 @@
-"""Every statement that depends on the kind of database, behind one interface: ``Store``.
+"""Every statement that depends on the kind of database, behind two interfaces: ``Store`` and ``Upkeep``.
 
-``portable.py`` defines it with Django's ORM, for SQLite and other databases. ``postgresql`` has SQL statements, which
+A ``Store`` changes one record, for claims. An ``Upkeep`` changes many, and knows the tables. ``portable.py`` and
+``upkeep.py`` define them with Django's ORM, for SQLite and other databases. ``postgresql`` has SQL statements, which
 ``postgresql/citus.py`` adapts to Citus. ``mysql.py`` overrides what differs on MariaDB and MySQL.
 
-To add a database, write a subclass of ``Store``, override what the database does better, and add it to
-``portable.STORES``. Request handling never branches on the database vendor; only checks and the admin do.
+To add a database, write a subclass of ``Store`` and, where it does better, of ``Upkeep``, and add them to
+``portable.STORES`` and ``upkeep.UPKEEPS``. Request handling never branches on the database vendor; only checks and the
+admin do.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from typing import TypeVar
 from django.db import OperationalError, connections, router, transaction
 
 from ..models import IdempotencyRecord
-from .base import CommitError, Fence, PurgedRows, Replication, Row, TableSize, by_ids, newer_record
 from .portable import BY_ITS_CLOCK, Store, from_now, status_of, store_for
+from .rows import CommitError, Fence, Row, newer_record
 from .transaction_guard import OpenTransactions, is_refusal_to_nest, open_transactions, undo_left_open
+from .upkeep import PurgedRows, Replication, TableSize, Upkeep, by_ids, upkeep_for
 
 __all__ = [
     "BY_ITS_CLOCK",
@@ -29,6 +32,7 @@ __all__ = [
     "Row",
     "Store",
     "TableSize",
+    "Upkeep",
     "by_ids",
     "from_now",
     "is_refusal_to_nest",
@@ -40,6 +44,7 @@ __all__ = [
     "status_of",
     "store_for",
     "undo_left_open",
+    "upkeep_for",
 ]
 
 _Result = TypeVar("_Result")

@@ -12,9 +12,10 @@ from django.db import Error, ProgrammingError
 from django.db.models import Q, QuerySet
 
 from ..models import IdempotencyRecord
-from .base import Row, by_ids
 from .portable import Store
+from .rows import Row
 from .transaction_guard import TransactionWatch
+from .upkeep import Upkeep, by_ids
 
 _Found = TypeVar("_Found")
 
@@ -112,31 +113,6 @@ class MySQLStore(Store):
                     self.connection.connection.autocommit(True)
             yield
 
-    def identity(self) -> tuple[Any, ...]:
-        return tuple(self.row_of("SELECT @@hostname, @@port, DATABASE()"))
-
-    def select_unlocked(
-        self,
-        rows: QuerySet[Any, _Found],
-        limit: int | None = None,
-        *,
-        condition: Q = Q(),  # noqa: B008 - it is never changed
-    ) -> list[_Found]:
-        # InnoDB locks every index row that a locking SELECT reads, even one that its conditions exclude, so two
-        # concurrent ones would skip rows that neither changes. A SELECT by id alone reads only the rows to lock. Under
-        # a snapshot older than the locks, the last SELECT would return outdated rows.
-        connection: Any = self.connection
-        if connection.isolation_level != "read committed":
-            return super().select_unlocked(rows, limit, condition=condition)
-        all_rows = rows.model._base_manager.using(rows.db)
-        select_unlocked = super().select_unlocked
-
-        def lock(found: list[tuple[Any, ...]]) -> list[_Found]:
-            by_id = all_rows.filter(pk__in=[pk for (pk,) in found])
-            return list(rows.filter(by_ids(select_unlocked(by_id.values_list("pk", flat=True)), condition)))
-
-        return self.lock_found(rows.filter(condition), limit, ["pk"], lock)
-
     def watch_transaction(self) -> TransactionWatch:
         return MySQLWatch(self.connection)
 
@@ -161,6 +137,35 @@ class MySQLStore(Store):
 
     def is_duplicate(self, error: BaseException) -> bool:
         return _number(error) == DUPLICATE_KEY
+
+
+class MySQLUpkeep(Upkeep):
+    """MariaDB, and MySQL where it behaves the same."""
+
+    def identity(self) -> tuple[Any, ...]:
+        return tuple(self.store.row_of("SELECT @@hostname, @@port, DATABASE()"))
+
+    def select_unlocked(
+        self,
+        rows: QuerySet[Any, _Found],
+        limit: int | None = None,
+        *,
+        condition: Q = Q(),  # noqa: B008 - it is never changed
+    ) -> list[_Found]:
+        # InnoDB locks every index row that a locking SELECT reads, even one that its conditions exclude, so two
+        # concurrent ones would skip rows that neither changes. A SELECT by id alone reads only the rows to lock. Under
+        # a snapshot older than the locks, the last SELECT would return outdated rows.
+        connection: Any = self.connection
+        if connection.isolation_level != "read committed":
+            return super().select_unlocked(rows, limit, condition=condition)
+        all_rows = rows.model._base_manager.using(rows.db)
+        select_unlocked = super().select_unlocked
+
+        def lock(found: list[tuple[Any, ...]]) -> list[_Found]:
+            by_id = all_rows.filter(pk__in=[pk for (pk,) in found])
+            return list(rows.filter(by_ids(select_unlocked(by_id.values_list("pk", flat=True)), condition)))
+
+        return self.lock_found(rows.filter(condition), limit, ["pk"], lock)
 
 
 def _wait_for_a_bounded_time(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``Store``: the statements for one database, over one of Django's connections.
+"""``Store``: the statements on one record, which claim it and change it.
 
 It uses Django's ORM and the database's clock, so it works on any database. SQLite's store differs little and is here,
 too.
@@ -11,13 +11,14 @@ the settings would outlive it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, Final
 
 from django.db import Error, IntegrityError, OperationalError, ProgrammingError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Greatest
@@ -27,8 +28,8 @@ from ..identity.scope import Scope
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, Now
 from ..outcome import Outcome
-from .base import Fence, Row, Upkeep, newer_record
 from .history import Appended
+from .rows import Fence, Row, newer_record
 from .transaction_guard import SQLiteWatch, TransactionWatch
 
 
@@ -52,11 +53,32 @@ BY_ITS_CLOCK: Final[Mapping[str, Any]] = {
 _RESPONSE = ("response_status", "response_headers", "response_body", "response_reference")
 
 
-class Store(Upkeep):
-    """Any database. It changes a record by the same compare-and-sets as the PostgreSQL store."""
+class Store:
+    """Any database, over one of Django's connections, which belongs to one thread.
+
+    It changes a record by the same compare-and-sets as the PostgreSQL store.
+    """
+
+    #: Whether this store is a guess, because the database could not be queried.
+    is_provisional = False
 
     #: Whether an open transaction that has written blocks writes by every other connection.
     has_one_writer = False
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.connection = connection
+        self.using: str = connection.alias
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether the open transaction is a savepoint of the one that TestCase wraps a test in."""
+        return bool(self.connection.savepoint_ids)
+
+    def row_of(self, query: str, parameters: Sequence[Any] | None = None) -> Any:
+        """The first row of a query's result, or None."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(query, parameters)
+            return cursor.fetchone()
 
     @property
     def has_open_transaction(self) -> bool:
@@ -258,16 +280,6 @@ class Store(Upkeep):
             except Error:
                 connection.close()
             raise
-
-    def bound_transaction(
-        self, *, idle: timedelta, statement: timedelta | None = None, wait_for_disk: bool = True
-    ) -> None:
-        """Set limits after which the database ends the open transaction, where supported.
-
-        :param idle: how long the transaction may wait for its client's next statement.
-        :param statement: how long a statement in it may run; None sets no limit.
-        :param wait_for_disk: False means that a server crash may lose its COMMIT.
-        """
 
     def watch_transaction(self) -> TransactionWatch:
         """Detect a COMMIT or ROLLBACK in the block that bypasses Django and ends the open transaction."""

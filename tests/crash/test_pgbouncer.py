@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from idempotency.checks import check_databases
-from idempotency.store import store_for
+from idempotency.store import upkeep_for
 from tests.aliases import another_alias
 from tests.concurrency.racing import PATIENCE, race
 from tests.concurrency.renewing import OUTSIDE, Work
@@ -71,7 +71,7 @@ def test_handlers_that_hold_every_session_of_a_pool_keep_their_leases(policy, mo
         another_alias(monkeypatch, "renewals", url),
         override_settings(IDEMPOTENCY={"RENEWAL_DATABASES": {"pooled": "renewals"}}),
     ):
-        assert (store_for("pooled").is_pooled(), store_for("default").is_pooled()) == (True, False)
+        assert (upkeep_for("pooled").is_pooled(), upkeep_for("default").is_pooled()) == (True, False)
         assert check_databases(None, databases=["pooled"]) == []  # the two aliases are one database
         keys = [f"key-{number}" for number in range(HANDLERS)]
         race([partial(work.do, key, holding) for key in keys])

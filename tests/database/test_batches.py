@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections, transaction
+from django.db import OperationalError, connection, transaction
 from django.db.models import F
 
 from idempotency.lifecycle import Status
@@ -22,8 +22,8 @@ from idempotency.operate.sweep import RecoveryResult, recover_batches
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import RelayResult, relay_batches
 from idempotency.outbox.upkeep import purge_sent_batches
-from idempotency.store import Store, store_for
-from idempotency.store.postgresql import PostgreSQLStore
+from idempotency.store import Upkeep, store_for, upkeep_for
+from idempotency.store.postgresql import PostgreSQLUpkeep
 from tests.aliases import at_level
 from tests.concurrency.racing import elsewhere, race
 from tests.database.claiming import plain
@@ -195,12 +195,12 @@ def test_a_record_reclaimed_between_selection_and_change_stays(work):
 @pytest.mark.postgres
 @pytest.mark.failure_9
 @pytest.mark.failure_30
-@pytest.mark.parametrize("vendor", [PostgreSQLStore, Store], ids=["postgresql", "portable"])
+@pytest.mark.parametrize("vendor", [PostgreSQLUpkeep, Upkeep], ids=["postgresql", "portable"])
 @every_kind_that_skips
 def test_a_locked_row_is_skipped(work, vendor, monkeypatch):
     """A claim that starts a record over locks it. MySQL and MariaDB run the portable statement tested here."""
     locked, *_ = work.make_due(3)
-    monkeypatch.setattr(batches, "store_for", lambda using: vendor(connections[using]))
+    monkeypatch.setattr(batches, "upkeep_for", lambda using: vendor(store_for(using)))
     with transaction.atomic():
         work.rows.filter(pk=locked).update(error="is written at this moment")
         # An empty batch is the last one, so that a loop over batches ends.
@@ -310,7 +310,7 @@ def test_if_the_first_rows_are_taken_the_next_ones_are_locked():
     ids = sorted(make_records(5, Status.COMPLETED))
     rows = IdempotencyRecord.objects.order_by("pk")
     free = {ids[1], ids[3], ids[4]}
-    locked = store_for("default").lock_found(rows, 2, ["pk"], lambda found: [pk for (pk,) in found if pk in free])
+    locked = upkeep_for("default").lock_found(rows, 2, ["pk"], lambda found: [pk for (pk,) in found if pk in free])
     assert locked == [ids[1], ids[3]]
 
 

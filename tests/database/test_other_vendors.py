@@ -14,11 +14,11 @@ from idempotency.contrib.dashboard import counting
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord, Now
-from idempotency.store import Fence, Store, postgresql, retry_lost_races, store_for
-from idempotency.store.mysql import MySQLStore
+from idempotency.store import Fence, Store, Upkeep, postgresql, retry_lost_races, store_for, upkeep_for
+from idempotency.store.mysql import MySQLStore, MySQLUpkeep
 from idempotency.store.own_connection import LIMIT, open_own_connection
 from idempotency.store.portable import SQLiteStore
-from idempotency.store.postgresql import PostgreSQLStore
+from idempotency.store.postgresql import PostgreSQLStore, PostgreSQLUpkeep
 from idempotency.store.postgresql.merged import PostgreSQLWatch
 from tests.concurrency.racing import elsewhere
 from tests.database.statements import before_statement
@@ -28,15 +28,21 @@ mysql, portable, sqlite = MySQLStore(connection), Store(connection), SQLiteStore
 
 
 @pytest.mark.parametrize(
-    ("vendor", "kind"),
-    [("postgresql", PostgreSQLStore), ("mysql", MySQLStore), ("sqlite", SQLiteStore), ("oracle", Store)],
+    ("vendor", "kind", "upkeep"),
+    [
+        ("postgresql", PostgreSQLStore, PostgreSQLUpkeep),
+        ("mysql", MySQLStore, MySQLUpkeep),
+        ("sqlite", SQLiteStore, Upkeep),
+        ("oracle", Store, Upkeep),
+    ],
 )
-def test_a_database_gets_the_store_of_its_vendor(vendor, kind, monkeypatch):
+def test_a_database_gets_the_store_and_the_upkeep_of_its_vendor(vendor, kind, upkeep, monkeypatch):
     monkeypatch.setattr(postgresql, "_query_citus", lambda connection: False)
     monkeypatch.setattr(type(connection), "vendor", vendor)
     stores = elsewhere(lambda: [store_for("default") for _ in range(2)])
     assert type(stores[0]) is kind
     assert stores[0] is stores[1]
+    assert elsewhere(lambda: type(upkeep_for("default"))) is upkeep
 
 
 def test_mysql_gets_the_time_in_utc():
@@ -239,8 +245,9 @@ def test_mysql_locks_rows_by_id_unless_a_snapshot_predates_the_locks(level, by_i
     for name in "abc":
         IdempotencyCounter.objects.create(operation=name, event="claimed")
     rows = IdempotencyCounter.objects.exclude(operation="b").order_by("-operation").values_list("operation", flat=True)
+    upkeep = MySQLUpkeep(mysql)
     with CaptureQueriesContext(connection) as statements:
-        assert (mysql.select_unlocked(rows), mysql.select_unlocked(rows, 1)) == (["c", "a"], ["c"])
+        assert (upkeep.select_unlocked(rows), upkeep.select_unlocked(rows, 1)) == (["c", "a"], ["c"])
     conditions = [one["sql"].partition(" WHERE ")[2] for one in statements.captured_queries]
     assert ["operation" in condition for condition in conditions] == ([True, False, True] * 2 if by_id else [True] * 2)
 
@@ -285,7 +292,7 @@ def test_a_mysql_database_is_identified_by_its_server_and_name():
         return execute("SELECT 'db.internal', 3306, 'shop'", params, many, context)
 
     with connection.execute_wrapper(answer):
-        assert mysql.identity() == ("db.internal", 3306, "shop")
+        assert MySQLUpkeep(mysql).identity() == ("db.internal", 3306, "shop")
     assert statements == ["SELECT @@hostname, @@port, DATABASE()"]
 
 

@@ -17,7 +17,7 @@ from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.sweep import recover_batches
 from idempotency.store import Fence, store_for
-from idempotency.store.postgresql import CitusStore, PostgreSQLStore, statements, store
+from idempotency.store.postgresql import CitusStore, PostgreSQLStore, choose_upkeep, statements, upkeep
 from idempotency.testing import records
 from tests.aliases import reconnected
 from tests.concurrency.racing import PATIENCE, Gate, elsewhere, held, is_waited_for
@@ -324,7 +324,7 @@ def test_an_error_that_may_pass_is_not_taken_for_a_missing_permission(monkeypatc
     monkeypatch.setattr(PostgreSQLStore, "is_permanent", lambda store, error: False)
     with pytest.raises(UnavailableError):
         acquire(plain)
-    monkeypatch.setattr(store, "_END_LEASES", "SELECT 1 / 0, %s, %s, %s")
+    monkeypatch.setattr(upkeep, "_END_LEASES", "SELECT 1 / 0, %s, %s, %s")
     with pytest.raises(DatabaseError):
         next(recover_batches())
     assert record().history is None
@@ -357,8 +357,8 @@ def test_a_sweep_skips_a_claim_newer_than_its_list_of_sessions(monkeypatch):
     """The sweep is held after it lists the sessions and before it locks. Meanwhile a newer session takes over."""
     claim_and_die()
     wait = "(SELECT gone.* FROM gone, LATERAL (SELECT pg_advisory_xact_lock(32, gone.attempt)) AS held) AS gone"
-    assert store._END_LEASES.count("FROM gone ") == 1
-    monkeypatch.setattr(store, "_END_LEASES", store._END_LEASES.replace("FROM gone ", f"FROM {wait} "))
+    assert upkeep._END_LEASES.count("FROM gone ") == 1
+    monkeypatch.setattr(upkeep, "_END_LEASES", upkeep._END_LEASES.replace("FROM gone ", f"FROM {wait} "))
     with transaction.atomic():
         execute("SELECT pg_advisory_xact_lock(32, 1)")
         sweep = threading.Thread(target=lambda: swept.append(_swept()))
@@ -398,9 +398,9 @@ def test_claims_on_a_citus_cluster_name_no_session(chosen):
     chosen(connection).insert_claim(scope, "v1:1", lease=HOUR, retention=HOUR, undone_by_crash=True)
     assert (record().session is None) is (chosen is CitusStore)
     IdempotencyRecord.objects.update(session=0)
-    chosen(connection).end_leases_of_gone_sessions(["another"], 1)
+    choose_upkeep(chosen(connection)).end_leases_of_gone_sessions(["another"], 1)
     assert IdempotencyRecord.objects.live().exists()
-    chosen(connection).end_leases_of_gone_sessions([plain.name], 1)
+    choose_upkeep(chosen(connection)).end_leases_of_gone_sessions([plain.name], 1)
     assert IdempotencyRecord.objects.live().exists() is (chosen is CitusStore)
 
 

@@ -15,8 +15,8 @@ from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_body_batches
-from idempotency.store import Fence, Replication, TableSize, store_for
-from idempotency.store.postgresql import CitusStore, PostgreSQLStore, choose, statements
+from idempotency.store import Fence, Replication, TableSize, store_for, upkeep_for
+from idempotency.store.postgresql import CitusStore, PostgreSQLStore, choose, choose_upkeep, statements
 from tests.aliases import reconnected
 from tests.concurrency.racing import race
 from tests.database.claiming import OUTCOME
@@ -108,7 +108,7 @@ def test_a_claim_waits_for_the_disk_if_it_must(store, binding, wait_for_disk):
         insert(store, undone_by_crash=not wait_for_disk)
         assert in_force() == WAITING | IDLING | ({} if wait_for_disk else NO_DISK)
     with transaction.atomic(durable=True):
-        store.bound_transaction(idle=timedelta(seconds=5), wait_for_disk=wait_for_disk)
+        choose_upkeep(store).bound_transaction(idle=timedelta(seconds=5), wait_for_disk=wait_for_disk)
         assert in_force() == IDLING | ({} if wait_for_disk else NO_DISK)
 
 
@@ -170,11 +170,11 @@ def test_a_change_sets_its_timeout_before_it_waits_for_the_record(store, monkeyp
 
 @pytest.mark.whole_table
 def test_the_table_size_is_known_and_its_row_count_only_after_analyze():
-    store = store_for("default")
+    upkeep = upkeep_for("default")
     execute("TRUNCATE idempotency_record CASCADE")
-    assert store.measure().records is None
+    assert upkeep.measure().records is None
     fill(1000)
-    size = store.measure()
+    size = upkeep.measure()
     assert size == TableSize(size.in_bytes, 1000)
     assert size.in_bytes > 1000 * 100
 
@@ -182,15 +182,15 @@ def test_the_table_size_is_known_and_its_row_count_only_after_analyze():
 def test_a_server_reports_what_its_commit_waits_for(store):
     execute("SET synchronous_commit = 'local'")
     try:
-        assert store.replication() == Replication("local", is_synchronous=False, asynchronous_standbys=0)
+        assert choose_upkeep(store).replication() == Replication("local", is_synchronous=False, asynchronous_standbys=0)
     finally:
         execute("RESET synchronous_commit")
 
 
 def test_a_pooler_is_detected_by_the_process_id_of_the_server(store, monkeypatch):
-    assert not store.is_pooled()
+    assert not choose_upkeep(store).is_pooled()
     monkeypatch.setattr(type(connection.connection.info), "backend_pid", 0)
-    assert store.is_pooled()
+    assert choose_upkeep(store).is_pooled()
 
 
 @pytest.fixture

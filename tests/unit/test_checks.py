@@ -19,7 +19,7 @@ from idempotency.checks import check_databases, check_settings
 from idempotency.conf import settings
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.options.table import SETTINGS
-from idempotency.store import Replication, store_for
+from idempotency.store import Replication, upkeep_for
 from tests.aliases import another_alias
 from tests.operations import forgetting_operations
 from tests.records import HOUR, make_records
@@ -206,7 +206,7 @@ def test_an_alias_for_renewals_is_checked_like_the_records_alias(renewals):
     ("pooled", "known", "warned"), [(True, False, True), (True, True, False), (False, False, False)]
 )
 def test_heartbeats_behind_a_pooler_are_reported(monkeypatch, pooled, known, warned):
-    monkeypatch.setattr(type(store_for("default")), "is_pooled", lambda store: pooled)
+    monkeypatch.setattr(type(upkeep_for("default")), "is_pooled", lambda upkeep: pooled)
     renewals = {"default": "default"} if known else {}
     with forgetting_operations(), override_settings(IDEMPOTENCY={"RENEWAL_DATABASES": renewals}):
         Operation("a.beating", heartbeat=timedelta(minutes=5))  # listed first in the shortened message
@@ -251,7 +251,7 @@ def test_an_untested_database_is_reported(vendor, mariadb, version, tested, monk
     ],
 )
 def test_a_server_that_may_lose_claims_is_reported_for_outside_effects(monkeypatch, found, expected):
-    monkeypatch.setattr(store_for("default"), "replication", Mock(side_effect=[found] * 3))
+    monkeypatch.setattr(type(upkeep_for("default")), "replication", Mock(side_effect=[found] * 3))
     outside = [Operation(f"tests.{name}", transaction=False, recovery=PARK) for name in "abcd"]
     monkeypatch.setattr("idempotency.checks.declared_operations", lambda: outside)
     shown = messages()
@@ -311,6 +311,6 @@ def test_tables_before_their_migration_are_not_reported():
 
 
 def test_a_table_unknown_to_the_cluster_is_reported(monkeypatch):
-    monkeypatch.setattr(store_for("default"), "tables_outside_of_citus", lambda: ["shop_order"])
+    monkeypatch.setattr(type(upkeep_for("default")), "tables_outside_of_citus", lambda upkeep: ["shop_order"])
     assert "shop_order" in messages()["idempotency.W014"].msg
     assert check_databases(None) == []  # which may not connect

@@ -7,11 +7,12 @@ from typing import Any
 from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .citus import CitusStore
+from .citus import CitusStore, CitusUpkeep
 from .merged import TRANSACTION_IDLE
-from .store import PostgreSQLStore
+from .statements import PostgreSQLStore
+from .upkeep import PostgreSQLUpkeep
 
-__all__ = ["CitusStore", "PostgreSQLStore", "choose"]
+__all__ = ["CitusStore", "CitusUpkeep", "PostgreSQLStore", "PostgreSQLUpkeep", "choose", "choose_upkeep"]
 
 _HAS_CITUS = "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus')"
 
@@ -33,6 +34,11 @@ def choose(connection: BaseDatabaseWrapper) -> PostgreSQLStore:
             store.is_provisional = True
             return store
     return (CitusStore if _has_citus[place] else PostgreSQLStore)(connection)
+
+
+def choose_upkeep(store: PostgreSQLStore) -> PostgreSQLUpkeep:
+    """The upkeep for the database of a store."""
+    return (CitusUpkeep if isinstance(store, CitusStore) else PostgreSQLUpkeep)(store)
 
 
 def _query_citus(connection: Any) -> bool:

@@ -19,10 +19,9 @@ from django.db import router
 from django.db.models import Q, QuerySet
 
 from ...lifecycle import Status
-from ..base import PurgedRows, TableSize, by_ids
-from ..portable import Store
-from .statements import Setting, with_settings
-from .store import PostgreSQLStore
+from ..upkeep import PurgedRows, TableSize, Upkeep, by_ids
+from .statements import PostgreSQLStore, Setting, with_settings
+from .upkeep import PostgreSQLUpkeep
 
 _Found = TypeVar("_Found")
 
@@ -62,27 +61,7 @@ FROM (
 
 
 class CitusStore(PostgreSQLStore):
-    """A database with the extension. Its tables need not be distributed."""
-
-    def is_distributed(self, table: str) -> bool:
-        # This is not cached, because only upkeep calls it.
-        return bool(self.row_of(_IS_DISTRIBUTED, [table])[0])
-
-    def tables_outside_of_citus(self) -> list[str]:
-        if not self.row_of(_IS_CLUSTER)[0]:  # the extension is not used
-            return []
-        with self.connection.cursor() as cursor:
-            cursor.execute(_KNOWN_TABLES)
-            known = {name for (name,) in cursor.fetchall()}
-            present = self.connection.introspection.table_names(cursor)
-        models = [model for model in apps.get_models(include_auto_created=True) if model._meta.managed]
-        written = {model._meta.db_table for model in models if router.allow_migrate_model(self.using, model)}
-        return sorted(written.intersection(present) - known)
-
-    def measure(self) -> TableSize:
-        if not self.is_distributed("idempotency_record"):
-            return super().measure()
-        return TableSize(*self.row_of(_MEASURE_SHARDS))
+    """PostgreSQL with the extension, whether or not the tables are distributed."""
 
     def takes_several(self, cursor: Any) -> bool:
         return False  # a multi-shard update can't write the note, and Citus forwards a message as a whole
@@ -90,9 +69,6 @@ class CitusStore(PostgreSQLStore):
     @property
     def session(self) -> int | None:
         return None  # workers don't list the coordinator's sessions
-
-    def end_leases_of_gone_sessions(self, operations: Collection[str], limit: int) -> None:
-        pass
 
     def _prepares(self, cursor: Any) -> bool:
         return False  # the statement that claims and reads does not go to a single shard
@@ -127,10 +103,37 @@ class CitusStore(PostgreSQLStore):
         features: Any = self.connection.features
         return not features.uses_server_side_binding
 
+
+class CitusUpkeep(PostgreSQLUpkeep):
+    """A database with the extension. Its tables need not be distributed."""
+
+    def is_distributed(self, table: str) -> bool:
+        # This is not cached, because only upkeep calls it.
+        return bool(self.store.row_of(_IS_DISTRIBUTED, [table])[0])
+
+    def tables_outside_of_citus(self) -> list[str]:
+        if not self.store.row_of(_IS_CLUSTER)[0]:  # the extension is not used
+            return []
+        with self.connection.cursor() as cursor:
+            cursor.execute(_KNOWN_TABLES)
+            known = {name for (name,) in cursor.fetchall()}
+            present = self.connection.introspection.table_names(cursor)
+        models = [model for model in apps.get_models(include_auto_created=True) if model._meta.managed]
+        written = {model._meta.db_table for model in models if router.allow_migrate_model(self.using, model)}
+        return sorted(written.intersection(present) - known)
+
+    def measure(self) -> TableSize:
+        if not self.is_distributed("idempotency_record"):
+            return super().measure()
+        return TableSize(*self.store.row_of(_MEASURE_SHARDS))
+
+    def end_leases_of_gone_sessions(self, operations: Collection[str], limit: int) -> None:
+        pass
+
     def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> PurgedRows:
         if not self.is_distributed("idempotency_record"):
             return super().delete_records(statuses, limit, after)
-        return Store.delete_records(self, statuses, limit, after)  # a coordinator can't plan the single statement
+        return Upkeep.delete_records(self, statuses, limit, after)  # a coordinator can't plan the single statement
 
     def select_unlocked(
         self,

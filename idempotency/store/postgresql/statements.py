@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from ...identity.scope import Scope
 from ...lifecycle import Status
 from ...outcome import Outcome
-from ..base import CommitError, Fence, Row
 from ..history import APPENDED, entry
 from ..portable import Store, status_of
+from ..rows import CommitError, Fence, Row
 from ..transaction_guard import TransactionWatch
 from .merged import TRANSACTION_IDLE, PostgreSQLWatch, has_open_transaction, is_silent
 
@@ -217,8 +217,8 @@ SET status = CASE WHEN {{settings}} THEN 'parked' END, lease_expires_at = NULL, 
 """
 
 
-class RecordStore(Store):
-    """Claims, the transactions around them, and the meaning of the server's errors."""
+class PostgreSQLStore(Store):
+    """PostgreSQL. Each change is one statement."""
 
     @property
     def has_open_transaction(self) -> bool:
@@ -299,20 +299,6 @@ class RecordStore(Store):
 
     def park(self, fence: Fence, error: str | None = None) -> bool:
         return self._change(PARK, error, entry("parked", fence.attempt, error), *_matching(fence))
-
-    def bound_transaction(
-        self, *, idle: timedelta, statement: timedelta | None = None, wait_for_disk: bool = True
-    ) -> None:
-        if self.is_nested:
-            return
-        bounds = {"idle_in_transaction_session_timeout": idle, "statement_timeout": statement}
-        # 0 would switch a bound off.
-        settings = [
-            Setting(name, f"{max(1, int(duration.total_seconds() * 1000))}ms")
-            for name, duration in bounds.items()
-            if duration is not None
-        ]
-        self.row_of(with_settings("SELECT {settings}", tuple(settings if wait_for_disk else [*settings, NO_DISK])))
 
     def watch_transaction(self) -> TransactionWatch:
         return PostgreSQLWatch(self.connection, self.takes_several)

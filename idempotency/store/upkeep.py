@@ -1,72 +1,29 @@
-"""The types in a store's interface, and ``Upkeep``: the part of a store that purges, sweeps and checks use."""
+"""``Upkeep``: the statements on many records, for purges and sweeps, and the queries of statistics and system checks.
+
+It uses Django's ORM, so it works on any database. A subclass overrides what its database does better.
+"""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import reduce
+from importlib import import_module
 from operator import or_
 from typing import Any, Final, TypeVar
 
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BooleanField, Func, Q, QuerySet
 
 from ..bodies import BODY_GONE
-from ..exceptions import UnavailableError
-from ..identity.scope import Scope
 from ..lifecycle import Status
 from ..models import BODY_DUE, IdempotencyRecord, IdempotencyStep, Now
-from ..outcome import Outcome
-
-logger: Final = logging.getLogger("idempotency")
+from .portable import Store, store_for
 
 _Found = TypeVar("_Found")
 
 #: A statement names this many accounts with their records. SQLite limits the depth of a condition to 1,000.
 MAX_ACCOUNTS: Final = 100
-
-
-@dataclass(frozen=True)
-class Fence:
-    """The condition on every change of a record: it is still at this attempt of this request."""
-
-    scope: Scope
-    id: int
-    attempt: int
-    request_hash: str = field(repr=False)
-
-    @classmethod
-    def of(cls, record: IdempotencyRecord) -> Fence:
-        """The fence for a record as it was read."""
-        return cls(record.scope, record.pk, record.attempt, record.request_hash)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A record as read by a request that lost the claim. Its times are relative to the database's clock."""
-
-    #: A change must match this, so that it applies only to the record as it was read.
-    fence: Fence
-    status: Status
-    lease_left: float  # seconds; 0 or less if there is no lease or it has ended
-    session: int | None  # in which the latest claim's handler runs, if the end of the session may end the lease
-    retention_over: bool
-    outcome: Outcome | None  # for a completed record only
-
-
-def newer_record(what: str) -> UnavailableError:
-    """The error for a record that this release can't interpret. A retry may reach a process of the newer release.
-
-    :param what: the unknown part, for the log.
-    """
-    logger.error(
-        "A record has %s, which this release doesn't know. A newer release wrote it. Nothing was run, and the client "
-        "gets a 503 with Retry-After. Finish the deploy, or deploy the newer release again.",
-        what,
-    )
-    return UnavailableError(retry_after=1)
 
 
 @dataclass(frozen=True)
@@ -100,14 +57,6 @@ class Replication:
     asynchronous_standbys: int
 
 
-@dataclass(eq=False)
-class CommitError(Exception):
-    """A COMMIT that the store itself sent failed, or its answer was lost."""
-
-    error: Exception
-    """The error from the database or the driver."""
-
-
 class IsTrue(Func):
     """A condition that no index serves, on any database."""
 
@@ -126,29 +75,26 @@ def by_ids(ids: Collection[int], condition: Q) -> Q:
 
 
 class Upkeep:
-    """The upkeep of the records over one of Django's connections, which belongs to one thread.
+    """What purges, sweeps, statistics and system checks need from a database, over the connection of its store.
 
     A purge's SELECT locks the oldest due rows that are free, and statements by id follow. SQLite locks nothing: its
     statements see one snapshot, and a transaction that writes after another one has written is refused.
     """
 
-    #: Whether this store is a guess, because the database could not be queried.
-    is_provisional = False
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.connection = store.connection
+        self.using: str = store.using
 
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self.connection = connection
-        self.using: str = connection.alias
+    def bound_transaction(
+        self, *, idle: timedelta, statement: timedelta | None = None, wait_for_disk: bool = True
+    ) -> None:
+        """Set limits after which the database ends the open transaction, where supported.
 
-    @property
-    def is_nested(self) -> bool:
-        """Whether the open transaction is a savepoint of the one that TestCase wraps a test in."""
-        return bool(self.connection.savepoint_ids)
-
-    def row_of(self, query: str, parameters: Sequence[Any] | None = None) -> Any:
-        """The first row of a query's result, or None."""
-        with self.connection.cursor() as cursor:
-            cursor.execute(query, parameters)
-            return cursor.fetchone()
+        :param idle: how long the transaction may wait for its client's next statement.
+        :param statement: how long a statement in it may run; None sets no limit.
+        :param wait_for_disk: False means that a server crash may lose its COMMIT.
+        """
 
     def select_unlocked(
         self,
@@ -281,3 +227,15 @@ class Upkeep:
     def is_pooled(self) -> bool:
         """Whether a pooler is between this process and the server. False if that can't be detected."""
         return False
+
+
+#: For each vendor, the module in this folder and the name of the upkeep in it. Other vendors get the portable upkeep.
+UPKEEPS = {"postgresql": ("postgresql", "choose_upkeep"), "mysql": ("mysql", "MySQLUpkeep")}
+
+
+def upkeep_for(using: str) -> Upkeep:
+    """The upkeep for the alias ``using``, over this thread's connection."""
+    store = store_for(using)
+    module, name = UPKEEPS.get(store.connection.vendor, ("upkeep", "Upkeep"))
+    upkeep: Upkeep = getattr(import_module(f".{module}", __package__), name)(store)
+    return upkeep

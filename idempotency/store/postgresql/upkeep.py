@@ -1,17 +1,17 @@
-"""The store for PostgreSQL: the purge, and the queries of system checks. ``statements.py`` has the claims."""
+"""Upkeep on PostgreSQL: the purge and the end of leases, each in one statement, and the queries of system checks."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import DatabaseError, transaction
 
 from ...lifecycle import Status
-from ..base import PurgedRows, Replication, TableSize
 from ..history import entry
-from .statements import HISTORY, RecordStore
+from ..upkeep import PurgedRows, Replication, TableSize, Upkeep
+from .statements import HISTORY, NO_DISK, Setting, with_settings
 
 # Locked rows are skipped, because such a row is being claimed again or deleted by another purge. So concurrent purges
 # can't deadlock, and they share the work. The SELECT walks the index on expires_at, whose condition it repeats. On a
@@ -95,8 +95,23 @@ SELECT current_setting('synchronous_commit'), current_setting('synchronous_stand
 _IDENTITY = "SELECT current_database(), to_regclass('idempotency_record')::oid, pg_postmaster_start_time()"
 
 
-class PostgreSQLStore(RecordStore):
-    """PostgreSQL. Each change is one statement."""
+class PostgreSQLUpkeep(Upkeep):
+    """PostgreSQL, whose planner knows its tables and whose server lists its sessions."""
+
+    def bound_transaction(
+        self, *, idle: timedelta, statement: timedelta | None = None, wait_for_disk: bool = True
+    ) -> None:
+        if self.store.is_nested:
+            return
+        bounds = {"idle_in_transaction_session_timeout": idle, "statement_timeout": statement}
+        # 0 would switch a bound off.
+        settings = [
+            Setting(name, f"{max(1, int(duration.total_seconds() * 1000))}ms")
+            for name, duration in bounds.items()
+            if duration is not None
+        ]
+        settings += [] if wait_for_disk else [NO_DISK]
+        self.store.row_of(with_settings("SELECT {settings}", tuple(settings)))
 
     def delete_records(self, statuses: Collection[Status], limit: int, after: datetime | None) -> PurgedRows:
         parameters = {
@@ -105,7 +120,7 @@ class PostgreSQLStore(RecordStore):
             "limit": limit,
         }
         with self.connection.cursor() as cursor:
-            if not self.is_nested:
+            if not self.store.is_nested:
                 # Without statistics, as after a server upgrade, the planner would sort all due rows.
                 cursor.execute("SET LOCAL enable_sort = off")
             cursor.execute(_DELETE_RECORDS, parameters)
@@ -117,19 +132,19 @@ class PostgreSQLStore(RecordStore):
                 cursor.execute(_END_LEASES, [list(operations), limit, entry("session_over")])
         except DatabaseError as error:
             # A role that may not list sessions still settles the claims whose leases are over.
-            if not self.is_permanent(error):
+            if not self.store.is_permanent(error):
                 raise
 
     def measure(self) -> TableSize:
-        return TableSize(*self.row_of(_MEASURE))
+        return TableSize(*self.store.row_of(_MEASURE))
 
     def replication(self) -> Replication:
-        return Replication(*self.row_of(_REPLICATION))
+        return Replication(*self.store.row_of(_REPLICATION))
 
     def identity(self) -> tuple[Any, ...]:
-        return tuple(self.row_of(_IDENTITY))
+        return tuple(self.store.row_of(_IDENTITY))
 
     def is_pooled(self) -> bool:
         # A pooler sends a made-up process id when a client connects, because it doesn't know the server's yet.
-        (server,) = self.row_of("SELECT pg_backend_pid()")
+        (server,) = self.store.row_of("SELECT pg_backend_pid()")
         return bool(server != self.connection.connection.info.backend_pid)
