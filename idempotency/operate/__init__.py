@@ -7,7 +7,7 @@ from ..public import adopt
 from .erasure import AccountRows, ErasureResult, erase_account, erase_batches, find_rows
 from .purge import PurgeResult, bodies_past_retention, due, purge_batches, purge_body_batches
 from .resolutions import ResolutionRefusedError, forget, mark_not_executed, record_outcome, release
-from .statistics import Number, Precision, Stats, stats
+from .statistics import Number, Precision, Stats, purge_overdue, stats
 from .sweep import RecoveryResult, abandoned, recover_batches
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "mark_not_executed",
     "purge_batches",
     "purge_body_batches",
+    "purge_overdue",
     "record_outcome",
     "recover_batches",
     "release",

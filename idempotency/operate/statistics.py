@@ -103,9 +103,6 @@ class Stats:
     oldest_in_progress: Number
     #: The highest attempt number of the records in progress.
     most_attempts: Number
-    #: The time since the oldest record that a purge would delete became due; 0 if none is due. If this exceeds the
-    #: interval between purges, no purge is running, or it stops early.
-    purge_overdue: Number
     claims: Number
     take_overs: Number
     completions: Number
@@ -151,7 +148,6 @@ def stats(using: str | None = None) -> Stats:
         recoverable=recoverable,
         completed=completed,
         parked=parked,
-        purge_overdue=_purge_overdue(records),
         **claims,
         **_events(using),
     )
@@ -209,11 +205,16 @@ def _claims_in_progress(records: RecordQuerySet) -> dict[str, Number]:
     }
 
 
-def _purge_overdue(records: RecordQuerySet) -> Number:
-    # One entry of the index of due records, after those of parked records, which wait for a decision.
+def purge_overdue(using: str | None = None) -> float:
+    """The time in seconds since the oldest record that a purge would delete became due; 0 if none is due.
+
+    If it exceeds the interval between purges, no purge is running, or it stops early. Until a vacuum removes them, this
+    passes the index entries of purged records, so read it every few minutes, not with each scrape.
+    """
+    records = RecordQuerySet(IdempotencyRecord, using=using or records_database())
     purged = records.exclude(status=Status.IN_PROGRESS).exclude(status=Status.PARKED).order_by("expires_at")
     oldest = purged.annotate(now=Now()).values_list("now", "expires_at").first()
-    return Number(0.0 if oldest is None else _age(*oldest), Precision.EXACT)
+    return 0.0 if oldest is None else _age(*oldest) or 0.0
 
 
 def undeclared(using: str | None = None) -> Number:

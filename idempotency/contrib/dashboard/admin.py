@@ -26,7 +26,7 @@ from django.utils.translation import gettext_lazy as _
 from ...admin.decisions import DecisionAdmin, admin_of
 from ...admin.display import ReadOnlyAdmin, explaining_broken_tables, format_duration, show_key, url_of
 from ...models import IdempotencyRecord
-from ...operate.statistics import Number, Precision, Stats, stats
+from ...operate.statistics import Number, Precision, Stats, purge_overdue, stats
 from ...store import records_database
 from .counting import counters, this_hour
 from .models import IdempotencyCounter
@@ -141,14 +141,14 @@ def _start_of(hour: int) -> datetime:
 
 def _table_of_records(read: Stats) -> dict[str, Any]:
     size = read.table_bytes.value
-    overdue = read.overdue.value or 0
+    overdue, late = read.overdue.value or 0, purge_overdue()
     return {
         "numbers": {name: _approximate(getattr(read, name)) for name in ("records", "in_progress", "recoverable")},
         "overdue": format_duration(timedelta(seconds=overdue)),
         "size": None if size is None else f"{size / 1e6:,.1f} MB",
         "recovery_is_overdue": overdue > 300,
-        "purge_overdue": format_duration(timedelta(seconds=read.purge_overdue.value or 0)),
-        "purge_is_overdue": (read.purge_overdue.value or 0) > 24 * 3600,
+        "purge_overdue": format_duration(timedelta(seconds=late)),
+        "purge_is_overdue": late > 24 * 3600,
     }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from django.dispatch import Signal
 
 from ... import signals
 from ...lifecycle import Status
-from ...operate.statistics import Stats, stats
+from ...operate.statistics import Stats, purge_overdue, stats
 from ...store import records_database, statement_timeout
 from ...store.statement_timeout import connection_as_found
 
@@ -82,6 +84,20 @@ def _by_operation(name: str, description: str, field: str) -> Gauge:
     return Gauge(name, description, ("operation",), read_counts)
 
 
+#: Read less often than the others. See ``operate.statistics.purge_overdue``.
+PURGE_OVERDUE: Final = "idempotency_purge_overdue_seconds"
+PURGE_PERIOD: Final = 600.0  # seconds
+
+
+def _period() -> int:
+    return int(time.monotonic() // PURGE_PERIOD)
+
+
+@functools.lru_cache(maxsize=1)
+def _purge_overdue(period: int) -> float:
+    return purge_overdue()
+
+
 #: Distinguishes an unreadable database from a healthy one.
 AVAILABLE: Final = "idempotency_stats_available"
 
@@ -106,10 +122,11 @@ GAUGES: Final = (
         "The highest attempt number of the records in progress",
         "most_attempts",
     ),
-    _number(
-        "idempotency_purge_overdue_seconds",
-        "The time since the oldest record that a purge would delete became due",
-        "purge_overdue",
+    Gauge(
+        PURGE_OVERDUE,
+        "The time since the oldest record that a purge would delete became due, read every ten minutes",
+        (),
+        lambda *_: {(): _purge_overdue(_period())},
     ),
     Gauge(
         "idempotency_table_bytes",
@@ -150,6 +167,7 @@ def read_gauges() -> dict[str, Values]:
                 stack.enter_context(connection_as_found(using))
                 stack.enter_context(statement_timeout.time_limit(using, TIME_LIMIT))
             read, waiting = stats(), outbox.backlog() if outbox else None
+            return {gauge.name: gauge.read(read, waiting) for gauge in GAUGES}
     except (DatabaseError, InterfaceError, statement_timeout.OutOfTimeError):
         logger.warning("The statistics could not be read for the metrics", exc_info=True)
         return {AVAILABLE: {(): 0}}
@@ -159,7 +177,6 @@ def read_gauges() -> dict[str, Values]:
             "idempotency.contrib.prometheus.metrics or another synchronous view."
         )
         return {AVAILABLE: {(): 0}}
-    return {gauge.name: gauge.read(read, waiting) for gauge in GAUGES}
 
 
 def connect_counters(count_event: Callable[[str, str], None], counted: Sequence[Callable[[int], None]]) -> None:

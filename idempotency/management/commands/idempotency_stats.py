@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from ...operate.statistics import EVENTS, Number, Precision, stats
+from ...operate.statistics import EVENTS, Number, Precision, purge_overdue, stats
 from ...store import records_database
 from ..running import check_database, count_undeclared, lines_about_undeclared, refusals_as_errors
 
@@ -28,7 +28,7 @@ class Command(BaseCommand):
         using = records_database() if options["database"] is None else options["database"]
         check_database(using)
         with refusals_as_errors(using, ""):
-            read = {**dict(stats(using)), "undeclared": count_undeclared(using)}
+            read = {**dict(stats(using)), **_of_commands(using)}
         if options["json"]:
             self.stdout.write(dumps({name: number.as_dict() for name, number in read.items()}))
         else:
@@ -40,6 +40,11 @@ def _table_of_numbers(numbers: dict[str, Number]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"{label:{widths[0]}}  {value:>{widths[1]}}  {kind}" for label, value, kind in rows]
     return "\n".join([*lines, *lines_about_undeclared(numbers["undeclared"])])
+
+
+def _of_commands(using: str) -> dict[str, Number]:
+    """The numbers that are too expensive for each scrape."""
+    return {"purge_overdue": Number(purge_overdue(using), Precision.EXACT), "undeclared": count_undeclared(using)}
 
 
 def _kind(name: str, number: Number) -> str:
