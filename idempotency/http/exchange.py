@@ -35,13 +35,13 @@ from ..outcome import Outcome
 from ..protocol.acquisition import read_winner
 from ..protocol.claim import Claim
 from ..protocol.claim_request import ClaimRequest, refusal_to_begin
-from ..protocol.execution import End, running
-from ..protocol.ownership import Ownership
+from ..protocol.execution import running
+from ..protocol.ownership import End, Ownership
 from ..protocol.waiting import acquire_or_wait
 from .adapter import Adapter
 from .atomic_requests import UnprotectedCall
 from .body_stream import BODY_STREAM, UNWATCHED
-from .handler import HandlerAttempt, attach_job
+from .handler import HandlerRun, attach_job
 from .key_headers import Reached, key_status, leave_headers
 from .key_sources import KeySource
 from .payload import route_of, with_headers
@@ -67,7 +67,8 @@ class Exchange:
     key: str = ""
     account: str | None = None
     claim_request: ClaimRequest = field(init=False)
-    attempt: HandlerAttempt | None = None
+    #: The attempt, if this request runs the operation.
+    owned: Ownership | None = None
     #: The recorded outcome.
     outcome: Outcome | None = None
     #: An error of the handler that is no refusal of this request.
@@ -117,9 +118,9 @@ class Exchange:
         """How far the request has come, if it gets no further."""
         if self.outcome is not None:
             return Reached.OUTCOME
-        if self.attempt is None:
+        if self.owned is None:
             return Reached.NOTHING
-        if self.attempt.end is End.COMMITTED:  # even if an on_commit callback failed
+        if self.owned.end is End.COMMITTED:  # even if an on_commit callback failed
             return Reached.COMMIT
         is_undone = self.policy.transaction or self.policy.recovery is REEXECUTE
         return Reached.ATTEMPT if is_undone else Reached.UNKNOWN_EFFECT
@@ -167,16 +168,17 @@ class Exchange:
         return payload
 
     def _run(self, owned: Ownership) -> Any:
-        self.attempt = attempt = HandlerAttempt(Claim(owned), self.adapter, self.handler)
+        self.owned = owned
+        run = HandlerRun(Claim(owned), self.adapter, self.handler)
         try:
-            with running(attempt, attempt.outcome_of_error):
-                attempt.outcome = attempt.call_handler()
+            with running(run.claim, run.outcome_of_error):
+                owned.outcome = run.call_handler()
         except BaseException as error:
-            attempt.discard()
-            if error is attempt.foreign_error:
+            run.discard()
+            if error is owned.foreign_error:
                 self.crash = error
             raise
-        return attempt.response
+        return run.response
 
     def _replay(self, outcome: Outcome) -> tuple[Any, Reached]:
         self.outcome = outcome

@@ -19,7 +19,7 @@ from ..identity.scope import Scope
 from ..operation import Operation
 from ..options.values import Attach
 from ..outcome import Outcome, outcome_of
-from ..protocol.execution import Attempt
+from ..protocol.claim import Claim
 from ..protocol.faults import fault_point
 from ..protocol.ownership import on_behalf_of
 from ..store import records_database
@@ -29,7 +29,10 @@ from .body_stream import refuse_half_a_body
 
 
 @dataclass(eq=False, repr=False)
-class HandlerAttempt(Attempt):
+class HandlerRun:
+    """A run of the handler under a claim, and its response."""
+
+    claim: Claim
     adapter: Adapter
     handler: UnprotectedCall
     response: Any = None
@@ -39,7 +42,7 @@ class HandlerAttempt(Attempt):
     undoes_itself: bool = False
 
     def is_here(self) -> bool:
-        """Whether the calling code runs on the attempt's connection, and so in its transaction. A context may be copied
+        """Whether the calling code runs on the claim's connection, and so in its transaction. A context may be copied
         into another thread.
         """
         connection = self.claim.ownership.store.connection
@@ -53,7 +56,7 @@ class HandlerAttempt(Attempt):
         """
         owned = self.claim.ownership
         connection: Any = owned.store.connection
-        token = attempts.set((*attempts.get(), self))
+        token = runs.set((*runs.get(), self))
         # An outer operation, whose handler calls this one, may have replaced the method already.
         of_outer = vars(connection).get("set_rollback")
         # ``needs_rollback`` is not enough: Django also sets it after an error that the handler may catch. Nor is
@@ -66,7 +69,7 @@ class HandlerAttempt(Attempt):
             if of_outer is not None:
                 connection.set_rollback = of_outer
             self.has_ended = True
-            attempts.reset(token)
+            runs.reset(token)
 
     def _set_rollback(self, connection: Any, depth: int, rollback: bool) -> None:
         """Record that the handler itself calls ``set_rollback()``."""
@@ -143,9 +146,9 @@ def attach_job(job: Attach, scope: Scope, response: Any) -> bool:
     return True
 
 
-#: The attempts around the calling code, innermost last. A context variable, because threads and tasks of one request
+#: The runs around the calling code, innermost last. A context variable, because threads and tasks of one request
 #: may run handlers at the same time.
-attempts: ContextVar[tuple[HandlerAttempt, ...]] = ContextVar("idempotency_attempts", default=())
+runs: ContextVar[tuple[HandlerRun, ...]] = ContextVar("idempotency_runs", default=())
 
 
 def is_running(operation: Operation, http: HttpRequest) -> bool:
@@ -156,7 +159,7 @@ def is_running(operation: Operation, http: HttpRequest) -> bool:
     not commit inside the first one's transaction, and that transaction keeps the promises of both. A copy of the
     request is another request, because it may have another key.
     """
-    here = [attempt.claim for attempt in attempts.get() if attempt.adapter.http is http and attempt.is_here()]
+    here = [run.claim for run in runs.get() if run.adapter.http is http and run.is_here()]
     if any(claim.operation.name == operation.name for claim in here):
         return True
     if not here or not (here[-1].ownership.in_transaction and operation.declared["transaction"]):

@@ -20,7 +20,7 @@ from ..options.table import BlockArguments, Use
 from ..outcome import Outcome, outcome_of_result
 from .claim import Claim
 from .claim_request import ClaimRequest, refusal_to_begin
-from .execution import Attempt, running
+from .execution import running
 from .waiting import acquire_or_wait
 
 
@@ -93,10 +93,11 @@ def claim(
     if isinstance(settled, Outcome):
         yield Run(None, result_of(settled))
         return
-    with running(Attempt(Claim(settled))) as attempt:
-        run = Run(attempt.claim)
+    held = Claim(settled)
+    with running(held):
+        run = Run(held)
         yield run
-        attempt.outcome = outcome = outcome_of_result(run.result, in_force)
+        settled.outcome = outcome = outcome_of_result(run.result, in_force)
         run.result = result_of(outcome)  # decoded from JSON, so that the first run has the result of every later one
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from enum import Enum, auto
 from functools import partial
 from typing import Any, Final
 
@@ -26,7 +24,6 @@ from ..operation import Operation
 from ..outcome import Outcome, recorded_reason
 from ..store import (
     CommitError,
-    OpenTransactions,
     is_refusal_to_nest,
     is_transaction_open,
     open_transactions,
@@ -36,41 +33,10 @@ from . import ownership
 from .claim import Claim
 from .context import claim_in_context
 from .faults import fault_point
-from .ownership import Ownership, unavailable
+from .ownership import End, Ownership, unavailable
 from .renewal import heartbeat
 
 logger: Final = logging.getLogger("idempotency")
-
-
-class End(Enum):
-    """How an attempt has ended. While it runs: how it ends if it gets no further."""
-
-    NOT_BEGUN = auto()  # the operation has not begun
-    ROLLED_BACK = auto()  # its transaction kept nothing; in autocommit, the outcome is not recorded
-    ENDED_ITSELF = auto()  # the operation ended its transaction itself, and what it committed is unknown
-    UNKNOWN = auto()  # COMMIT is sent, after the completing update or with it
-    COMMITTED = auto()  # business state and outcome are committed
-
-
-@dataclass(eq=False, repr=False)
-class Attempt:
-    """A run under a claim. The block sets ``outcome`` to the outcome to record; None keeps nothing."""
-
-    claim: Claim
-    outcome: Outcome | None = field(default=None, init=False)
-    end: End = field(default=End.NOT_BEGUN, init=False)
-    #: An error of the operation's code that does not concern this attempt, for example from another claim in the block.
-    foreign_error: Exception | None = field(default=None, init=False)
-    #: The open transactions that the block must leave as it found them.
-    expected: OpenTransactions = field(default_factory=dict, init=False)
-
-    def note_commit(self) -> None:
-        self.end = End.COMMITTED
-
-    def note_error(self, error: Exception) -> None:
-        """Note an error that the operation's code raised."""
-        if not isinstance(error, IdempotencyError) or error.raised_by is not self.claim.ownership:
-            self.foreign_error = error
 
 
 def _crash(error: Exception) -> Outcome | None:
@@ -78,8 +44,8 @@ def _crash(error: Exception) -> Outcome | None:
 
 
 @contextmanager
-def running(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | None] = _crash) -> Iterator[Attempt]:
-    """Run the block as the claim's attempt, and record the outcome that it sets.
+def running(claim: Claim, outcome_of_error: Callable[[Exception], Outcome | None] = _crash) -> Iterator[None]:
+    """Run the block under the claim, and record the outcome that it sets in ``claim.ownership``.
 
     With ``transaction=True`` the block runs in one transaction of the record's database, and the completing update is
     the last statement: business state and outcome are committed together or not at all. If the block raises an error or
@@ -93,48 +59,48 @@ def running(attempt: Attempt, outcome_of_error: Callable[[Exception], Outcome | 
     :raises TransactionBrokenError: the block continued after a database error, ended its transaction itself, or left
         one open.
     """
-    owned = attempt.claim.ownership
-    attempt.claim.outer = claim_in_context.get()
-    token = claim_in_context.set(attempt.claim)
+    owned = claim.ownership
+    claim.outer = claim_in_context.get()
+    token = claim_in_context.set(claim)
     locks: list[tuple[ExitStack, Any]] = []
-    attempt.claim.locks = locks
+    claim.locks = locks
     try:
         with nullcontext() if owned.policy.heartbeat is None else heartbeat(owned, owned.policy.heartbeat):
             reason = None
             try:
-                with _in_transaction(attempt) if owned.policy.transaction else _in_autocommit(attempt):
+                with _in_transaction(owned) if owned.policy.transaction else _in_autocommit(claim):
                     fault_point["handler.before"]()
-                    attempt.expected = open_transactions()
+                    owned.expected = open_transactions()
                     try:
-                        yield attempt
+                        yield
                     except Exception as error:
-                        attempt.note_error(error)
+                        owned.note_error(error)
                         raise
                     finally:
                         found = open_transactions()
-                        changed = None if found == attempt.expected else undo_left_open(attempt.expected, found)
+                        changed = None if found == owned.expected else undo_left_open(owned.expected, found)
                     if changed is not None:
                         raise left_open(owned.policy.operation, changed)
-                    if owned.discarded and attempt.outcome is not None:
-                        attempt.outcome, owned.declined = None, True
+                    if owned.discarded and owned.outcome is not None:
+                        owned.outcome, owned.declined = None, True
             except Exception as error:  # noqa: BLE001 - each error is either recorded or raised again
                 # A BaseException, such as SystemExit, is not caught, because a dying process may not be able to release
                 # anything. The lease runs out.
                 cause = error.error if isinstance(error, CommitError) else error
-                reason = _settle(attempt, cause, outcome_of_error)
-            if attempt.end is End.UNKNOWN:
-                attempt.end = End.COMMITTED  # because COMMIT raised no error
-            elif attempt.end is not End.COMMITTED:
-                _record_or_release(attempt, reason)
+                reason = _settle(owned, cause, outcome_of_error)
+            if owned.end is End.UNKNOWN:
+                owned.end = End.COMMITTED  # because COMMIT raised no error
+            elif owned.end is not End.COMMITTED:
+                _record_or_release(owned, reason)
     except LeaseLostError as error:
-        if error is not attempt.foreign_error:
+        if error is not owned.foreign_error:
             signals.send(signals.lease_lost, owned.policy.operation, owned.scope, owned.attempt)
         raise
     finally:
         claim_in_context.reset(token)
-        attempt.claim.locks = None
+        claim.locks = None
         try:
-            if attempt.end is End.COMMITTED:  # also if an on_commit callback has failed
+            if owned.end is End.COMMITTED:  # also if an on_commit callback has failed
                 fault_point["complete.committed"]()
                 signals.send(signals.completed, owned.policy.operation, owned.fence.scope, owned.fence.attempt)
         finally:
@@ -159,9 +125,8 @@ def _release(locks: list[tuple[ExitStack, Any]], operation: Operation) -> None:
 
 
 @contextmanager
-def _in_transaction(attempt: Attempt) -> Iterator[None]:
+def _in_transaction(owned: Ownership) -> Iterator[None]:
     """Run the block in the transaction of the record's database that also records the attempt's outcome."""
-    owned = attempt.claim.ownership
     store, using = owned.store, owned.store.using
     ownership.stay_in_session(owned)
     watch = store.watch_transaction()
@@ -171,53 +136,53 @@ def _in_transaction(attempt: Attempt) -> Iterator[None]:
     try:
         with block:
             if not owned.shares_connection:  # a TestCase runs no callbacks, and its tests may inspect them
-                store.connection.on_commit(attempt.note_commit)  # before all callbacks of the operation
-            attempt.end = End.ROLLED_BACK
+                store.connection.on_commit(owned.note_commit)  # before all callbacks of the operation
+            owned.end = End.ROLLED_BACK
             try:
                 with watch:
                     yield
             finally:
                 if watch.ended or store.connection.atomic_blocks[-1:] != [block]:
-                    attempt.end = End.ENDED_ITSELF
-            if attempt.end is End.ENDED_ITSELF:
+                    owned.end = End.ENDED_ITSELF
+            if owned.end is End.ENDED_ITSELF:
                 raise _ended_itself(owned)  # so that an open transaction rolls back
-            if attempt.outcome is None:
+            if owned.outcome is None:
                 transaction.set_rollback(True, using=using)
-            elif attempt.outcome.status < 400 or not store.connection.needs_rollback:
-                _complete(attempt, attempt.outcome)
+            elif owned.outcome.status < 400 or not store.connection.needs_rollback:
+                _complete(owned, owned.outcome)
             # Otherwise the handler returned a failure after set_rollback(True) or a database error.
     except Exception:
-        if attempt.end is End.ROLLED_BACK and watch.has_committed():
-            attempt.end = End.ENDED_ITSELF
+        if owned.end is End.ROLLED_BACK and watch.has_committed():
+            owned.end = End.ENDED_ITSELF
         raise
 
 
 @contextmanager
-def _in_autocommit(attempt: Attempt) -> Iterator[None]:
+def _in_autocommit(claim: Claim) -> Iterator[None]:
     """Run the block in autocommit, until it calls ``Claim.begin()``.
 
     If the process dies before the outcome is committed, or its COMMIT fails, there may be an effect without an outcome.
     The claim is not released. When the lease is over, it is recovered as the operation declares.
     """
-    attempt.end = End.ROLLED_BACK
+    claim.ownership.end = End.ROLLED_BACK
     with ExitStack() as transactions:
-        attempt.claim.enter_transaction = partial(_begin, attempt, transactions)
+        claim.enter_transaction = partial(_begin, claim, transactions)
         try:
             yield
         finally:
-            attempt.claim.enter_transaction = None
+            claim.enter_transaction = None
 
 
-def _begin(attempt: Attempt, transactions: ExitStack) -> None:
+def _begin(claim: Claim, transactions: ExitStack) -> None:
     """Implements ``Claim.begin``. ``transactions`` ends the transaction.
 
     If the process dies before the COMMIT, nothing is written, and the claim is recovered as the operation declares. If
     it slept before this until another attempt took over, the renewal matches no row. If it sleeps after that, the
     completing update matches none, and the transaction is rolled back.
     """
-    owned = attempt.claim.ownership
+    owned = claim.ownership
     operation, using = owned.policy.operation, owned.using
-    if not is_here(attempt.claim):
+    if not is_here(claim):
         raise RuntimeError(
             f"begin() of {operation} was called by another thread, a coroutine, or code within another claim. Call it "
             f"in the thread that runs the handler. An async handler calls: await sync_to_async(claim.begin)()."
@@ -228,12 +193,12 @@ def _begin(attempt: Attempt, transactions: ExitStack) -> None:
             f"atomic(), which is a savepoint after it."
         )
     # The connection may have been lost while the handler called other services. A renewal replaces it.
-    attempt.claim.renew()
+    claim.renew()
     fault_point["begin.before"]()
     with ownership.on_behalf_of(owned), ownership.store_errors(using):
-        transactions.enter_context(_in_transaction(attempt))
+        transactions.enter_context(_in_transaction(owned))
     owned.has_begun = True
-    attempt.expected[using] = open_transactions()[using]
+    owned.expected[using] = open_transactions()[using]
     fault_point["begin.after"]()
 
 
@@ -243,18 +208,17 @@ def is_here(claim: Claim) -> bool:
     return claim_in_context.get() is claim and connections[owned.using] is owned.store.connection
 
 
-def _settle(attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exception], Outcome | None]) -> str | None:
+def _settle(owned: Ownership, error: Exception, outcome_of_error: Callable[[Exception], Outcome | None]) -> str | None:
     """Settle the record after an error in or after the attempt's transaction.
 
     :returns: the reason to record, for a transaction that was rolled back because of the operation.
     """
-    owned = attempt.claim.ownership
     store = owned.store
     of_database = isinstance(error, (DatabaseError, InterfaceError))
-    match attempt.end:
+    match owned.end:
         case End.COMMITTED:
             # Completed: an on_commit callback has failed, and a retry replays the committed outcome.
-            attempt.foreign_error = error
+            owned.foreign_error = error
             raise error
         case End.ENDED_ITSELF:
             # Parked, because it must not run again automatically.
@@ -267,32 +231,32 @@ def _settle(attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exce
                 "The database did not confirm the commit. Retry with the same Idempotency-Key to learn the outcome.",
                 retry_after=1,
             ) from error
-        case End.NOT_BEGUN | End.UNKNOWN if of_database and (attempt.end is End.NOT_BEGUN or store.lost_a_race(error)):
+        case End.NOT_BEGUN | End.UNKNOWN if of_database and (owned.end is End.NOT_BEGUN or store.lost_a_race(error)):
             # Released, because the operation itself is not at fault: another try may succeed.
             release_or_park(owned, recorded_reason(error))
             raise unavailable(owned.using, error) from error
         case _:
             # Completed with the operation's failure, released, or parked.
-            attempt.end = End.ROLLED_BACK
+            owned.end = End.ROLLED_BACK
             if (owned.policy.transaction or owned.has_begun) and (
                 store.was_refused_in_transaction(error) or is_refusal_to_nest(error)
             ):
                 misplaced = _misplaced(owned, error)
                 misplaced.__cause__ = error
                 error = misplaced
-            return _outcome_of_error(attempt, error, outcome_of_error)
+            return _outcome_of_error(owned, error, outcome_of_error)
 
 
-def _record_or_release(attempt: Attempt, reason: str | None) -> None:
-    if attempt.outcome is None:
-        release_or_park(attempt.claim.ownership, reason)
+def _record_or_release(owned: Ownership, reason: str | None) -> None:
+    if owned.outcome is None:
+        release_or_park(owned, reason)
     else:
-        ownership.record(attempt.claim.ownership, attempt.outcome)
-        attempt.end = End.COMMITTED
+        ownership.record(owned, owned.outcome)
+        owned.end = End.COMMITTED
 
 
 def _outcome_of_error(
-    attempt: Attempt, error: Exception, outcome_of_error: Callable[[Exception], Outcome | None]
+    owned: Ownership, error: Exception, outcome_of_error: Callable[[Exception], Outcome | None]
 ) -> str | None:
     """Turn an exception from the operation into an outcome. If it is a crash, release or park the claim, and raise it.
 
@@ -301,28 +265,26 @@ def _outcome_of_error(
 
     :returns: the reason to record; None if the operation declares the status as not recordable.
     """
-    owned = attempt.claim.ownership
-    if isinstance(error, IdempotencyError) and error is not attempt.foreign_error:
+    if isinstance(error, IdempotencyError) and error is not owned.foreign_error:
         release_or_park(owned, recorded_reason(error))
         raise error
     try:
-        attempt.outcome = outcome_of_error(error)
+        owned.outcome = outcome_of_error(error)
     except Exception as unhandled:  # the project's handler may raise anything; the error is raised again
-        attempt.note_error(unhandled)
+        owned.note_error(unhandled)
         release_or_park(owned, recorded_reason(error))
         raise
     return None if owned.declined else recorded_reason(error)
 
 
-def _complete(attempt: Attempt, outcome: Outcome) -> None:
+def _complete(owned: Ownership, outcome: Outcome) -> None:
     """Complete within the attempt's own transaction."""
-    owned = attempt.claim.ownership
     if owned.store.connection.needs_rollback:
         raise _broken(owned)
     try:
         ownership.complete(owned, outcome, commit=True)
     except CommitError:
-        attempt.end = End.UNKNOWN
+        owned.end = End.UNKNOWN
         raise
     except (DatabaseError, InterfaceError) as error:
         if owned.store.was_broken_before(error):
@@ -330,7 +292,7 @@ def _complete(attempt: Attempt, outcome: Outcome) -> None:
         if owned.store.was_read_only(error):
             raise _misplaced(owned, error) from error
         raise unavailable(owned.using, error, completing=owned.policy.operation) from error
-    attempt.end = End.UNKNOWN
+    owned.end = End.UNKNOWN
 
 
 def _broken(owned: Ownership) -> TransactionBrokenError:

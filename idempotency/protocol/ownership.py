@@ -15,8 +15,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import Enum, auto
 from typing import Final, TypeVar
 
 from django.db import DatabaseError, InterfaceError
@@ -27,7 +28,7 @@ from ..exceptions import IdempotencyError, LeaseLostError, UnavailableError
 from ..identity.scope import Scope
 from ..operation import Operation, Policy
 from ..outcome import Outcome
-from ..store import Fence, Store, store_for
+from ..store import Fence, OpenTransactions, Store, store_for
 from .faults import fault_point
 
 logger: Final = logging.getLogger("idempotency")
@@ -45,9 +46,21 @@ MAX_TRIES = 5
 FIRST_PAUSE = 0.1
 
 
-@dataclass
+class End(Enum):
+    """How an attempt has ended. While it runs: how it ends if it gets no further."""
+
+    NOT_BEGUN = auto()  # the operation has not begun
+    ROLLED_BACK = auto()  # its transaction kept nothing; in autocommit, the outcome is not recorded
+    ENDED_ITSELF = auto()  # the operation ended its transaction itself, and what it committed is unknown
+    UNKNOWN = auto()  # COMMIT is sent, after the completing update or with it
+    COMMITTED = auto()  # business state and outcome are committed
+
+
+@dataclass(eq=False, repr=False)
 class Ownership:
-    """One attempt's ownership of a record, for the protocol. A handler gets it wrapped in a ``Claim``."""
+    """One attempt at an operation: its hold on the record, how far it has come, and how it ends. For the protocol; a
+    handler gets it wrapped in a ``Claim``.
+    """
 
     policy: Policy
     fence: Fence
@@ -69,6 +82,21 @@ class Ownership:
     has_begun: bool = False
     #: With a heartbeat: until when the lease is known to be valid, by ``time.monotonic()``.
     held_until: float | None = None
+    #: The outcome to record. None keeps nothing.
+    outcome: Outcome | None = None
+    end: End = End.NOT_BEGUN
+    #: An error of the operation's code that does not concern this attempt, for example from another claim in it.
+    foreign_error: Exception | None = None
+    #: The open transactions that the operation's code must leave as it found them.
+    expected: OpenTransactions = field(default_factory=dict)
+
+    def note_commit(self) -> None:
+        self.end = End.COMMITTED
+
+    def note_error(self, error: Exception) -> None:
+        """Note an error that the operation's code raised."""
+        if not isinstance(error, IdempotencyError) or error.raised_by is not self:
+            self.foreign_error = error
 
     @property
     def using(self) -> str:

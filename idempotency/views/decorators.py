@@ -16,7 +16,7 @@ from django.views import View
 from ..http.adapter import Adapter, adapter_for, adapters, advice_on_adapters, handlers_of, hooks_of
 from ..http.atomic_requests import EveryDatabase, UnprotectedCall, exempt, exempted_by_project, opens_its_transactions
 from ..http.exchange import Exchange
-from ..http.handler import attempts, is_running
+from ..http.handler import is_running, runs
 from ..http.protection import (
     SAFE_METHODS,
     Protection,
@@ -116,7 +116,7 @@ class Protected(Protection):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         adapter = self._adapter_for(args, kwargs)
         call = functools.partial(self.view, *args, **kwargs)
-        if any(attempt.adapter.http is adapter.http for attempt in attempts.get()):  # a handler calls the view
+        if any(run.adapter.http is adapter.http for run in runs.get()):  # a handler calls the view
             if self._is_async:
                 return self._respond_within_a_run(call, adapter)
             if is_running(self.operation, adapter.http):

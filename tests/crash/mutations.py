@@ -45,11 +45,11 @@ def completion_after_the_commit(patch):
     """The outcome is recorded in a transaction after the business transaction."""
 
     @contextmanager
-    def in_transaction(run):
-        with transaction.atomic(using=run.claim.using, durable=True):
+    def in_transaction(owned):
+        with transaction.atomic(using=owned.using, durable=True):
             yield
-        ownership.record(run.claim.ownership, run.outcome)
-        run.end = execution.End.COMMITTED
+        ownership.record(owned, owned.outcome)
+        owned.end = ownership.End.COMMITTED
 
     patch.setattr(execution, "_in_transaction", in_transaction)
 

@@ -20,7 +20,7 @@ from idempotency.operation import registry
 from idempotency.outcome import Outcome
 from idempotency.protocol.claim import Claim
 from idempotency.protocol.claim_request import ClaimRequest
-from idempotency.protocol.execution import Attempt, release_or_park, running
+from idempotency.protocol.execution import release_or_park, running
 from idempotency.protocol.waiting import acquire_or_wait
 from tests.concurrency.traces import end_lease
 from tests.database.claiming import OUTCOME, PAYLOAD, parks, plain
@@ -64,8 +64,8 @@ def acquire(operation=plain, payload=PAYLOAD):
 
 
 def complete(held):
-    with running(Attempt(Claim(held))) as slot:
-        slot.outcome = OUTCOME
+    with running(Claim(held)):
+        held.outcome = OUTCOME
 
 
 def status():
@@ -105,14 +105,14 @@ def test_another_payload_is_a_reused_key(received):
     ("operation", "name", "left"), [(plain, "released", Status.RECOVERABLE), (parks, "parked", Status.PARKED)]
 )
 def test_a_run_that_failed_is_released_or_parked(received, operation, name, left):
-    with pytest.raises(ZeroDivisionError), running(Attempt(Claim(acquire(operation)))):
+    with pytest.raises(ZeroDivisionError), running(Claim(acquire(operation))):
         _ = 1 / 0
     assert received[1:] == [sent(name, operation)]
     assert status() == left
 
 
 def test_a_run_without_an_outcome_is_released(received):
-    with running(Attempt(Claim(acquire()))):
+    with running(Claim(acquire())):
         pass
     assert received[1:] == [sent("released")]
     assert status() == Status.RECOVERABLE

@@ -33,7 +33,7 @@ from ...protocol import ownership
 from ...protocol.claim import Claim
 from ...protocol.claim_block import result_of
 from ...protocol.claim_request import ClaimRequest
-from ...protocol.execution import Attempt, running, settle_record
+from ...protocol.execution import running, settle_record
 from ...protocol.waiting import acquire_or_wait
 from .deliveries import Delivery
 from .policy import ATTRIBUTE, TaskPolicy, policy_of
@@ -151,13 +151,12 @@ def _consume(delivery: Delivery, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             settle_record(owned, ownership.release, reason, signals.released)
     request.idempotency_attempt = owned.attempt  # a dead letter carries this number
     delivery.log(logging.INFO, f"runs as attempt {owned.attempt}")
-    attempt = Attempt(Claim(owned))
     try:
-        with running(attempt):
+        with running(Claim(owned)):
             result = policy.function(*args, **kwargs)
-            attempt.outcome = outcome = outcome_of_result(result, owned.policy)
+            owned.outcome = outcome = outcome_of_result(result, owned.policy)
     except (LeaseLostError, UnavailableError) as error:
-        if error is attempt.foreign_error:
+        if error is owned.foreign_error:
             raise  # the error of another claim inside the function is the function's error
         # Another attempt took over, or it is unknown whether this one committed. The next delivery finds out.
         delivery.wait(error, ended=1)

@@ -14,7 +14,7 @@ from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.protocol import ownership
 from idempotency.protocol.claim import Claim
-from idempotency.protocol.execution import Attempt, running
+from idempotency.protocol.execution import running
 from idempotency.store import Fence, store_for
 from tests.concurrency.failures import IN_PROGRESS, UNAVAILABLE, cut_connection, fail, problem, unreachable
 from tests.concurrency.racing import Gate, held
@@ -237,5 +237,5 @@ def test_only_an_error_that_a_new_connection_may_cure_is_retried(
 
 
 def test_a_run_can_not_join_its_callers_transaction(post):
-    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), running(Attempt(Claim(owned(True)))):
+    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), running(Claim(owned(True))):
         pass
