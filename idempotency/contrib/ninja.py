@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
+from .. import foreign
 from . import needing
 
 with needing("ninja"):
@@ -21,7 +22,7 @@ with needing("ninja"):
     from ninja.operation import PathView
     from ninja.utils import contribute_operation_callback
 
-    if not hasattr(Route, "_result_to_response"):  # private, so another release may lack it
+    if not hasattr(Route, foreign.RESULT_TO_RESPONSE):  # private, so another release may lack it
         raise ImportError("idempotency.contrib.ninja needs a release of Django Ninja that it was tested with")
 
 from django.core.exceptions import ImproperlyConfigured
@@ -54,7 +55,7 @@ class NinjaAdapter(Adapter):
 
     @classmethod
     def prepare_view(cls, view: Any) -> None:
-        if hasattr(view, "_ninja_operation"):  # set by Ninja's decorator
+        if hasattr(view, foreign.NINJA_OPERATION):
             raise ImproperlyConfigured(
                 f"@idempotent({view.operation.name!r}) is above Ninja's decorator, which has registered the "
                 f"unprotected function as a route. Put it below, closest to the function."
@@ -70,7 +71,10 @@ class NinjaAdapter(Adapter):
         if view is None:
             return None
         # decorate_view() decorates the route's run().
-        return [RoutedHandler(route.view_func, frozenset(route.methods), caller=route.run) for route in view.operations]
+        return [
+            RoutedHandler(foreign.function_of(route), frozenset(route.methods), caller=foreign.run_of(route))
+            for route in foreign.operations_of(view)
+        ]
 
     def served_methods(self, name: str) -> Collection[str]:
         return set(self.route.methods)
@@ -81,14 +85,14 @@ class NinjaAdapter(Adapter):
 
     def render(self, answer: Any) -> Any:
         # The handler may have set headers on the response that it received as a parameter.
-        response = self.kwargs.get(self.route.signature.response_arg)
+        response = self.kwargs.get(foreign.response_argument(self.route))
         if response is None:
-            response = self.route.api.create_temporal_response(self.request)
-        return super().render(self.route._result_to_response(self.request, answer, response))
+            response = foreign.create_response(self.route)(self.request)
+        return super().render(getattr(self.route, foreign.RESULT_TO_RESPONSE)(self.request, answer, response))
 
     def answer_to_exception(self, error: Exception) -> Any | None:
         try:
-            return self.route.api.on_exception(self.request, error)
+            return foreign.on_exception(self.route)(self.request, error)
         except Exception as unhandled:
             if unhandled is not error:
                 raise
@@ -118,7 +122,7 @@ def _declare(operation: Operation, route: Any) -> None:
     :raises ImproperlyConfigured: the route can't be protected, or would not be.
     """
     refuse_excluded(operation, route.methods, f"route {route.path!r}")
-    if getattr(route, "stream_format", None) is not None:
+    if getattr(route, foreign.STREAM_FORMAT, None) is not None:
         raise ImproperlyConfigured(
             f"Operation {operation.name!r} is declared for route {route.path!r}, which streams its response. A stream "
             f"can't be recorded. Return a response with rebuild= instead."
@@ -135,17 +139,17 @@ def _describe(operation: Operation, route: Any) -> None:
     """
     if not all(protects_function(operation, method, route.methods) for method in route.methods):
         return
-    described = copy.deepcopy(route.openapi_extra or {})
+    described = copy.deepcopy(foreign.description(route) or {})
     if not _declares_header(described, route):
         described["parameters"] = [key_parameter(operation), *described.get("parameters", [])]
     own = _by_number(described.get("responses", {}))
-    responses = {status: own.get(status, {}) for status in (*own, *route.response_models) if status is not ...}
+    responses = {status: own.get(status, {}) for status in (*own, *foreign.response_models(route)) if status is not ...}
     # Inline, because the components of Ninja's schema can only be models.
     profile = operation.policy.profile
     name, schema = PROBLEMS[profile]
     problem = {PROFILES[profile].content_type: {"schema": {"title": name, **schema}}}
     add_responses(operation, responses, problem if settings().error_response is None else None)
-    route.openapi_extra = {**described, "responses": _by_number(responses)}
+    foreign.set_description(route, {**described, "responses": _by_number(responses)})
 
 
 def _by_number(responses: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -155,7 +159,7 @@ def _by_number(responses: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _declares_header(described: dict[str, Any], route: Any) -> bool:
     declared = {str(parameter.get("name", "")).lower() for parameter in described.get("parameters", [])}
-    for model in route.models:
-        if model.__ninja_param_source__ == "header":
-            declared |= {name.lower().replace("_", "-") for name in model.__ninja_flatten_map__}
+    for model in foreign.parameters(route):
+        if foreign.parameter_source(model) == "header":
+            declared |= {name.lower().replace("_", "-") for name in foreign.parameter_names(model)}
     return keys.HEADER.lower() in declared

@@ -19,6 +19,7 @@ from drf_spectacular.plumbing import ComponentRegistry, ResolvedComponent
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework.views import exception_handler
 
+from .. import foreign
 from ..conf import settings
 from ..http.problems import PROFILES
 from ..operation import Operation
@@ -78,13 +79,13 @@ class AutoSchema(openapi.AutoSchema):
         make: Any = ResolvedComponent  # it has no type annotations
         name, schema = PROBLEMS[operation.policy.profile]
         component = make(name=name, type=ResolvedComponent.SCHEMA, object=name, schema=copy.deepcopy(schema))
-        self.registry.register_on_missing(component)
+        foreign.register_component(self)(component)
         return {PROFILES[operation.policy.profile].content_type: {"schema": component.ref}}
 
     def _lists_keys(self) -> bool:
         view = self.view
-        return isinstance(view, KeyStatusView) and view.operation is None and "{operation}" not in self.path
+        return isinstance(view, KeyStatusView) and view.operation is None and "{operation}" not in foreign.path(self)
 
     def _operation(self) -> Operation | None:
-        handlers = handlers_of_view(type(self.view), getattr(self.view, "action_map", None), vars(self.view))
+        handlers = handlers_of_view(type(self.view), getattr(self.view, foreign.ACTION_MAP, None), vars(self.view))
         return next((routed.operation_for(self.method) for routed in handlers if self.method in routed.methods), None)

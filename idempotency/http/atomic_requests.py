@@ -19,6 +19,7 @@ from django.db import connections, transaction
 from django.db.transaction import Atomic
 from django.http import HttpRequest
 
+from .. import foreign
 from ..exceptions import OuterTransactionError
 from ..identity import keys
 from ..operation import Operation
@@ -49,19 +50,19 @@ class EveryDatabase(set[str]):
 
 def opens_its_transactions(callback: object) -> bool:
     """Whether ``callback`` calls a view that is exempt because it opens the transactions itself."""
-    exemption = getattr(callback, "_non_atomic_requests", None)
+    exemption = getattr(callback, foreign.NON_ATOMIC_REQUESTS, None)
     return isinstance(exemption, EveryDatabase) and any(layer is exemption.view for layer in decorator_stack(callback))
 
 
 def is_within_atomic_requests(callback: object) -> bool:
     """Whether Django opens a transaction around ``callback`` on any database."""
-    return not set(databases_with_atomic_requests()) <= getattr(callback, "_non_atomic_requests", set())
+    return not set(databases_with_atomic_requests()) <= getattr(callback, foreign.NON_ATOMIC_REQUESTS, set())
 
 
 def opened_here(callback: object) -> list[str]:
     """The databases on which this package opens the transaction of ATOMIC_REQUESTS in place of Django."""
     databases = databases_with_atomic_requests()
-    exemption = getattr(callback, "_non_atomic_requests", None) if databases else None
+    exemption = getattr(callback, foreign.NON_ATOMIC_REQUESTS, None) if databases else None
     return (
         [using for using in databases if using not in exemption.exempted]
         if isinstance(exemption, EveryDatabase)
@@ -81,7 +82,7 @@ def beside_records(operation: Operation, using: str) -> str:
 
 def exempted_by_project(view: object) -> set[str]:
     """The databases on which the project has exempted ``view`` from ATOMIC_REQUESTS."""
-    exempted: set[str] = getattr(view, "_non_atomic_requests", set())
+    exempted: set[str] = getattr(view, foreign.NON_ATOMIC_REQUESTS, set())
     return exempted.exempted if isinstance(exempted, EveryDatabase) else set(exempted)
 
 
@@ -100,7 +101,7 @@ def exempt(view: Callable[..., Any]) -> Callable[..., Any]:
 
     if iscoroutinefunction(view):
         markcoroutinefunction(wrapper)
-    wrapper._non_atomic_requests = EveryDatabase(wrapper, exempted_by_project(view))  # type: ignore[attr-defined]
+    foreign.exempt_on(wrapper, EveryDatabase(wrapper, exempted_by_project(view)))
     return wrapper
 
 
@@ -175,7 +176,7 @@ class UnprotectedCall:
             setattr(self.request, _OPENED, None)
             transactions.close()
         for connection in connections.all(initialized_only=True):
-            if connection.in_atomic_block and is_transaction_open(connection.alias):
+            if foreign.in_atomic_block(connection) and is_transaction_open(connection.alias):
                 raise OuterTransactionError(
                     f"{operation} was called inside an open transaction of database {connection.alias!r}, which would "
                     f"commit after the operation's outcome is recorded. Call it outside of atomic(). A protected view "
@@ -189,5 +190,4 @@ class UnprotectedCall:
 
 
 def is_innermost(block: Atomic) -> bool:
-    using: Any = block.using
-    return connections[using].atomic_blocks[-1:] == [block]
+    return foreign.atomic_blocks(connections[foreign.database_of(block)])[-1:] == [block]

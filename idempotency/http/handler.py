@@ -14,6 +14,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.translation import get_language
 
+from .. import foreign
 from ..exceptions import IdempotencyError, UnrecordableResponseError
 from ..identity.scope import Scope
 from ..operation import Operation
@@ -61,20 +62,22 @@ class HandlerRun:
         of_outer = vars(connection).get("set_rollback")
         # ``needs_rollback`` is not enough: Django also sets it after an error that the handler may catch. Nor is
         # ``rollback_exc``, because a block with savepoint=False, as in save(), sets none.
-        connection.set_rollback = functools.partial(self._set_rollback, connection, len(connection.atomic_blocks))
+        depth = len(foreign.atomic_blocks(connection))
+        foreign.set_rollback_method(connection, functools.partial(self._set_rollback, connection, depth))
         try:
             return self._outcome_of(self.handler.call())
         finally:
             vars(connection).pop("set_rollback", None)
             if of_outer is not None:
-                connection.set_rollback = of_outer
+                foreign.set_rollback_method(connection, of_outer)
             self.has_ended = True
             runs.reset(token)
 
     def _set_rollback(self, connection: Any, depth: int, rollback: bool) -> None:
         """Record that the handler itself calls ``set_rollback()``."""
         type(connection).set_rollback(connection, rollback)
-        if len(connection.atomic_blocks) == depth + self.claim.ownership.has_begun:  # not within a nested atomic()
+        # Not within a nested atomic().
+        if len(foreign.atomic_blocks(connection)) == depth + self.claim.ownership.has_begun:
             self.undoes_itself = rollback
 
     def outcome_of_error(self, error: Exception) -> Outcome | None:
@@ -95,8 +98,7 @@ class HandlerRun:
         """Free the resources of an unsent response, such as an open file."""
         answer, self.response = self.response, None
         if isinstance(answer, HttpResponseBase):
-            # Not response.close(), because that also sends the signal request_finished.
-            closers = [*answer._resource_closers]  # type: ignore[attr-defined]
+            closers = [*foreign.resource_closers(answer)]
         else:
             closers = [answer.close] if hasattr(answer, "close") else []  # such as a coroutine that is never awaited
         for close in closers:

@@ -30,6 +30,7 @@ from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.urls import ResolverMatch
 from django.utils.datastructures import MultiValueDict
 
+from .. import foreign
 from ..bodies import is_json
 from ..exceptions import PayloadUnreadableError
 from ..identity.fingerprint import DigestedUpload
@@ -91,10 +92,10 @@ def has_parts(http: HttpRequest) -> bool:
     """Whether the handler finds parsed parts: Django parses a POST with a Content-Length, middleware others."""
     if http.method == "POST":
         return content_length(http) > 0
-    if not hasattr(http, "_files"):
+    if not hasattr(http, foreign.FILES):
         return False
     # For another method Django sets an empty form, and leaves the body unread.
-    return bool(http.POST or http.FILES) or (http._read_started and not hasattr(http, "_body"))  # type: ignore[attr-defined]
+    return bool(http.POST or http.FILES) or (foreign.has_started(http) and not hasattr(http, foreign.BODY))
 
 
 def parts(http: HttpRequest) -> MultiValueDict[str, object]:
@@ -105,7 +106,7 @@ def parts(http: HttpRequest) -> MultiValueDict[str, object]:
     kept: MultiValueDict[str, object] | None = getattr(http, _PARTS, None)
     if kept is not None:
         return kept
-    if hasattr(http, "_files"):  # parsed already, for example by the CSRF check or by a middleware
+    if hasattr(http, foreign.FILES):  # parsed already, for example by the CSRF check or by a middleware
         fields, files = http.POST, http.FILES
     else:
         fields, files = _read_parts(http)
@@ -120,7 +121,7 @@ def form_values(http: HttpRequest, name: str) -> list[Any]:
     """The values of a field of the form, if it was sent by POST or parsed by middleware; otherwise none."""
     if http.content_type == MULTIPART and has_parts(http):
         return parts(http).getlist(name)
-    if http.method == "POST" or hasattr(http, "_post"):
+    if http.method == "POST" or hasattr(http, foreign.POST):
         keep_readable(http)
         with suppress(BadRequest):  # Django reads forms in UTF-8 only, but the handler may read others itself
             return http.POST.getlist(name)
@@ -130,13 +131,12 @@ def form_values(http: HttpRequest, name: str) -> list[Any]:
 
 def _read_parts(http: HttpRequest) -> tuple[Any, Any]:
     keep_readable(http)
-    copy = None if hasattr(http, "_body") else _Copy(http)
+    copy = None if hasattr(http, foreign.BODY) else _Copy(http)
     stream: Any = BytesIO(http.body) if copy is None else copy
     try:
         parsed = MultiPartParser(http.META, stream, [_DigestHandler()], http.encoding).parse()
     except (MultiPartParserError, SuspiciousOperation):
-        # Like Django: the error page reads the form, which must not be parsed again.
-        http._mark_post_parse_error()  # type: ignore[attr-defined]
+        foreign.mark_parse_error(http)
         raise
     if copy is not None:
         copy.hand_back()
@@ -179,9 +179,8 @@ class _Copy:
         """Rewind the request to its beginning."""
         shutil.copyfileobj(self._http, self._copy)  # the rest, after the last boundary
         self._copy.seek(0)
-        # Django has no public function for this. Its read() and body use these two attributes.
-        self._http._stream = self._copy
-        self._http._read_started = False  # type: ignore[attr-defined]
+        foreign.set_stream(self._http, self._copy)
+        foreign.set_started(self._http, False)
 
 
 #: The key of the place among the route's arguments. No argument can have this name.

@@ -18,13 +18,15 @@ from typing import Any, Final
 
 from asgiref.sync import AsyncToSync, SyncToAsync
 
+from .. import foreign
+
 #: The types of objects that only call a function, each with the attribute that holds it.
 CARRIERS: Final[dict[type, str]] = {
     functools.partial: "func",
     functools.partialmethod: "func",
     MethodType: "__func__",
-    SyncToAsync: "func",
-    AsyncToSync: "awaitable",
+    SyncToAsync: foreign.SYNC_FUNCTION,
+    AsyncToSync: foreign.ASYNC_FUNCTION,
 }
 _CONTAINERS: Final = (list, tuple, set, frozenset, dict)
 
@@ -61,7 +63,7 @@ def class_of(callback: object) -> Any:
     """The class of a view that ``as_view()`` made, even below decorators; or None."""
     for layer in decorator_stack(callback):
         if type(layer) is FunctionType:
-            named = getattr(layer, "cls", getattr(layer, "view_class", None))
+            named = getattr(layer, foreign.VIEW_CLASS, getattr(layer, "view_class", None))
             if named is not None and _is_among(held_by(layer), named):
                 return named
     return None

@@ -11,7 +11,7 @@ from typing import Any, Final
 from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.dispatch import Signal
 
-from .. import signals
+from .. import foreign, signals
 from ..exceptions import (
     IdempotencyError,
     LeaseLostError,
@@ -142,13 +142,13 @@ def _in_transaction(owned: Ownership) -> Iterator[None]:
                 with watch:
                     yield
             finally:
-                if watch.ended or store.connection.atomic_blocks[-1:] != [block]:
+                if watch.ended or foreign.atomic_blocks(store.connection)[-1:] != [block]:
                     owned.end = End.ENDED_ITSELF
             if owned.end is End.ENDED_ITSELF:
                 raise _ended_itself(owned)  # so that an open transaction rolls back
             if owned.outcome is None:
                 transaction.set_rollback(True, using=using)
-            elif owned.outcome.status < 400 or not store.connection.needs_rollback:
+            elif owned.outcome.status < 400 or not foreign.needs_rollback(store.connection):
                 _complete(owned, owned.outcome)
             # Otherwise the handler returned a failure after set_rollback(True) or a database error.
     except Exception:
@@ -279,7 +279,7 @@ def _outcome_of_error(
 
 def _complete(owned: Ownership, outcome: Outcome) -> None:
     """Complete within the attempt's own transaction."""
-    if owned.store.connection.needs_rollback:
+    if foreign.needs_rollback(owned.store.connection):
         raise _broken(owned)
     try:
         ownership.complete(owned, outcome, commit=True)

@@ -25,6 +25,7 @@ from django.dispatch import Signal
 
 from .. import signals
 from ..exceptions import IdempotencyError, LeaseLostError, UnavailableError
+from ..foreign import in_atomic_block
 from ..identity.scope import Scope
 from ..operation import Operation, Policy
 from ..outcome import Outcome
@@ -146,7 +147,7 @@ class Ownership:
 def own(policy: Policy, fence: Fence, store: Store, signal: Signal) -> Ownership:
     """Return the ownership of a claim that was just committed, and send its signal."""
     # Here a transaction is open only in a TestCase.
-    owned = Ownership(policy, fence, store, store.connection.in_atomic_block)
+    owned = Ownership(policy, fence, store, in_atomic_block(store.connection))
     if policy.undone_by_crash:
         owned.session = store.session
     signals.send(signal, policy.operation, fence.scope, fence.attempt, request_hash=fence.request_hash)

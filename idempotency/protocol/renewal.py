@@ -30,6 +30,7 @@ from django.db import connections
 
 from ..conf import settings
 from ..exceptions import UnavailableError
+from ..foreign import in_atomic_block
 from ..store import store_for
 from ..store.own_connection import open_own_connection
 from .faults import fault_point
@@ -56,7 +57,7 @@ def renew(owned: Ownership) -> bool:
     """
     store = store_for(owned.using)
     with on_behalf_of(owned), store_errors(owned.using):
-        if owned.shares_connection or not store.connection.in_atomic_block:
+        if owned.shares_connection or not in_atomic_block(store.connection):
             return fenced_change(owned, lambda: _set_lease(owned))
         if store.has_one_writer:
             row = store.read(owned.scope)

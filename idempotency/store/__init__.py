@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from django.db import OperationalError, connections, router, transaction
 
+from ..foreign import in_atomic_block
 from ..models import IdempotencyRecord
 from .portable import BY_ITS_CLOCK, Store, from_now, status_of, store_for
 from .rows import CommitError, Fence, Row, newer_record
@@ -60,7 +61,7 @@ def records_database(**hints: str) -> str:
 
 def is_transaction_open(using: str) -> bool:
     """Whether the caller has a transaction open. The one that TestCase wraps around a test does not count."""
-    if not connections[using].in_atomic_block:
+    if not in_atomic_block(connections[using]):
         return False
     try:
         with transaction.atomic(using=using, durable=True):

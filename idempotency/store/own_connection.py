@@ -13,6 +13,8 @@ from typing import Any
 
 from django.db import connections
 
+from .. import foreign
+
 #: How long, in seconds, the server may take to open a session and to answer each statement. This package's statements
 #: wait at most one second for a lock.
 LIMIT = 5
@@ -27,7 +29,7 @@ def open_own_connection(using: str, entry: str) -> None:
     options.pop("pool", None)
     if connection.vendor == "postgresql":
         options["connect_timeout"] = LIMIT
-        connection.get_new_connection = partial(_open_session, connection.get_new_connection, connection.Database)
+        foreign.set_opener(connection, partial(_open_session, connection.get_new_connection, connection.Database))
     elif connection.vendor == "mysql":
         options.update(connect_timeout=LIMIT, read_timeout=LIMIT, write_timeout=LIMIT)
     connections[using] = connection
@@ -39,13 +41,12 @@ def _open_session(connect: Callable[[Any], Any], driver: Any, parameters: Any) -
 
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            # Not the driver's default wait function, which in some releases doesn't resume the generator.
-            return driver.waiting.wait_selector(_in_time(work), session.fileno(), LOOK_EVERY)
+            return foreign.wait_selector(driver)(_in_time(work), session.fileno(), LOOK_EVERY)
         except TimeoutError as error:
             session.close()
             raise driver.OperationalError(f"The server did not answer within {LIMIT} seconds.") from error
 
-    session.wait = wait
+    foreign.set_wait(session, wait)
     return session
 
 

@@ -23,6 +23,7 @@ from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Greatest
 
+from .. import foreign
 from ..exceptions import OuterTransactionError
 from ..identity.scope import Scope
 from ..lifecycle import Status
@@ -72,7 +73,7 @@ class Store:
     @property
     def is_nested(self) -> bool:
         """Whether the open transaction is a savepoint of the one that TestCase wraps a test in."""
-        return bool(self.connection.savepoint_ids)
+        return bool(foreign.savepoint_ids(self.connection))
 
     def row_of(self, query: str, parameters: Sequence[Any] | None = None) -> Any:
         """The first row of a query's result, or None."""
@@ -238,7 +239,7 @@ class Store:
         :raises OuterTransactionError: another transaction is open, or autocommit is off.
         """
         connection, using = self.connection, self.using
-        if not connection.in_atomic_block and not connection.get_autocommit():
+        if not foreign.in_atomic_block(connection) and not connection.get_autocommit():
             raise OuterTransactionError(
                 f"{what} was called with autocommit off on database {using!r}, so its claim could not be committed "
                 f"before it runs. Remove AUTOCOMMIT from the database's settings, and undo every set_autocommit(False)."
@@ -267,7 +268,7 @@ class Store:
         which raises, or sets a savepoint in a TestCase.
         """
         connection = self.connection
-        if connection.in_atomic_block or not connection.get_autocommit() or self.has_open_transaction:
+        if foreign.in_atomic_block(connection) or not connection.get_autocommit() or self.has_open_transaction:
             with self.own_transaction(what):
                 yield
             return

@@ -11,6 +11,8 @@ from typing import Any, Self
 from django.db import connections
 from django.db.transaction import Atomic
 
+from .. import foreign
+
 #: The state that code must leave as it found it, by database: the open ``atomic()`` blocks, and whether autocommit was
 #: switched off outside of them. A database that is absent has neither.
 OpenTransactions = dict[str, tuple[list[Atomic], bool]]
@@ -20,9 +22,9 @@ def open_transactions() -> OpenTransactions:
     """The transaction state of this thread's connections."""
     return {
         connection.alias: (
-            [*connection.atomic_blocks],
+            [*foreign.atomic_blocks(connection)],
             connection.connection is not None
-            and not connection.in_atomic_block
+            and not foreign.in_atomic_block(connection)
             and connection.autocommit != connection.settings_dict["AUTOCOMMIT"],
         )
         for connection in connections.all(initialized_only=True)
@@ -45,7 +47,7 @@ def undo_left_open(before: OpenTransactions, after: OpenTransactions) -> str | N
         changed, connection = using, connections[using]
         for block in reversed(found[0][len(expected[0]) :]):
             block.__exit__(RuntimeError, RuntimeError(), None)
-        if not connection.in_atomic_block:
+        if not foreign.in_atomic_block(connection):
             connection.close()  # with autocommit off, it has an open transaction
     return changed
 
@@ -80,12 +82,12 @@ class TransactionWatch:
 
     def __enter__(self) -> Self:
         self.look()
-        wrappers = self.connection.execute_wrappers
+        wrappers = foreign.execute_wrappers(self.connection)
         wrappers.insert(0 if self.is_outermost else len(wrappers), self)
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self.connection.execute_wrappers.remove(self)  # not the last one, which may be the operation's
+        foreign.execute_wrappers(self.connection).remove(self)  # not the last one, which may be the operation's
         self.look()
 
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -109,7 +111,7 @@ class SQLiteWatch(TransactionWatch):
     _is_undone: bool = field(default=False, init=False)
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self.connection.execute_wrappers.remove(self)
+        foreign.execute_wrappers(self.connection).remove(self)
         # If the block ends with that error, nothing was committed. Otherwise it continued in autocommit.
         if error is None or not self._is_undone:
             self.look()

@@ -11,6 +11,7 @@ from django.db import connections
 from django.db.models import Manager, QuerySet
 from django.test import Client
 
+from ..foreign import IS_IN_MEMORY, in_atomic_block
 from ..identity import keys
 from ..lifecycle import Recovery
 from ..store import records_database
@@ -48,12 +49,12 @@ def retry(trial: Trial) -> None:
 def concurrent(trial: Trial) -> None:
     """The same request from several threads at once."""
     connection = connections[records_database()]
-    if connection.in_atomic_block:
+    if in_atomic_block(connection):
         raise NotRun(
             "the test runs in a transaction that other threads can't see. Use TransactionTestCase, or "
             "@pytest.mark.django_db(transaction=True)."
         )
-    is_in_memory = getattr(connection, "is_in_memory_db", None)
+    is_in_memory = getattr(connection, IS_IN_MEMORY, None)
     if is_in_memory is not None and is_in_memory():
         raise NotRun(
             "threads can't share an SQLite database in memory. Set DATABASES['default']['TEST'] = "

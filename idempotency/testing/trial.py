@@ -17,6 +17,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import Client
 
+from .. import foreign
 from ..http.problems import PROFILES
 from ..identity import keys
 from ..models import IdempotencyRecord
@@ -247,7 +248,7 @@ class Trial:
         """
         with (
             patch.dict(faults.fault_point, {place: _crash}),
-            patch.object(BaseDatabaseWrapper, "run_and_clear_commit_hooks", _crash_before_callbacks),
+            patch.object(BaseDatabaseWrapper, foreign.RUN_CALLBACKS, _crash_before_callbacks),
             suppress(SimulatedCrashError),
         ):
             return self.send(request, key)
@@ -306,13 +307,13 @@ def _crash() -> None:
     raise SimulatedCrashError
 
 
-_run_callbacks = BaseDatabaseWrapper.run_and_clear_commit_hooks
+_run_callbacks = getattr(BaseDatabaseWrapper, foreign.RUN_CALLBACKS)
 
 
 def _crash_before_callbacks(connection: BaseDatabaseWrapper) -> None:
     """Die between a COMMIT and the callbacks of ``on_commit()``, which then never run."""
-    if connection.run_on_commit:
-        connection.run_on_commit = []
+    if foreign.on_commit_callbacks(connection):
+        foreign.set_on_commit_callbacks(connection, [])
         _crash()
     _run_callbacks(connection)
 

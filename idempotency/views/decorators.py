@@ -13,6 +13,7 @@ from asgiref.sync import AsyncToSync, async_to_sync, iscoroutinefunction, markco
 from django.core.exceptions import ImproperlyConfigured
 from django.views import View
 
+from .. import foreign
 from ..http.adapter import Adapter, adapter_for, adapters, advice_on_adapters, handlers_of, hooks_of
 from ..http.atomic_requests import EveryDatabase, UnprotectedCall, exempt, exempted_by_project, opens_its_transactions
 from ..http.exchange import Exchange
@@ -77,8 +78,6 @@ class Protected(Protection):
     :param owns_name: no other function may be declared under the operation's name.
     """
 
-    _non_atomic_requests: set[str]
-
     def __init__(self, operation: Operation, view: Callable[..., Any], *, owns_name: bool = False) -> None:
         _refuse_unprotectable(operation, view)
         # Django Ninja evaluates a view's annotations in its globals, without __wrapped__.
@@ -89,7 +88,7 @@ class Protected(Protection):
         self.name, self._is_seen = getattr(view, "__name__", ""), False
         #: The class, if as_view() made the view.
         self._view_class = class_of(view)
-        self._non_atomic_requests = EveryDatabase(self, exempted_by_project(view))
+        foreign.exempt_on(self, EveryDatabase(self, exempted_by_project(view)))
         self._is_async = iscoroutinefunction(view)
         if self._is_async:
             markcoroutinefunction(self)
@@ -176,8 +175,9 @@ async def _respond_later(exchange: Exchange) -> Any:
     view = handler.call
 
     async def run() -> Any:
-        executor = _HandlersThread(AsyncToSync.executors.current)
-        AsyncToSync.executors.current = executor
+        executors = foreign.executors(AsyncToSync)
+        executor = _HandlersThread(foreign.executor(executors))
+        foreign.set_executor(executors, executor)
         try:
             return await view()
         finally:

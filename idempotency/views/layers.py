@@ -23,6 +23,7 @@ from django.views.decorators.debug import sensitive_post_parameters, sensitive_v
 from django.views.decorators.http import condition
 from django.views.decorators.vary import vary_on_headers
 
+from .. import foreign
 from ..http.adapter import adapters
 from ..http.protection import Protection, protection_of
 from ..http.stack import (
@@ -116,7 +117,7 @@ def _judged(operation: Operation, layer: Any, is_method: bool) -> Any:
 
 
 def _is_durable(held: Any) -> bool:
-    return issubclass(type(held), Atomic) and bool(vars(held)["durable"])
+    return issubclass(type(held), Atomic) and foreign.is_durable(held)
 
 
 def _is_harmless(operation: Operation, layer: Any, inner: Any) -> bool:

@@ -18,6 +18,7 @@ from django.views import View
 from django.views.generic import RedirectView
 
 from ..conf import settings
+from ..foreign import VIEW_ARGUMENTS
 from ..http.adapter import adapters, handlers_of
 from ..http.atomic_requests import is_within_atomic_requests
 from ..http.protection import SAFE_METHODS, RoutedHandler, around, protection_of
@@ -167,7 +168,7 @@ def _routes_of(place: Place) -> Iterator[AuditedRoute]:
 def _served(routed: RoutedHandler, callback: Any, view_class: Any) -> Collection[str]:
     if routed.name and routed.handler is getattr(RedirectView, routed.name, None):
         return ()  # a redirect has no effect
-    arguments = getattr(callback, "initkwargs", getattr(callback, "view_initkwargs", {}))
+    arguments = getattr(callback, VIEW_ARGUMENTS, getattr(callback, "view_initkwargs", {}))
     allowed = arguments.get("http_method_names", getattr(view_class, "http_method_names", None))
     return [method for method in routed.methods if allowed is None or method.lower() in allowed]
 

@@ -4,7 +4,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.db import connection, transaction
 
-from idempotency import claim
+from idempotency import claim, foreign
 from idempotency.exceptions import InProgressError, LeaseLostError
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord
@@ -87,8 +87,8 @@ def test_a_first_execution_sends_a_known_number_of_messages(handler, sent):
 
 @pytest.mark.parametrize("options", [{}, {"isolation_level": 3}], ids=["", "REPEATABLE READ"])
 def test_begin_is_sent_once(options):
-    """A private attribute suppresses the driver's own BEGIN. If one of the ``TESTED`` releases renames it, one more
-    message is sent, and the server warns of a transaction in progress."""
+    """A private attribute suppresses the driver's own BEGIN. If it no longer does in one of the tested releases, one
+    more message is sent, and the server warns of a transaction in progress."""
     warnings = []
     with reconnected(**options):
         connection.ensure_connection()
@@ -103,6 +103,11 @@ def test_begin_is_sent_once(options):
 def test_an_untested_release_of_psycopg_sends_its_own_begin(monkeypatch, version, sent):
     monkeypatch.setattr(connection.Database, "__version__", version)
     assert messages(write) == sent
+
+
+def test_psycopg_sends_its_own_begin_if_the_attribute_is_renamed(monkeypatch):
+    monkeypatch.setattr(foreign, "AUTOCOMMIT", "_commits_each_statement")
+    assert messages(write) == 4
 
 
 def test_autocommit_is_off_in_the_handler():

@@ -16,6 +16,7 @@ from django.core.checks import Warning as CheckWarning
 
 from ...checks import check_settings
 from ...conf import settings
+from ...foreign import behind_proxy
 from .deliveries import longest_wait
 from .policy import TaskPolicy, idempotent_tasks
 
@@ -32,7 +33,7 @@ def check_tasks(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
     """
     if any(message.is_serious() for message in check_settings(app_configs)):
         return []
-    app = current_app._get_current_object()
+    app = behind_proxy(current_app)
     return [message for task, policy in idempotent_tasks(app) for message in _check(app, task, policy)]
 
 

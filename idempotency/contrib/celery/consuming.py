@@ -24,6 +24,7 @@ from ...exceptions import (
     RequestError,
     UnavailableError,
 )
+from ...foreign import behind_proxy
 from ...identity.fingerprint import Payload
 from ...operation import Operation, operation_for
 from ...options import validators
@@ -92,7 +93,7 @@ def idempotent_task(
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            task: Any = current_task._get_current_object() if current_task else None
+            task: Any = behind_proxy(current_task) if current_task else None
             if policy_of(task) is not task_policy or task.request.called_directly:
                 return function(*args, **kwargs)
             return _consume(Delivery(task_policy, task), args, kwargs)

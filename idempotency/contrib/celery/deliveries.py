@@ -14,7 +14,7 @@ from celery import current_app
 from celery.exceptions import Ignore, Reject
 from kombu.entity import Queue
 
-from ... import signals
+from ... import foreign, signals
 from ...conf import settings
 from ...exceptions import BrokerUnavailableError, RequestError
 from ...identity.keys import shorten
@@ -194,7 +194,7 @@ def dead_letter_failed_message(sender: Any = None, task_id: str = "", exception:
     request = sender.request
     if request.id == task_id and not request.is_eager:
         # Celery wraps exceptions that it can't pickle.
-        name = getattr(exception, "exc_cls_name", type(exception).__name__)
+        name = getattr(exception, foreign.EXCEPTION_NAME, type(exception).__name__)
         Delivery(policy, sender).dead_letter_failed(f"failed: {name}")
 
 
@@ -211,7 +211,7 @@ def redrive(queue: str, *, limit: int = 100, app: Any = None) -> int:
     :raises BrokerUnavailableError: the broker can't be reached, or does not confirm.
     :raises Exception: there is no such queue. Each broker raises its own error.
     """
-    app = app or current_app._get_current_object()
+    app = app or foreign.behind_proxy(current_app)
     redriven = 0
     with confirming_producer(app) as producer:
         make: Any = Queue  # kombu has few type annotations
@@ -225,7 +225,7 @@ def redrive(queue: str, *, limit: int = 100, app: Any = None) -> int:
 
 def _publish_to_task(app: Any, producer: Any, message: Any) -> None:
     headers = {name: value for name, value in message.headers.items() if name != REASON_HEADER}
-    route = app.amqp.router.route({}, headers["task"], (), {})
+    route = foreign.route_of(app)({}, headers["task"], (), {})
     queue = route["queue"]
     properties = message.properties
     direct = queue.exchange.type == "direct"  # then publish directly to the queue, as Celery does

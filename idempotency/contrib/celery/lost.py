@@ -14,6 +14,7 @@ from typing import Any
 from celery import current_app
 from django.db.models import Q
 
+from ...foreign import behind_proxy
 from ...identity.scope import Scope
 from ...lifecycle import Status
 from ...models import IdempotencyRecord, Now
@@ -49,7 +50,7 @@ def resend_lost_messages(
     :returns: the number of messages made due.
     :raises DatabaseError: the database refuses. Messages made due stay due.
     """
-    policies = {task.name: policy for task, policy in idempotent_tasks(app or current_app._get_current_object())}
+    policies = {task.name: policy for task, policy in idempotent_tasks(app or behind_proxy(current_app))}
     messages = OutboxMessage.objects.using(outbox_database())
     sent = messages.filter(
         status=MessageStatus.SENT,

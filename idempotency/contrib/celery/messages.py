@@ -10,6 +10,7 @@ from typing import Any
 
 from celery import current_task
 
+from ...foreign import behind_proxy
 from ...identity import keys
 from ...identity.scope import Scope, scope_of
 from ...options import validators
@@ -67,7 +68,7 @@ def carry_on_identity(sender: str = "", headers: dict[str, Any] | None = None, *
     claim = current_claim()
     if claim is None or headers is None or "id" not in headers:
         return
-    running = current_task._get_current_object() if current_task else None
+    running = behind_proxy(current_task) if current_task else None
     if running is not None and running.request.id == headers["id"]:
         return  # self.retry() republishes the running task's message, which keeps its identity
     if KEY_HEADER not in headers:

@@ -10,6 +10,7 @@ from typing import Any
 
 from celery import current_app
 
+from ... import foreign
 from ...operation import Operation
 
 #: The attribute of a task's function that holds the policy. ``functools.wraps`` copies it, for example in Celery's
@@ -61,8 +62,8 @@ def import_tasks() -> None:
 
     Skipped in a worker, which has already imported them: a second import would reset its logging.
     """
-    if not current_app.loader.worker_initialized:
-        current_app.loader.import_default_modules()
+    if not foreign.is_worker(current_app):
+        foreign.import_tasks_of(current_app)()
 
 
 def idempotent_tasks(app: Any) -> Iterator[tuple[Any, TaskPolicy]]:

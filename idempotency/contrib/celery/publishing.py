@@ -21,6 +21,7 @@ from kombu.exceptions import LimitExceeded, OperationalError
 from kombu.pools import ProducerPool
 
 from ...exceptions import BrokerUnavailableError
+from ...foreign import import_tasks_of
 from .messages import ACCOUNT_HEADER, KEY_HEADER
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def publish(app: Any, name: str, args: Any = None, kwargs: Any = None, **options
         if name not in app.tasks:
             # Celery discovers tasks only when a worker starts. If the task were missing, the message would go to a
             # broker without consumers and count as sent.
-            app.loader.import_default_modules()
+            import_tasks_of(app)()
         app.tasks[name].apply_async(args, kwargs, **options)
         return
     task = app.tasks.get(name)

@@ -18,6 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ... import signals
+from ...foreign import behind_proxy
 from ...operation import Operation
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def connect_celery() -> None:
     from ..celery.policy import policy_of
 
     def link(sender: Operation, **arguments: Any) -> None:
-        task: Any = current_task._get_current_object() if current_task else None
+        task: Any = behind_proxy(current_task) if current_task else None
         policy = policy_of(task)
         if policy is not None and policy.operation is sender:  # not another operation that the task runs
             link_to_producer(headers_of(task.request))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
+from operator import is_
 from typing import Any, Final
 
 from django.core.exceptions import RequestDataTooBig
@@ -24,6 +26,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSetMixin
 
+from ... import foreign
 from ...bodies import UNREADABLE, decode_body, is_json
 from ...exceptions import IdempotencyError
 from ...http.adapter import Adapter, register
@@ -49,20 +52,22 @@ class RestFrameworkAdapter(Adapter):
     harmless = HARMLESS
 
     def __init__(self, request: Any) -> None:
-        super().__init__(request, http=request._request)
-        self.view: Any = request.parser_context["view"]
+        super().__init__(request, http=foreign.http_request(request))
+        self.view: Any = getattr(request, foreign.PARSER_CONTEXT)["view"]
         self._form_to_record: Response | None = None
 
     @classmethod
     def speaks_for(cls, request: object) -> bool:
-        return getattr(request, "parser_context", None) is not None
+        return getattr(request, foreign.PARSER_CONTEXT, None) is not None
 
     @classmethod
     def handlers_of(cls, callback: Any) -> list[RoutedHandler] | None:
         view_class = class_of(callback)
         if view_class is None or not issubclass(view_class, APIView):
             return None
-        return handlers_of_view(view_class, getattr(callback, "actions", None), getattr(callback, "initkwargs", {}))
+        return handlers_of_view(
+            view_class, getattr(callback, foreign.VIEW_ACTIONS, None), getattr(callback, foreign.VIEW_ARGUMENTS, {})
+        )
 
     @classmethod
     def hooks_of(cls, view_class: type) -> Collection[str]:
@@ -80,7 +85,7 @@ class RestFrameworkAdapter(Adapter):
 
     @classmethod
     def doubts_about(cls, callback: Any, parameters: Collection[str]) -> list[str]:
-        view_class, initial = class_of(callback), getattr(callback, "initkwargs", {})
+        view_class, initial = class_of(callback), getattr(callback, foreign.VIEW_ARGUMENTS, {})
         if view_class is None or not issubclass(view_class, APIView) or not set(parameters) - {"format"}:
             return []
         queryset = initial.get("queryset", getattr(view_class, "queryset", None))
@@ -96,7 +101,7 @@ class RestFrameworkAdapter(Adapter):
     def served_methods(self, name: str) -> Collection[str]:
         if not name:
             return methods_of_class(type(self.view))  # the class that @api_view created
-        actions = getattr(self.view, "action_map", None)
+        actions = getattr(self.view, foreign.ACTION_MAP, None)
         if actions is None:
             return super().served_methods(name)
         return {method.upper() for method, action in actions.items() if action == name}
@@ -110,7 +115,7 @@ class RestFrameworkAdapter(Adapter):
             return declared_fields(command(context=context, partial=partial), self._data())
         if command is not None:
             return command(self.request)
-        negotiator, parsers = self.request.negotiator, self.request.parsers
+        negotiator, parsers = foreign.negotiator(self.request), self.request.parsers
         if (
             self.http.content_type == "application/json"
             and content_length(self.http) > 0  # not chunked
@@ -139,14 +144,9 @@ class RestFrameworkAdapter(Adapter):
             return self.request.body  # the handler gets the error if it reads the payload
 
     def render(self, answer: Any) -> Any:
-        context, finalize = self.request.parser_context, self.view.finalize_response
+        context, finalize = getattr(self.request, foreign.PARSER_CONTEXT), self.view.finalize_response
         response = finalize(self.request, answer, *context["args"], **context["kwargs"])
-
-        # dispatch() must not finalize the final response again.
-        def finalize_another(request: Any, answer: Any, *args: Any, **kwargs: Any) -> Any:
-            return response if answer is response else finalize(request, answer, *args, **kwargs)
-
-        self.view.finalize_response = finalize_another
+        foreign.set_finalize(self.view, _unless_final(finalize, response))
         renderer = getattr(response, "accepted_renderer", None)
         if isinstance(renderer, BrowsableAPIRenderer) and not response.is_rendered:
             # Render the data before the page, because the page's renderer may change the response's status.
@@ -182,16 +182,7 @@ class RestFrameworkAdapter(Adapter):
                 raise
         response = super().answer_to_exception(error)  # an error unknown to DRF, which Django may answer with a 400
         if response is None:
-            handle = self.view.handle_exception
-
-            # dispatch() must not call the project's exception handler with this error again. An override of the
-            # protected handler may raise a different error.
-            def handle_another(raised: Exception) -> Any:
-                if raised is error:
-                    raise raised
-                return handle(raised)
-
-            self.view.handle_exception = handle_another
+            foreign.set_handle(self.view, _unless_final(self.view.handle_exception, error))
         return response
 
     def answer_to_error(self, error: IdempotencyError) -> Any:
@@ -211,7 +202,7 @@ class RestFrameworkAdapter(Adapter):
         return response
 
     def add_headers_to_refusal(self, headers: Mapping[str, str]) -> None:
-        self.view.headers.update(headers)
+        foreign.response_headers(self.view).update(headers)
 
     def permit_replay(self) -> None:
         view = self.view
@@ -250,8 +241,28 @@ class RestFrameworkAdapter(Adapter):
         can be open. This block takes the mark instead.
         """
         using = records_database()
-        with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
+        with transaction.atomic(using=using) if foreign.in_atomic_block(connections[using]) else nullcontext():
             return self.view.handle_exception(error)
+
+
+def _unless_final(method: Callable[..., Any], final: object) -> Callable[..., Any]:
+    """Wrap a view's method that ``dispatch()`` calls after the handler, so that it isn't called again with ``final``.
+
+    Only for this object, because an override of the protected handler may return another response, or raise another
+    error.
+
+    :param final: a response that ``method`` has returned, or an error that it has raised.
+    """
+    is_final = partial(is_, final)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not any(map(is_final, args)):
+            return method(*args, **kwargs)
+        if isinstance(final, BaseException):
+            raise final
+        return final
+
+    return call
 
 
 class IdempotencyAPIException(APIException):
@@ -276,7 +287,7 @@ def as_sent(data: object, http: HttpRequest) -> object:
     DRF's floats can't distinguish 9007199254740992.5 from 9007199254740993.0, and DRF drops one of two equal names. A
     handler that parses the body itself may notice the difference.
     """
-    if is_json(http.content_type or "") and hasattr(http, "_body") and not isinstance(data, bytes):
+    if is_json(http.content_type or "") and hasattr(http, foreign.BODY) and not isinstance(data, bytes):
         # An error means that the body is empty or not in UTF-8, although DRF parsed it.
         with suppress(ValueError):
             return parse_json(http.body)

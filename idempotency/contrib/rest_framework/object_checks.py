@@ -16,6 +16,8 @@ from django.http import Http404
 from rest_framework.permissions import BasePermission
 from rest_framework.views import APIView
 
+from ...foreign import OPERANDS
+
 
 def object_checks(view_class: type, permissions: Iterable[Any]) -> set[str]:
     """The names of the methods of a view and its permissions that check an object."""
@@ -111,7 +113,7 @@ def _object_permissions(permissions: Iterable[Any]) -> set[str]:
     names: set[str] = set()
     by_default = BasePermission.has_object_permission
     for permission in permissions:
-        operands = [getattr(permission, name) for name in ("op1_class", "op2_class") if hasattr(permission, name)]
+        operands = [getattr(permission, name) for name in OPERANDS if hasattr(permission, name)]
         if operands:  # an expression such as IsOwner | IsAdminUser
             names |= _object_permissions(operands)
         elif getattr(permission, "has_object_permission", by_default) is not by_default:

@@ -8,6 +8,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from rest_framework import routers
 
+from ...foreign import VIEW_ARGUMENTS, VIEW_CLASS
 from ...http.atomic_requests import databases_with_atomic_requests, exempt, opens_its_transactions
 from ...http.protection import protection_of
 from ...operation import Operation
@@ -57,7 +58,7 @@ class IdempotentRouterMixin:
         urls: list[Any] = super().get_urls()  # type: ignore[misc]
         exempted = {}
         for view in dict.fromkeys(pattern.callback for pattern in urls):
-            if any(isinstance(value, _ByRouter) for value in getattr(view, "initkwargs", {}).values()):
+            if any(isinstance(value, _ByRouter) for value in getattr(view, VIEW_ARGUMENTS, {}).values()):
                 _refuse_lost_arguments(view)
                 if databases_with_atomic_requests() and not opens_its_transactions(view):
                     exempted[view] = exempt(view)
@@ -91,10 +92,11 @@ def _protected(viewset: Any, mapping: Mapping[str, str]) -> dict[str, _ByRouter]
 
 def _refuse_lost_arguments(callback: Any) -> None:
     """:raises ImproperlyConfigured: an ``__init__()`` does not pass on the protected actions."""
-    instance = callback.cls(**callback.initkwargs)
-    for name, value in callback.initkwargs.items():
+    view_class, arguments = getattr(callback, VIEW_CLASS), getattr(callback, VIEW_ARGUMENTS)
+    instance = view_class(**arguments)
+    for name, value in arguments.items():
         if isinstance(value, _ByRouter) and getattr(instance, name) is not value:
             raise ImproperlyConfigured(
-                f"{dotted(callback.cls)}.__init__() drops its keyword arguments, so the router can't protect {name}(). "
+                f"{dotted(view_class)}.__init__() drops its keyword arguments, so the router can't protect {name}(). "
                 f"Pass them to super().__init__(), or put @idempotent on the method."
             )

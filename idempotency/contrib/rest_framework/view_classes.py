@@ -9,6 +9,7 @@ from typing import Any
 
 from rest_framework.views import APIView
 
+from ...foreign import API_VIEW
 from ...http.protection import Protection, RoutedHandler, handlers_of_class, methods_of_class
 from ...http.stack import held_by
 from ...views.layers import codes_within
@@ -25,7 +26,7 @@ def function_of(view_class: Any) -> Any:
     """The function from which ``@api_view`` of DRF or adrf created the class, or None."""
     for name in view_class.http_method_names if issubclass(view_class, APIView) else ():
         handler = vars(view_class).get(name)
-        if getattr(handler, "__qualname__", "").startswith("api_view.<locals>."):
+        if getattr(handler, "__qualname__", "").startswith(API_VIEW):
             return next(filter(callable, held_by(handler)), None)
     return None
 

@@ -13,27 +13,15 @@ import select
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Final
+from typing import Any
 
 from django.db import Error
-from django.utils.version import get_version_tuple
 
+from ... import foreign
 from ..transaction_guard import TransactionWatch
-
-#: The psycopg releases whose private ``_autocommit`` is known to work as ``PostgreSQLWatch`` expects: from the first,
-#: before the second. With any other release, the driver sends BEGIN as a separate message.
-TESTED: Final = ("3.2", "3.4")
 
 #: libpq's transaction states: none open, open, and open but failed.
 TRANSACTION_IDLE, TRANSACTION_SOUND, TRANSACTION_FAILED = 0, 2, 3
-
-
-@cache
-def is_tested(version: str) -> bool:
-    """Whether a psycopg release is in the range ``TESTED``."""
-    first, end = (get_version_tuple(limit) for limit in TESTED)
-    return first <= get_version_tuple(version) < end
 
 
 def has_open_transaction(driver: Any) -> bool:
@@ -138,13 +126,12 @@ class PostgreSQLWatch(TransactionWatch):
     def _begin(self, execute: Callable[..., Any], sql: str, params: Any, cursor: Any, context: Any) -> Any:
         driver, many = self.connection.connection, False
         try:
-            # With autocommit on, the driver sends no BEGIN. Its public setter refuses to switch autocommit off inside a
-            # transaction. If it stayed on, Django would declare cursors WITH HOLD.
-            driver._autocommit = True
+            # With autocommit on, the driver sends no BEGIN. If it stayed on, Django would declare cursors WITH HOLD.
+            setattr(driver, foreign.AUTOCOMMIT, True)
             try:
                 answer = execute(f"{_begin(driver)}; {sql}", params, many, context)
             finally:
-                driver._autocommit = False
+                setattr(driver, foreign.AUTOCOMMIT, False)
         except Error:  # any other error, for example from a signal handler, must not be lost
             if driver.pgconn.transaction_status != TRANSACTION_IDLE:
                 raise
@@ -164,12 +151,13 @@ class PostgreSQLWatch(TransactionWatch):
             isinstance(sql, str)
             and not holds_several(sql)
             and self.takes_several(cursor)
-            and is_tested(self.connection.Database.__version__)
+            and foreign.is_autocommit_tested(self.connection.Database.__version__)
+            and hasattr(driver, foreign.AUTOCOMMIT)
             and not driver.autocommit
             and driver.read_only is None
             and driver.deferrable is None
             # A wrapper inside this one may execute other statements while autocommit is on.
-            and self.connection.execute_wrappers[-1] is self
+            and foreign.execute_wrappers(self.connection)[-1] is self
         )
 
 
