@@ -91,6 +91,14 @@ def test_the_reading_order_names_files_and_functions_that_exist():
     assert [name for name in functions if f"def {name}(" not in code and not name.endswith("py")] == []
 
 
+def test_the_page_about_a_request_names_classes_and_methods_that_exist():
+    names = re.findall(r"`([A-Z][a-z]+[A-Za-z]*)(?:\.(\w+))?`", text_of("explanation/request.md"))
+    code = "\n".join(path.read_text() for path in (ROOT / "idempotency").rglob("*.py"))
+    assert len({name for name, _ in names}) >= 3
+    assert [name for name, _ in names if not re.search(rf"^class {name}\b", code, re.MULTILINE)] == []
+    assert [method for _, method in names if method and f"    def {method}(" not in code] == []
+
+
 # The lists of tests: FAILURES.md and README.md
 
 
