@@ -122,3 +122,9 @@ def test_the_readme_lists_tests_for_each_module_and_only_existing_files():
     assert [path for path in (*named, *(ROOT / name for row in tests for name in row)) if not path.exists()] == []
     modules = [path for path in package.rglob("*.py") if path.name != "__init__.py"]
     assert [path for path in modules if not any(path.is_relative_to(place) for place in named)] == []
+
+
+def test_the_readme_names_each_file_of_tests():
+    named = [ROOT / name for name in re.findall(r"tests/[\w/.]+", (ROOT / "tests/README.md").read_text())]
+    files = {*(ROOT / "tests").rglob("test_*.py")}
+    assert {file for file in files if not any(file.is_relative_to(path) for path in named)} == set()
