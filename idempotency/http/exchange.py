@@ -108,8 +108,9 @@ class Exchange:
     def label(self, response: Any) -> Any:
         """Add the key's status to the response of the unprotected handler. Ninja creates the response later."""
         if self.key and isinstance(response, HttpResponseBase):
+            # Without the key's other headers: nothing keeps the outcome.
             for name, value in leave_headers(
-                self.adapter.http, self.policy, self.key, key_status(Reached.NO_PROTECTION)
+                self.adapter.http, self.policy, "", key_status(Reached.NO_PROTECTION)
             ).items():
                 response.headers[name] = value
         return response

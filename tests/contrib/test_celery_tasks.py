@@ -49,7 +49,7 @@ RUNS = {
     "relay": (
         lambda: (make_messages(7), make_messages(1, sender="tests.outbox.removed", due=timedelta(0))),
         tasks.relay_outbox,
-        {"sent": 7, "postponed": 1, "dead": 0, "put_back": 0, "unavailable": {}, "exhausted": True},
+        {"sent": 7, "postponed": 1, "dead": 0, "put_back": 0, "paused": {}, "exhausted": True},
         {"sent": 6, "postponed": 0},
     ),
 }

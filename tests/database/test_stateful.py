@@ -230,6 +230,7 @@ class Machine(RuleBasedStateMachine):
         record = self.records.get(held.scope)
         if record is None:
             return
+        held.claim.locks = []  # as while its handler runs
         token = claim_in_context.set(held.claim)
         try:
             with transaction.atomic():
