@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.results import COMMAND, command
+from tests.results import COMMAND, command, note
 
 #: Folders and files of slow tests. They start first, because a slow last test would leave the other processes idle.
 SLOW = {"crash", "demo", "conformance", "test_tutorial"}
@@ -96,6 +96,26 @@ def pytest_sessionfinish():
     coverage = sys.modules.get("coverage") if "PYTEST_XDIST_WORKER" in os.environ else None
     if coverage and (measured := coverage.Coverage.current()):
         measured.save()
+
+
+#: The folders of the tests that depend on the database.
+ON_A_DATABASE = {"tests/concurrency", "tests/database", "tests/http"}
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Record the run of a suite on a database, for the table of what is tested."""
+    passed, failed, skipped = (terminalreporter.stats.get(how, []) for how in ("passed", "failed", "skipped"))
+    failed = [*failed, *terminalreporter.stats.get("error", [])]
+    folders = {"/".join(report.nodeid.split("/")[:2]) for report in passed}
+    if "RESULTS" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ or not folders >= ON_A_DATABASE:
+        return
+    from tests.harness.world import server_of
+
+    server = server_of(os.environ["DATABASE_URL"])
+    if partitions := os.environ.get("TEST_PARTITIONS"):
+        server += f", {partitions} partitions"
+    problems = {"failed": ", ".join(report.nodeid for report in failed)[:300]} if failed else {}
+    note("tests", server=server, passed=len(passed), skipped=len(skipped), violations=len(failed), **problems)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,7 +20,7 @@ from tests.crash.matrix import Matrix, run_matrix
 from tests.crash.points import DATABASES, DECLARATIONS, FAULTS, POINTS, cells
 from tests.crash.storms import Storms, run_restarts, server_to_stop
 from tests.harness.mariadb import running_mariadb
-from tests.harness.world import world
+from tests.harness.world import server_of, world
 from tests.results import note
 from tools.reports import markdown, say
 
@@ -93,9 +93,11 @@ def main() -> int:
         for pooled, kind, level in product((False, True), KINDS, LEVELS) if options.all else ways:
             with world("tests.crash.worker", url, pooled=pooled) as shared:
                 matrix = run_matrix(shared, chosen, tell=report.cell, kind=kind, level=level)
+                server = server_of(shared.url)
             note(
                 "matrix",
                 database=options.database,
+                server=server,
                 pgbouncer=pooled,
                 kind=kind,
                 level=level,

@@ -41,7 +41,7 @@ def main() -> int:
                         verdict = Verdict(name, broker, problems=[repr(error)])
                         say(error)
                     say(verdict)
-                    note_verdict(verdict)
+                    note_verdict(verdict, shared.database.server())
                     verdicts.append(verdict)
                     failed |= not verdict.passed
         except (RedisMissingError, ProgramMissingError) as error:
@@ -55,10 +55,11 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def note_verdict(verdict: Verdict) -> None:
+def note_verdict(verdict: Verdict, server: str) -> None:
     kept, plain = verdict.kept, verdict.plain
     note(
         "deliveries",
+        server=server,
         broker=verdict.broker,
         fault=verdict.fault,
         messages=kept.expected,

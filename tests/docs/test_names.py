@@ -34,9 +34,6 @@ from idempotency.testing.checks import CHECKS
 from idempotency.views.route_audit import Verdict
 from testproject.provider.faults import FAULTS
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks, code, each_page, section, table, text_of
-from tests.model.test_model import REDUNDANT
-from tests.results import judged
-from tools.evidence import __main__ as evidence
 
 pytestmark = pytest.mark.once
 
@@ -333,66 +330,6 @@ def test_the_diagram_of_states_matches_the_declaration():
 def test_the_sequence_diagrams_match_their_steps():
     pictures = runpy.run_path(str(PICTURES / "draw.py"))["from_text"]()
     assert {name: (PICTURES / name).read_text() for name in pictures} == pictures
-
-
-# The page of evidence matches the results of the runs, and a void run is not a result
-
-
-def test_the_evidence_page_matches_the_results():
-    text = evidence.PAGE.read_text(encoding="utf-8")
-    assert evidence.page(text) == text
-
-
-def test_the_page_names_the_guards_that_the_model_does_not_need():
-    text = " ".join(text_of("explanation/evidence.md").split())
-    assert f"removing these guards breaks no promise: {', '.join(f'`{guard}`' for guard in REDUNDANT)}." in text
-
-
-RUN = {"what": "walks", "commit": "0123456789ab", "date": "2026-01-01", "database": "sqlite", "orders": 1}
-
-
-@pytest.mark.parametrize(
-    ("planted", "problem"),
-    [
-        *(({"orders": 0}, "void"), ({"violations": 1}, "void"), ({"fired": 0}, "void")),
-        ({"failed": "P1: doubled"}, "what became"),
-    ],
-)
-def test_a_void_or_unexplained_run_is_refused(planted, problem):
-    assert evidence.lines_of(json.dumps(RUN))
-    with pytest.raises(ValueError, match=problem):
-        evidence.lines_of(json.dumps(RUN | planted))
-
-
-def rows_of(*lines, with_files=False):
-    lines = evidence.lines_of("\n".join(json.dumps(RUN | line) for line in lines))
-    evidence.compare_digests(lines, with_files=with_files)
-    return [[cell.strip() for cell in row.split("|")[3:-1]] for row in evidence.runs(lines).splitlines()[2:]]
-
-
-def test_a_run_before_the_newest_and_a_run_without_a_digest_are_older():
-    failed = {"judged": "second", "violations": 1, "failed": "P1: doubled", "became": "It is corrected."}
-    rows = rows_of({}, {"judged": "first"}, {"judged": "second", "violations": 0}, failed)
-    assert rows == [
-        ["sqlite: 1 orders", "1", "`0123456`, 2026-01-01"],
-        ["sqlite: 2 orders", "–", "`0123456`, **older**, 2026-01-01"],
-    ]
-
-
-def test_the_built_page_compares_runs_with_the_current_files():
-    rows = rows_of({"judged": judged("walks")}, {"judged": "of older code"}, with_files=True)
-    assert [row[-1] for row in rows] == ["`0123456`, 2026-01-01", "`0123456`, **older**, 2026-01-01"]
-
-
-def test_a_changed_line_of_the_package_changes_only_the_built_page(monkeypatch):
-    text = evidence.PAGE.read_text(encoding="utf-8")
-    monkeypatch.setattr(evidence, "digest", lambda *_: "of other code")
-    assert evidence.page(text) == text
-    rows = table(section("explanation/evidence.md", "Promises and faults"))
-    built = table(evidence.page(text, with_files=True).partition("### Failed runs")[0])
-    assert not all("**older**" in row[-1] for row in rows)
-    assert len(built) > 10
-    assert all("**older**" in row[-1] for row in built)
 
 
 # The page about testing: its tests pass, and its tables are complete

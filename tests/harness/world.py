@@ -61,6 +61,17 @@ class Database:
         cursor.execute(statement.replace("%s", "?") if self.vendor == "sqlite" else statement, parameters)
         return [] if cursor.description is None else list(cursor.fetchall())
 
+    def server(self):
+        """The name and version family of the server, and of Citus where it is installed."""
+        if self.vendor == "sqlite":
+            return "SQLite " + ".".join(sqlite3.sqlite_version.split(".")[:2])
+        if self.vendor == "mariadb":
+            ((version,),) = self.query("SELECT version()")
+            return "MariaDB " + ".".join(version.split(".")[:2])
+        ((version,),) = self.query("SHOW server_version")
+        citus = self.query("SELECT extversion FROM pg_extension WHERE extname = 'citus'")
+        return f"PostgreSQL {version.split('.')[0]}" + "".join(f", Citus {found}" for (found,) in citus)
+
     def transfers(self, prefix, table="transfer"):
         """The number of rows of each label with this prefix. Each row is an effect in the database."""
         statement = f"SELECT label, count(*) FROM testproject_{table} WHERE label LIKE %s GROUP BY label"
@@ -68,6 +79,12 @@ class Database:
 
     def count(self, statement, *parameters):
         return int(self.query(statement, *parameters)[0][0])
+
+
+def server_of(url):
+    """``Database.server`` of a URL."""
+    with closing(Database(url)) as database:
+        return database.server()
 
 
 @dataclass(frozen=True)

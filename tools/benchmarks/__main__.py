@@ -7,6 +7,8 @@ import sys
 from functools import partial
 from importlib import import_module
 
+from tests.results import note
+
 from .database import PREPARED, scratch_database
 
 #: The experiments' modules, whose ``compare`` returns tables.
@@ -42,6 +44,7 @@ def main() -> None:
             number = arguments.rows if name in {"purge", "upkeep"} else arguments.operations
             for table in compare(number, arguments.seed, partial(print, file=sys.stderr)):
                 print(f"{table}\n", flush=True)
+                note("costs", title=table.title, headings=table.headings, cells=table.rows, rows=len(table.rows))
 
 
 if __name__ == "__main__":

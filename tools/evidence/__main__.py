@@ -1,11 +1,11 @@
-"""``python -m tools.evidence``: generate the tables of docs/explanation/evidence.md from recorded results.
+"""``python -m tools.evidence``: generate the tables of runs in the documentation from their recorded results.
 
 The results are the lines of ``tools/evidence/results.jsonl``. With ``RESULTS=tools/evidence``, each run of a test or
 tool appends a line, even if it fails. Only the latest line of a run counts, or every line if the run draws random
 cases. A line is older than the code if its ``judged`` differs from the digest of the current files.
 
-A run without cases is an error. So is a failed run without ``became``, the explanation that a maintainer adds.
-``--check`` writes nothing, and exits with 1 if the page is out of date.
+A run without cases is an error, and so is a line without a command or the digest of a commit's files. So is a failed
+run without ``became``, the explanation that a maintainer adds.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ import json
 import re
 import sys
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from tests.results import judged
+from tests.results import digest_of, subject_of
 from tools.reports import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/explanation/evidence.md"
+EVIDENCE = "explanation/evidence"
+#: The pages that have tables of runs.
+PAGES = (EVIDENCE, "explanation/costs", "reference/databases")
 RESULTS = Path(__file__).with_name("results.jsonl")
 
 Line = dict[str, Any]
@@ -97,7 +99,7 @@ CONTROLS = {"stops: control", "failover: asynchronous", "failover: local"}
 #: The fields that identify a run of another kind.
 APART = (
     *("what", "database", "level", "declaration", "before", "options", "handler", "point", "fault", "broker"),
-    *("kind", "pgbouncer", "seeds", "package", "store", "bug", "method"),
+    *("kind", "pgbouncer", "seeds", "package", "store", "bug", "method", "server", "title"),
 )
 #: The figures that count violations. A run has those that it measures.
 MEASURED = ("violations", "lost", "torn", "reconcile_doubled", "park_doubled")
@@ -108,36 +110,32 @@ def kind_of(line: Line) -> str:
 
 
 @cache
-def digest(kind: str, folder: str | None) -> str:
-    return judged(kind, folder)
+def digest(subject: str) -> str:
+    return digest_of(subject)
 
 
 def is_older(line: Line) -> bool:
-    """Whether the files that the run judged have changed, or are unknown. Read after ``compare_digests``."""
+    """Whether the files that decided the run have changed. Read after ``compare_digests``."""
     return bool(line["older"])
 
 
 def compare_digests(lines: list[Line], *, with_files: bool) -> None:
     """Set ``older`` in each line.
 
-    :param with_files: compare with the current files, instead of with the newest run of each kind.
+    :param with_files: compare with the current files, instead of with the newest run of the same subject.
     """
-    newest = {_judging(line): line.get("judged") for line in lines}
+    newest = {subject_of(line): line["judged"] for line in lines}
     for line in lines:
-        expected = digest(*_judging(line)) if with_files else newest[_judging(line)]
-        line["older"] = line.get("judged") is None or line["judged"] != expected
-
-
-def _judging(line: Line) -> tuple[str, str | None]:
-    """The kind of the run, and the folder if it judges only one."""
-    kind = kind_of(line)
-    return kind, line["kind"] if kind == "mutation" else None
+        expected = digest(subject_of(line)) if with_files else newest[subject_of(line)]
+        line["older"] = line["judged"] != expected
 
 
 def lines_of(text: str) -> list[Line]:
-    """:raises ValueError: a run is void, or it failed without an explanation."""
+    """:raises ValueError: a run is void, can't be repeated, or failed without an explanation."""
     lines: list[Line] = [json.loads(line) for line in text.splitlines()]
     for line in lines:
+        if not line.get("judged") or not line.get("command") or line["commit"].endswith("+"):
+            raise ValueError(f"not a run of a commit that its command repeats: {line}")
         if line.get("failed"):
             if not line.get("became"):
                 raise ValueError(f"what became of this failure? {line}")
@@ -156,6 +154,10 @@ def latest(lines: Iterable[Line], kind: str) -> list[Line]:
     return list({tuple(str(line.get(name)) for name in APART): line for line in found}.values())
 
 
+def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    return markdown(heads, made) if (made := [list(row) for row in rows]) else "No run so far."
+
+
 def runs(lines: list[Line]) -> str:
     rows = []
     for kind, (promise, fault, figure) in RUNS.items():
@@ -166,7 +168,7 @@ def runs(lines: list[Line]) -> str:
                 violations = _violations([*group, *(each for each in failed if is_older(each) is older)])
                 cases = _databases(group) + _cases(group, figure)
                 rows.append([promise, fault, cases, violations, _origin(group)])
-    return markdown(["promise", "fault", "cases", "violations", "run"], rows)
+    return _table(["promise", "fault", "cases", "violations", "run"], rows)
 
 
 def _cases(lines: list[Line], figure: str) -> str:
@@ -194,7 +196,7 @@ def _origin(lines: list[Line]) -> str:
     """The commits, marked if the code has changed, and the last date."""
     commits = sorted({f"`{line['commit'][:7]}`" for line in lines})
     named = ", ".join(commits) if len(commits) < 4 else f"{len(commits)} commits"
-    return f"{named}{', **older**' if is_older(lines[0]) else ''}, {max(line['date'] for line in lines)}"
+    return f"{named}{', **older**' if any(map(is_older, lines)) else ''}, {max(line['date'] for line in lines)}"
 
 
 def failures(lines: list[Line]) -> str:
@@ -207,17 +209,20 @@ def methods(lines: list[Line]) -> str:
     """How many planted bugs each method detects, and how many no other method does."""
     from tools.methods import METHODS, SEEN
 
+    tried = latest(lines, "method")
     found: dict[str, dict[str, str]] = {}
-    for line in latest(lines, "method"):
+    for line in tried:
         found.setdefault(line["bug"], {})[line["method"]] = line["verdict"]
-    rows = []
+    rows: list[tuple[str, str, int, str]] = []
     for method in METHODS:
-        tried = [verdicts for verdicts in found.values() if method in verdicts]
-        seen = [verdicts for verdicts in tried if verdicts[method] == SEEN]
-        whole = [verdicts for verdicts in seen if len(verdicts) == len(METHODS)]
-        alone = [[*verdicts.values()].count(SEEN) == 1 for verdicts in whole]
-        rows.append([method, f"{len(seen)} of {len(tried)}", sum(alone)])
-    return markdown(["method", "bugs detected", "only by this method"], rows)
+        verdicts = [by_method for by_method in found.values() if method in by_method]
+        seen = [by_method for by_method in verdicts if by_method[method] == SEEN]
+        alone = [len(by_method) == len(METHODS) and [*by_method.values()].count(SEEN) == 1 for by_method in seen]
+        origin = _origin([line for line in tried if line["method"] == method]) if verdicts else "–"
+        rows.append((method, f"{len(seen)} of {len(verdicts)}", sum(alone), origin))
+    idle = [row[0] for row in rows if not row[2]]
+    table = _table(["method", "bugs detected", "only by this method", "run"], rows)
+    return table + (f"\n\nThese detected no bug that the others missed: {', '.join(idle)}." if idle else "")
 
 
 def failovers(lines: list[Line]) -> str:
@@ -226,14 +231,14 @@ def failovers(lines: list[Line]) -> str:
         calls = [f"{line[f'{name}_doubled']} of {line[name]}" for name in ("reconcile", "park")]
         lost = f"{line['lost']} of {line['rows']}"
         rows.append([line["what"].partition(": ")[2], lost, line["torn"], *calls, _origin([line])])
-    return markdown(["setting", "rows lost", "torn", "Reconcile: doubled", "PARK: doubled", "run"], rows)
+    return _table(["setting", "rows lost", "torn", "Reconcile: doubled", "PARK: doubled", "run"], rows)
 
 
 def _grouped(lines: list[Line], *names: str) -> Iterable[list[Line]]:
     """Groups of lines with the same values, either all older or all current."""
     groups: dict[tuple[object, ...], list[Line]] = {}
     for line in lines:
-        groups.setdefault((is_older(line), *(line[name] for name in names)), []).append(line)
+        groups.setdefault((is_older(line), *(line.get(name, "–") for name in names)), []).append(line)
     return groups.values()
 
 
@@ -245,12 +250,12 @@ def _sums(lines: list[Line], names: Iterable[str]) -> list[str]:
 def deliveries(lines: list[Line]) -> str:
     """The totals of all faults for each broker."""
     rows = []
-    for group in _grouped(latest(lines, "deliveries"), "broker"):
+    for group in _grouped(latest(lines, "deliveries"), "server", "broker"):
         sums = _sums(group, ("fired", "messages", "deliveries", "violations", "sent_again"))
         control = [sum(line["control"][column] for line in group) for column in range(3)]
-        rows.append([group[0]["broker"], *sums, *control, _origin(group)])
-    heads = ["broker", "struck", "messages", "deliveries", "violations", "sent again"]
-    return markdown([*heads, "control: doubled", "lost", "rolled back", "run"], rows)
+        rows.append([group[0].get("server", "–"), group[0]["broker"], *sums, *control, _origin(group)])
+    heads = ["database", "broker", "struck", "messages", "deliveries", "violations", "sent again"]
+    return _table([*heads, "control: doubled", "lost", "rolled back", "run"], rows)
 
 
 def soaks(lines: list[Line]) -> str:
@@ -266,7 +271,7 @@ def soaks(lines: list[Line]) -> str:
     ]
     heads = ["operations", "faults", "take-overs", "ambiguous", "sent again", "control: doubled"]
     heads += ["histories", "calls", "control: unexplained", "run"]
-    return markdown(heads, rows)
+    return _table(heads, rows)
 
 
 def controls(lines: list[Line]) -> str:
@@ -275,7 +280,7 @@ def controls(lines: list[Line]) -> str:
         lost = " of ".join(_sums(group, ("lost", "rows")))
         calls = [" of ".join(_sums(group, (f"{name}_doubled", name))) for name in ("reconcile", "park")]
         rows.append([lost, *calls, _origin(group)])
-    return markdown(["rows lost", "Reconcile: doubled", "PARK: doubled", "run"], rows)
+    return _table(["rows lost", "Reconcile: doubled", "PARK: doubled", "run"], rows)
 
 
 def conformance(lines: list[Line]) -> str:
@@ -284,17 +289,19 @@ def conformance(lines: list[Line]) -> str:
     found.sort(
         key=lambda line: (line["version"] != "this checkout", line["store"].startswith("memory"), line["package"])
     )
-    ours = found[0]
     verdicts = ("**no**", "deviates", "–")
     if unknown := {verdict for line in found for verdict in line["cells"].values()} - {"yes", *verdicts}:
         raise ValueError(f"verdicts without a column: {unknown}")
-    rows: dict[tuple[str, ...], list[str]] = {}
+    rows: dict[tuple[str, ...], list[Line]] = {}
     for line in found:
-        named = [", ".join(name for name, verdict in line["cells"].items() if verdict == each) for each in verdicts]
-        rows.setdefault((line["store"], *named), []).append(f"{line['package']} {line['version']}")
-    heads = ["package and version", "records in", "no", "deviates", "not judged"]
-    made = markdown(heads, [[", ".join(packages), *row] for row, packages in rows.items()])
-    return f"{made}\n\nThis package was judged at {_origin([ours])}. The cases are {', '.join(ours['cells'])}."
+        cells = [", ".join(name for name, verdict in line["cells"].items() if verdict == each) for each in verdicts]
+        rows.setdefault((line["store"], *cells), []).append(line)
+    heads = ["package and version", "records in", "no", "deviates", "not judged", "run"]
+    named = [
+        [", ".join(f"{line['package']} {line['version']}" for line in group), *row, _origin(group)]
+        for row, group in rows.items()
+    ]
+    return f"{_table(heads, named)}\n\nThe cases: {', '.join(found[0]['cells']) if found else '–'}."
 
 
 def mutants(lines: list[Line]) -> str:
@@ -314,11 +321,52 @@ def mutants(lines: list[Line]) -> str:
         tried = f"{mutants:,} of {of:,}"
         rows.append([folders, group[0]["database"], tried, killed, explained, survived, score, _origin(group)])
     heads = ["below `idempotency/`", "database", "mutants", "killed", "explained", "survived", "score", "run"]
-    return markdown(heads, rows)
+    return _table(heads, rows)
 
 
-#: The function that generates each block of the page.
+def databases(lines: list[Line]) -> str:
+    """The tests, crash cells and deliveries that passed on each server."""
+    groups: dict[str, dict[str, list[Line]]] = {}
+    for kind in ("tests", "matrix", "deliveries"):
+        for line in latest(lines, kind):
+            pooled = ", PgBouncer" if line.get("pgbouncer") else ""
+            groups.setdefault(f"{line.get('server', '–')}{pooled}", {}).setdefault(kind, []).append(line)
+    rows = []
+    for server, kinds in sorted(groups.items()):
+        tests, cells, messages = (
+            f"{max(figures):,}" if kind == "tests" else f"{sum(figures):,}"
+            for kind, figure in (("tests", "passed"), ("matrix", "cells"), ("deliveries", "messages"))
+            for figures in [[line[figure] for line in kinds.get(kind, [])] or [0]]
+        )
+        rows.append([server, tests, cells, messages, _origin([line for group in kinds.values() for line in group])])
+    return _table(["database", "tests", "crash cells", "messages", "run"], rows)
+
+
+#: The tables of the page of costs: the benchmark's table, and its columns.
+COSTS = {
+    "cost of a first execution": ("First execution", (0, 1, 3, 6, 7, 9, 10)),
+    "cost of a replay": ("Replay", (0, 1, 3, 6, 10)),
+    "cost over a network": ("First execution over a network", (0, 1, 3, 7, 9)),
+    "cost of replays over a network": ("Replay over a network", (0, 1, 3, 7, 9)),
+    "cost of duplicates": ("50 duplicates at once", (0, 1, 2, 3, 4)),
+    "cost of a purge": ("Purge", (0, 1, 2)),
+}
+
+
+def costs(name: str, lines: list[Line]) -> str:
+    title, columns = COSTS[name]
+    found = [line for line in latest(lines, "costs") if line["title"].partition(" of ")[0] == title]
+    if not found:
+        return "No run so far."
+    line = found[-1]
+    heads, *rows = [[row[column] for column in columns] for row in (line["headings"], *line["cells"])]
+    return f"{markdown(heads, rows)}\n\n{_origin([line])}: `{line['command']}`"
+
+
+#: The function that generates each block of a page.
 BLOCKS = {
+    **{name: partial(costs, name) for name in COSTS},
+    "databases": databases,
     "runs": runs,
     "failed": failures,
     "mutants": mutants,
@@ -338,16 +386,21 @@ def page(text: str, *, with_files: bool = False) -> str:
     """
     lines = lines_of(RESULTS.read_text(encoding="utf-8"))
     compare_digests(lines, with_files=with_files)
-    for name, make in BLOCKS.items():
-        block = f"<!-- {name} -->\n{make(lines)}\n<!-- end -->"
-        text, count = re.subn(rf"<!-- {name} -->.*?<!-- end -->", lambda _, made=block: made, text, flags=re.DOTALL)
-        if count != 1:
-            raise ValueError(f"the page has {count} places for {name}")
-    return text
+    return re.sub(
+        r"<!-- (.+?) -->.*?<!-- end -->",
+        lambda block: f"<!-- {block[1]} -->\n{BLOCKS[block[1]](lines)}\n<!-- end -->",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def path_of(name: str) -> Path:
+    return ROOT / f"docs/{name}.md"
 
 
 def main() -> int:
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in PAGES:
+        path_of(name).write_text(page(path_of(name).read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
 
