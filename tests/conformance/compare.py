@@ -15,11 +15,12 @@ import sys
 import tempfile
 import venv
 import xml.etree.ElementTree as ET
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from testproject.harness.processes import answers, free_port, wait_until
+from testproject.harness.redis import running_redis
 from tests.results import note
 from tools.reports import markdown, say
 
@@ -54,6 +55,9 @@ _RELEASED = (*_UNMARKED, "marker=Idempotency-Replayed", "server-error=fresh")
 _REQUIRED = ("quoted=no", "errors=any", "marker=X-Idempotent-Replayed")
 _EXPRESS = (*_UNMARKED, "reused=417", "client-error=fresh")
 _RECORDING = ("quoted=no", "errors=any", "throttled=replayed", "unavailable=replayed")
+_FRESH = ("client-error=fresh", "server-error=fresh")
+_SCOPED = ("quoted=no", "missing=none", "marker=Idempotency-Replayed", "in-progress=423", *_FRESH)
+_REQUEST_ID = (*_UNMARKED, "header=X-Request-ID", "throttled=replayed", "unavailable=replayed")
 ROWS = (
     Row("django-idempotency", "this checkout", "table", DJANGO, "ietf", ("marker=Idempotency-Replayed", "unknown=409")),
     Row("django-idempotency-key", "1.3.0", "memory", DJANGO, "ietf", ("quoted=no", "errors=any", "in-progress=423")),
@@ -70,6 +74,12 @@ ROWS = (
     Row("fastidempotent", "0.1.0", "file of one process", IN_SQLITE, "ietf", _REQUIRED),
     Row("express-idempotency", "1.0.6", "memory", (), "ietf", _EXPRESS),
     Row("@node-idempotency/core", "1.0.11", "memory", (), "ietf", _RECORDING),
+    # Without a scope, as in its first example.
+    Row("idemkit", "1.0.2", "memory", (*ASGI, "idemkit[asgi,redis]==1.0.2"), "ietf", _SCOPED),
+    Row("idemkit", "1.0.2", "Redis, by account", (*ASGI, "idemkit[asgi,redis]==1.0.2"), "ietf", _SCOPED),
+    Row("drf-idem", "0.1.1", "Redis", (*DJANGO, "redis==6.4.0"), "ietf", _REQUEST_ID),
+    # It protects requests of users only.
+    Row("drf-idempotencykey", "0.2.0", "table", DJANGO, "ietf", (*_UNMARKED, "reused=409", *_FRESH)),
     # With one added line, which puts the account into the key.
     Row("express-idempotency", "1.0.6", "memory, by account", (), "ietf", _EXPRESS),
     Row("@node-idempotency/core", "1.0.11", "memory, by account", (), "ietf", _RECORDING),
@@ -87,8 +97,17 @@ COLUMNS = {
     "other path": ("other-path", "other-method: PUT", "other-method: PATCH"),
     "client gone": ("cut-before-the-end", "cut-after-the-end", "half-closed", "in-pieces"),
     "restart": ("restarted",),
+    "40 s": ("long-late-duplicates",),
     "killed": ("killed-early", "killed-while-it-runs", "killed-late", "killed-after-the-effect"),
 }
+#: Columns of cases whose names begin alike. One that isn't judged doesn't count.
+PREFIXES = {
+    "key syntax": ("missing-key", "key: ", "similar-keys: "),
+    "refusals": ("in-progress", "retry-after"),
+    "failures": ("client-error", "server-error", "throttled", "unavailable"),
+}
+#: Duplicates of a request whose handler outlasts every default lease here.
+LONG = {"--only": "late-duplicates", "--body": '{"amount": 1, "order": "{unique}", "seconds": 40}', "--timeout": "90"}
 #: The mark of each verdict, from the worst to the best.
 MARKS = {"failed": "**no**", "deviates": "deviates", "not judged": "–", "passed": "yes"}
 
@@ -139,13 +158,21 @@ def arguments(server, counter, kill, start):
 @contextmanager
 def serving(row, directory):
     """:returns: the options of the suite, as names and values."""
+    with ExitStack() as stack:
+        if row.store.startswith("Redis"):
+            os.environ["REDIS"] = f"unix://{stack.enter_context(running_redis()).socket}"
+        yield stack.enter_context(listening(row, directory))
+
+
+@contextmanager
+def listening(row, directory):
     port, log = free_port(), directory / "server.log"
     effects, group = directory / "effects", directory / "group"
     effects.touch()
     os.environ.update(PACKAGE=row.package, STORE=row.store, EFFECTS=str(effects), PORT=str(port))
     os.environ["PYTHONPATH"] = str(SERVERS)
     command = install(row, Path(os.environ["COMPARISON"]))
-    if row.requirements is DJANGO:
+    if "gunicorn" in command:
         subprocess.run([command[0], "-W", "ignore", str(SERVERS / "django_server.py")], check=True)
     if command[-1].startswith("--"):
         command.append(f"127.0.0.1:{port}" if command[-1] == "--bind" else str(port))
@@ -165,23 +192,21 @@ def judge_row(row):
     with tempfile.TemporaryDirectory(prefix="comparison-") as directory, serving(row, Path(directory)) as options:
         if row.store.startswith("memory"):  # it doesn't claim to survive a crash
             del options["--kill"], options["--restart"]
-        report = Path(directory, "report.xml")
-        command = [
-            sys.executable,
-            "-m",
-            "idempotency_key_conformance",
-            "--profile",
-            row.profile,
-            "--junit",
-            str(report),
-        ]
-        for name, value in (*options.items(), *(("--declare", each) for each in row.declared)):
-            command += [name, value]
-        path = os.pathsep.join([str(SUITE), os.environ["PYTHONPATH"]])
-        ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
-        if ended.returncode not in (0, 1):
-            raise SystemExit(f"{row.name} could not be judged: {ended.stderr}")
-        texts = {case.get("name"): _text_of(case[0]) for case in ET.parse(report).getroot().iter("testcase")}
+        results = run_suite(row, Path(directory), options)
+        results |= {f"long-{name}": each for name, each in run_suite(row, Path(directory), options | LONG).items()}
+    return results
+
+
+def run_suite(row, directory, options):
+    report = directory / "report.xml"
+    command = [sys.executable, "-m", "idempotency_key_conformance", "--profile", row.profile, "--junit", str(report)]
+    for name, value in (*options.items(), *(("--declare", each) for each in row.declared)):
+        command += [name, value]
+    path = os.pathsep.join([str(SUITE), os.environ["PYTHONPATH"]])
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    if ended.returncode not in (0, 1):
+        raise SystemExit(f"{row.name} could not be judged: {ended.stdout[-2000:]}{ended.stderr}")
+    texts = {case.get("name"): _text_of(case[0]) for case in ET.parse(report).getroot().iter("testcase")}
     return {name: text.split(": ", 1) for name, text in texts.items()}
 
 
@@ -192,6 +217,9 @@ def _text_of(element):
 def cells_of(results):
     order = list(MARKS)
     worst = {head: min((results[case][0] for case in cases), key=order.index) for head, cases in COLUMNS.items()}
+    for head, prefixes in PREFIXES.items():
+        judged = [verdict for name, (verdict, _) in results.items() if name.startswith(prefixes)]
+        worst[head] = min((verdict for verdict in judged if verdict != "not judged"), key=order.index)
     return {head: MARKS[verdict] for head, verdict in worst.items()}
 
 

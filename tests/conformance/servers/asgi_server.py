@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from operation import TAKES, begin
+from operation import begin
 
 PACKAGE = os.environ["PACKAGE"]
 #: The file for records that survive a crash.
@@ -16,8 +16,8 @@ app = FastAPI()
 
 
 async def answer(request: Request):  # FastAPI needs the annotation
-    status, name = begin(await request.body())
-    await asyncio.sleep(TAKES)
+    status, seconds, name = begin(await request.body())
+    await asyncio.sleep(seconds)
     return JSONResponse({"run": name}, status_code=status)
 
 
@@ -48,6 +48,14 @@ elif PACKAGE == "fastidempotent":
             yield
 
     app.router.lifespan_context = making_the_table
+elif PACKAGE == "idemkit":
+    from idemkit import HttpConfig, IdempotencyMiddleware, InMemoryBackend, RedisBackend
+
+    backend, config = InMemoryBackend(), None
+    if os.environ["STORE"] != "memory":
+        backend = RedisBackend.from_url(os.environ["REDIS"])
+        config = HttpConfig(scope=lambda request: request.headers["authorization"])
+    app.add_middleware(IdempotencyMiddleware, backend=backend, config=config)
 else:
     from idempot.contrib.fastapi import idempotent
 

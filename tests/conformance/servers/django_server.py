@@ -16,9 +16,11 @@ PACKAGE = os.environ["PACKAGE"]
 DATA = Path(os.environ["EFFECTS"]).parent
 
 APPS = {"django-idempotency": ["idempotency"], "drf-idempotency": ["drf_idempotency"]}
+APPS |= {"drf-idem": ["drf_idem"], "drf-idempotencykey": ["drf_idempotencykey"]}
 APPS["djangorestframework-idempotency-key"] = ["rest_framework_idempotency_key"]
 MIDDLEWARE = {
     "django-idempotency-key": ["idempotency_key.middleware.ExemptIdempotencyKeyMiddleware"],
+    "drf-idem": ["drf_idem.middleware.IdempotencyMiddleware"],
     "drf-idempotency": ["drf_idempotency.middleware.IdempotencyMiddleware"],
     "djangorestframework-idempotency-key": ["rest_framework_idempotency_key.middleware.IdempotencyKeyMiddleware"],
 }
@@ -50,7 +52,11 @@ settings.configure(
         }
     },
     CACHES={
-        "default": {"BACKEND": "django.core.cache.backends.filebased.FileBasedCache", "LOCATION": str(DATA / "cache")}
+        "default": {"BACKEND": "django.core.cache.backends.filebased.FileBasedCache", "LOCATION": str(DATA / "cache")},
+        "drf_idem": {
+            "BACKEND": "django.core.cache.backends.redis.RedisCache",
+            "LOCATION": os.environ.get("REDIS", "unix://"),
+        },
     },
     REST_FRAMEWORK={"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None},
     USE_TZ=True,
@@ -94,11 +100,26 @@ else:
             return Response("not JSON", status=400)
         return Response({"run": name}, status=status)
 
+    parents, options = [APIView], {}
+    if PACKAGE == "drf-idempotencykey":
+        from django.contrib.auth.models import User
+        from drf_idempotencykey.mixins import DrfIdempotencyKeyMixin
+        from rest_framework.authentication import BaseAuthentication
+
+        class Named(BaseAuthentication):
+            """The user whose name is the whole header."""
+
+            def authenticate(self, request):
+                name = account(request)
+                return name and (User.objects.get_or_create(username=name)[0], None)
+
+        parents.insert(0, DrfIdempotencyKeyMixin)
+        options["authentication_classes"] = [Named]
     if PACKAGE == "djangorestframework-idempotency-key":
         from rest_framework_idempotency_key.decorators import simple_idempotency_key_method
 
         post = simple_idempotency_key_method(post)
-    Operation = type("Operation", (APIView,), {"post": post})
+    Operation = type("Operation", tuple(parents), {"post": post, **options})
 
     def protect(name):
         return Operation.as_view()

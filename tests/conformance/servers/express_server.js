@@ -17,8 +17,9 @@ if (process.env.STORE.endsWith("by account")) {
 // A refusal has no effect.
 function run(request, respond) {
   const status = request.body.outcome || 201;
+  const takes = (request.body.seconds || 0.2) * 1000;
   if (status < 300) fs.appendFileSync(process.env.EFFECTS, "line\n");
-  setTimeout(() => respond(status, { run: crypto.randomUUID() }), 200);
+  setTimeout(() => respond(status, { run: crypto.randomUUID() }), takes);
 }
 
 if (process.env.PACKAGE === "express-idempotency") {

@@ -14,15 +14,19 @@ def append_line():
 
 
 def begin(body):
-    """:returns: the status that the body requests, and a name of this execution. A refusal has no effect."""
-    status = json.loads(body).get("outcome", 201)
+    """:returns: the status and the seconds that the body requests, and a name of this execution.
+
+    A refusal has no effect.
+    """
+    wanted = json.loads(body)
+    status = wanted.get("outcome", 201)
     if status < 300:
         append_line()
-    return status, uuid4().hex
+    return status, wanted.get("seconds", TAKES), uuid4().hex
 
 
 def run(body):
     """``begin``, and then sleep."""
-    begun = begin(body)
-    time.sleep(TAKES)  # the operation itself, during which duplicates arrive
-    return begun
+    status, seconds, name = begin(body)
+    time.sleep(seconds)  # the operation itself, during which duplicates arrive
+    return status, name
