@@ -21,6 +21,7 @@ from idempotency.protocol import ownership
 from idempotency.protocol.ownership import Ownership
 from idempotency.signals import purged
 from idempotency.store import store_for
+from idempotency.store.postgresql import upkeep
 from tests.aliases import at_level
 from tests.commands import run_command
 from tests.concurrency.racing import PATIENCE, elsewhere, is_waited_for, race
@@ -230,6 +231,34 @@ def test_a_purge_waits_for_a_lock_on_the_table():
             batch = pool.submit(elsewhere, lambda: next(purge_batches()))
             assert eventually(is_waited_for)
         assert batch.result(PATIENCE).deleted == 3
+
+
+@pytest.mark.postgres
+@pytest.mark.whole_table
+@pytest.mark.failure_30
+@pytest.mark.parametrize("level", ["READ_COMMITTED", "REPEATABLE_READ"])
+def test_a_purge_leaves_a_record_that_starts_over_before_it_is_locked(level, monkeypatch):
+    """The purge is held after it takes its snapshot, in which the record is due, and before it locks rows."""
+    (pk,) = make_records(1, operation=plain.name, idempotency_key="k", request_hash=PAYLOAD.request_hash)
+    make_records(1)
+    statement = upkeep._DELETE_RECORDS
+    held = "WITH held AS MATERIALIZED (SELECT pg_advisory_xact_lock(33)), due"
+    held = statement.replace("WITH due", held, 1).replace("WHERE ", "WHERE EXISTS (SELECT FROM held) AND ", 1)
+    monkeypatch.setattr(upkeep, "_DELETE_RECORDS", held)
+
+    def purge():
+        with at_level(level):
+            return next(purge_batches())
+
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            execute("SELECT pg_advisory_xact_lock(33)")
+            batch = pool.submit(elsewhere, purge)
+            assert eventually(is_waited_for)
+            claimed = elsewhere(lambda: acquire(plain))
+        assert batch.result(PATIENCE).deleted == 1
+    assert (claimed.fence.id, claimed.attempt) == (pk, 2)
+    assert remaining() == {pk}
 
 
 @pytest.mark.scenario_27

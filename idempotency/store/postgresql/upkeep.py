@@ -18,10 +18,12 @@ from .statements import HISTORY, NO_DISK, Setting, with_settings
 # partitioned table it merges the indexes of the partitions. It is a CTE, because a join may run a subquery with a LIMIT
 # more than once, each time with different rows.
 #
+# A record may start over after the statement has taken its snapshot, in which it is due. The lock excludes it: under
+# READ COMMITTED the server checks the conditions again on the row that it locks, and under REPEATABLE READ it refuses
+# the statement. So the DELETE needs no conditions.
+#
 # The DELETE finds the rows by an array of ids. For a join the planner may read the whole table, especially a
-# partitioned one. The DELETE sees the rows as they were when the statement began, so it repeats the conditions, which
-# PostgreSQL checks against their present values. IS TRUE keeps the planner from using an index for the conditions,
-# which would find all due records.
+# partitioned one.
 _DELETE_RECORDS = """
 WITH due AS MATERIALIZED (
     SELECT id, expires_at
@@ -34,7 +36,6 @@ WITH due AS MATERIALIZED (
 ), deleted AS (
     DELETE FROM idempotency_record
     WHERE id = ANY(ARRAY(SELECT id FROM due))
-        AND (expires_at <= statement_timestamp() AND status = ANY(%(statuses)s)) IS TRUE
     RETURNING id, account_id
 ), steps AS (
     DELETE FROM idempotency_step AS step
