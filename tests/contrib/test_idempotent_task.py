@@ -1,6 +1,7 @@
 """One message, one effect: deliveries one by one from a real broker, with failures in between."""
 
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from celery.exceptions import Ignore, Reject
@@ -136,6 +137,17 @@ def test_a_message_waits_for_an_unreachable_store(inbox):
     assert (message["idempotency_waited"], message["idempotency_attempts"]) == (1, 0)
     inbox.deliver()
     assert effects() == {"a": 1}
+
+
+def test_a_worker_that_dies_before_the_outcome_is_recorded_leaves_no_effect(inbox):
+    inbox.publish(send, "a")
+    faults.fault_point["complete.before"] = partial(dies, None)
+    assert inbox.deliver().answer == "requeued"
+    faults.disarm()
+    assert (record().status, effects()) == ("in_progress", {})
+    end_leases()
+    assert inbox.deliver().answer == "acknowledged"
+    assert (record().status, record().attempt, effects()) == ("completed", 2, {"a": 1})
 
 
 def test_a_run_that_lost_its_lease_waits_and_does_not_count_as_cut_off(inbox):
