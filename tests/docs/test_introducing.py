@@ -30,9 +30,9 @@ def rename(table, other):
 
 @pytest.fixture
 def shop(run_page, settings):
-    """Returns a function that requests a view with the page's decorator, or with a required key, under its settings."""
+    """Returns a function that requests a view under the page's operation, or with a required key, under its settings."""
     view = unwrap(run_page("how-to/protect-a-view.md")["create_transfer"])
-    optional = run_page(PAGE)["optional"](view)
+    optional = idempotent(run_page(PAGE)["create_transfer"].operation)(view)
     required = idempotent("docs.required")(view)
     moves_money = idempotent("docs.moves_money", key_required=True)(view)
     settings.ROOT_URLCONF = (
