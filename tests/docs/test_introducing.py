@@ -30,7 +30,7 @@ def rename(table, other):
 
 @pytest.fixture
 def shop(run_page, settings):
-    """Returns a function that requests a view under the page's operation, or with a required key, under its settings."""
+    """Return a function that requests a view under the page's operation, or with a required key, under its settings."""
     view = unwrap(run_page("how-to/protect-a-view.md")["create_transfer"])
     optional = idempotent(run_page(PAGE)["create_transfer"].operation)(view)
     required = idempotent("docs.required")(view)
