@@ -262,9 +262,10 @@ class Machine(RuleBasedStateMachine):
         IdempotencyRecord.objects.filter(pk=self.stored(scope).pk).update(session=0)
         ended = store_for("default").end_lease_of_gone_session(Fence.of(self.stored(scope)))
         live = record.status == "in_progress" and not record.lease_over
-        assert ended is (live and connection.vendor == "postgresql")
+        names_sessions = store_for("default").session is not None
+        assert ended is (live and names_sessions)
         record.lease_over |= ended
-        record.session_over = connection.vendor == "postgresql"
+        record.session_over = names_sessions
 
     @precondition(lambda self: self.records)
     @rule(which=numbers)

@@ -19,6 +19,7 @@ from django.db import router
 from django.db.models import Q, QuerySet
 
 from ...lifecycle import Status
+from ..rows import Fence
 from ..upkeep import PurgedRows, TableSize, Upkeep, by_ids
 from .statements import PostgreSQLStore, Setting, with_settings
 from .upkeep import PostgreSQLUpkeep
@@ -69,6 +70,9 @@ class CitusStore(PostgreSQLStore):
     @property
     def session(self) -> int | None:
         return None  # workers don't list the coordinator's sessions
+
+    def end_lease_of_gone_session(self, observed: Fence) -> bool:
+        return False  # a claim made before the table was distributed names one
 
     def _prepares(self, cursor: Any) -> bool:
         return False  # the statement that claims and reads does not go to a single shard
