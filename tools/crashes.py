@@ -17,7 +17,7 @@ from itertools import product
 from tests.crash.cells import Verdict
 from tests.crash.failover import MODES, Failover, run_failover
 from tests.crash.matrix import Matrix, run_matrix
-from tests.crash.points import DATABASES, DECLARATIONS, FAULTS, POINTS, cells
+from tests.crash.points import DECLARATIONS, FAULTS, POINTS, cells
 from tests.crash.storms import Storms, run_restarts, server_to_stop
 from tests.harness.mariadb import running_mariadb
 from tests.harness.world import server_of, world
@@ -58,7 +58,7 @@ class Report:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.crashes", description=__doc__)
-    parser.add_argument("--database", choices=DATABASES, default="postgres")
+    parser.add_argument("--database", choices=["mariadb", "postgres", "sqlite"], default="postgres")
     parser.add_argument("--pgbouncer", action="store_true", help="run the matrix through PgBouncer in transaction mode")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each cell, each prepared differently")
     parser.add_argument("--first-seed", type=int, default=0)
@@ -96,7 +96,7 @@ def main() -> int:
                 server = server_of(shared.url)
             note(
                 "matrix",
-                database=options.database,
+                database=shared.database,
                 server=server,
                 pgbouncer=pooled,
                 kind=kind,

@@ -80,7 +80,7 @@ class Run(Judged):
         self.coin = self.draw % 2 == 0
         # After a rollback nothing is locked, and on_commit is not called.
         may_undo = cell.declaration in WITH_ROWS and cell.point != "on_commit" and not spec.get("without_begin")
-        self.kinds = list(KINDS) if may_undo and not blocks_everybody(cell, world.vendor) else KEPT
+        self.kinds = list(KINDS) if may_undo and not blocks_everybody(cell, world.database) else KEPT
         self.bystanders = {}
 
     # Processes
@@ -266,7 +266,7 @@ class Run(Judged):
         self.end_lease()
         rival = None
         before = None
-        if blocks_everybody(cell, self.world.vendor):
+        if blocks_everybody(cell, self.world.database):
             for answer in (self.ask(), self.ask()):
                 if facts_of(answer["body"]):
                     self.problem(f"another attempt ran while the file was locked: {answer}")

@@ -26,10 +26,10 @@ class Matrix:
 
 def run_matrix(world, cells, *, tell=lambda verdict: None, **spec):
     """Run each of ``cells`` that isn't excluded. ``tell`` gets each verdict at once; ``spec`` is for workers."""
-    matrix = Matrix(world.vendor)
+    matrix = Matrix(world.database)
     sensible = []
     for cell in cells:
-        reason = excluded(cell, world.vendor)
+        reason = excluded(cell, world.database)
         if reason is None:
             sensible.append(cell)
         else:

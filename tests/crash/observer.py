@@ -119,7 +119,7 @@ class Observer(Database):
 @contextmanager
 def observing(world, operation):
     """A view of the database. On SQLite each cell has a separate file, because a frozen writer locks a whole file."""
-    if world.vendor != "sqlite":
+    if world.database != "sqlite":
         with closing(Observer(world.url, operation, pooler=world.pooler)) as observer:
             yield observer
         return

@@ -56,7 +56,8 @@ DECLARATIONS = {
 #: The declarations whose rows are committed together with the outcome.
 WITH_ROWS = ("inside", "begun")
 
-DATABASES = ("mariadb", "postgres", "sqlite")
+#: A World's kinds of databases.
+DATABASES = ("citus", "mariadb", "postgres", "sqlite")
 
 #: Points that a successful first request doesn't reach.
 OF_A_SWEEP = ("sweep.selected",)
@@ -91,7 +92,7 @@ EXCLUSIONS = {
     "commit.sent drop * mariadb": "one call of the driver sends COMMIT and reads its answer",
     "complete.sent * * postgres": "the completing update and its COMMIT are one message",
     "begin.before,begin.after * inside,again,ask,park *": "only the handler of a payment calls begin()",
-    "complete.sent * again,ask,park sqlite": "an outcome outside of the handler's transaction commits at once",
+    "complete.sent * again,ask,park citus,sqlite": "an outcome outside of the handler's transaction commits at once",
     "complete.sent stop-live again,ask mariadb": "such an outcome commits at once, so no attempt can win",
     "heartbeat.before * inside sqlite": "no heartbeat: nothing can take over during the only writer's transaction",
     "step.started,step.stored * inside *": "a crash would undo the step with the transaction, so it is refused",

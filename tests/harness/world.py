@@ -90,6 +90,8 @@ def server_of(url):
 @dataclass(frozen=True)
 class World:
     url: str
+    #: The kind of the database: what ``vendor_of()`` returns, or "citus".
+    database: str
     directory: Path
     zygote: Zygote
     #: One that deduplicates by key (True), and one that pays for each call (False).
@@ -98,10 +100,6 @@ class World:
     log: Path
     #: The server that the forks connect to instead of the database, if any.
     pooler: Pooler | None = None
-
-    @property
-    def vendor(self):
-        return vendor_of(self.url)
 
 
 def environment(url):
@@ -129,7 +127,13 @@ def world(module, url=None, *, pooled=False):
         log = directory / "processes.log"
         pooler = stack.enter_context(running_pgbouncer(own)) if pooled else None
         zygote = stack.enter_context(closing(Zygote(module, environment(pooler.url if pooler else own), log)))
-        yield World(own, directory, zygote, providers, log, pooler)
+        yield World(own, _database_of(own), directory, zygote, providers, log, pooler)
+
+
+def _database_of(url):
+    with closing(Database(url)) as database:
+        has_citus = "SELECT FROM pg_extension WHERE extname = 'citus'"
+        return "citus" if database.vendor == "postgres" and database.query(has_citus) else database.vendor
 
 
 @contextmanager
