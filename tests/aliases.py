@@ -64,6 +64,8 @@ def reconnected(**options):
     with pytest.MonkeyPatch.context() as patched, closing(connection):
         for name, value in options.items():
             patched.setitem(connection.settings_dict["OPTIONS"], name, value)
+        # Django reads this option once.
+        patched.setitem(vars(connection.features), "uses_server_side_binding", bool(options.get("server_side_binding")))
         yield
 
 

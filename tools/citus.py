@@ -2,8 +2,8 @@
 
 ``DIRECTORY`` is the ``bin`` of a PostgreSQL with the Citus extension. The servers are temporary and listen on Unix
 sockets. The parts are ``checks`` (``tests/on_citus.py``); ``suite``, the tests that may depend on the database, except
-for those in ``NOT_ON_CITUS``; ``crashes``, the crash matrix; and ``deliveries``, every delivery fault. Other arguments
-are passed to pytest, ``tools.crashes`` or ``tools.deliveries``.
+for those marked ``except_citus``; ``crashes``, the crash matrix; and ``deliveries``, every delivery fault. Other
+arguments are passed to pytest, ``tools.crashes`` or ``tools.deliveries``.
 """
 
 from __future__ import annotations
@@ -32,38 +32,6 @@ SUITE = [
     *("-m", "not once", "tests/database", "tests/concurrency", "tests/http", "tests/contrib"),
     *("tests/test_orders.py", "tests/test_payouts.py", "tests/test_sample_project.py"),
 ]
-
-#: Excluded tests, by a part of their node id, each with the reason.
-NOT_ON_CITUS = {
-    "tests/database/test_partitions.py": "partitions tables, but distributed tables can't be partitioned",
-    "tests/database/test_settings.py": "requires a server without the extension",
-    # On Citus, BEGIN, the statements, the settings and COMMIT are separate messages.
-    "tests/database/test_messages.py": "counts the messages to PostgreSQL alone",
-    "tests/http/test_cost.py": "counts the messages to PostgreSQL alone",
-    "tests/concurrency/trouble/test_merged_messages.py": "compares merged messages with separate ones",
-    "tests/concurrency/trouble/test_cut_answers.py": "truncates the responses to merged messages",
-    "test_an_error_before_commit_is_sent_is_not_a_server_response": "on Citus, any error of COMMIT may be its response",
-    "test_our_timeouts_do_not_apply_to_the_handler_or_its_commit": "on Citus, COMMIT has a timeout",
-    "test_a_sweep_that_releases_an_operation_to_park_is_detected": "plants a fault in the model's sweep",
-    "-account]": "changes a record's account, which is the distribution column",
-    # These lock or wait with statements that name no account.
-    "test_a_locked_row_is_skipped": "locks a record by id",
-    "test_a_purge_waits_for_a_lock_on_the_table": "the purge waits on the workers",
-    "at_once_end_and_no_claim_is_lost[SERIALIZABLE]": "Citus reports a lost race at COMMIT as an internal error",
-    "test_a_list_answers_any_query": "the coordinator refuses an account of more than 255 characters",
-    "test_a_change_that_lost_to_a_concurrent_transaction_is_retried": "a distributed table has no trigger",
-    "test_a_fenced_change_reads_its_own_record_and_no_other_claim": "runs EXPLAIN on a multi-statement message",
-    "test_a_purge_scans_its_index": "runs EXPLAIN on statements for plain PostgreSQL",
-    "test_a_batch_that_loses_a_race_is_retried_up_to_a_limit": "a distributed table has no trigger",
-    "test_a_mismatched_schema_is_a_503": "changes the columns of a table inside a transaction",
-    "test_a_batch_costs_the_same_statements": "a batch also queries whether the table is distributed",
-    "test_a_scrape_does_not_wait_for_a_migration": "has a timeout of 50 ms, and reading all shards takes longer",
-    # Citus refuses to write to a table with foreign keys after the transaction has queried all shards.
-    "test_no_large_table_is_read_without_an_index": "creates a user in the transaction that filled all shards",
-    "test_a_long_list_is_cut_and_a_large_outbox": "creates a user in the transaction that queried all shards",
-    "test_messages_and_errors_are_read_for_the_permitted": "creates a user in a transaction that queried all shards",
-    "portable": "the portable statements are for other databases",
-}
 
 #: Replaces the statement of ``tests.conftest``, which skips tables without pages: on the coordinator, no distributed
 #: table has any.
@@ -112,11 +80,8 @@ class OnCitus:
         return self.running
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        left_out = [
-            item
-            for item in items
-            if item.get_closest_marker("whole_table") or any(part in item.nodeid for part in NOT_ON_CITUS)
-        ]
+        elsewhere = {"except_citus", "whole_table"}
+        left_out = [item for item in items if any(mark.name in elsewhere for mark in item.iter_markers())]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 

@@ -26,14 +26,15 @@ pytestmark = pytest.mark.django_db(transaction=True)
 DAY = 24 * HOUR
 
 #: The one part in which the stored claim differs from the owner's.
-OTHERS = {
-    "account": {"account_id": "2"},
-    "operation": {"operation": "tests.fence.other"},
-    "key": {"idempotency_key": "other"},
-    "payload": {"request_hash": Payload({"amount": 2}).request_hash},
-    "id": {"id": 10**9},
-    "attempt": {"attempt": 2},
-}
+OTHERS = [
+    # Citus distributes by account, and refuses to change it.
+    pytest.param({"account_id": "2"}, id="account", marks=pytest.mark.except_citus),
+    pytest.param({"operation": "tests.fence.other"}, id="operation"),
+    pytest.param({"idempotency_key": "other"}, id="key"),
+    pytest.param({"request_hash": Payload({"amount": 2}).request_hash}, id="payload"),
+    pytest.param({"id": 10**9}, id="id"),
+    pytest.param({"attempt": 2}, id="attempt"),
+]
 
 
 #: The possible outcomes of an attempt. All are fenced alike.
@@ -120,7 +121,7 @@ def only_claims_in_progress_have_a_lease():
 @pytest.mark.failure_7
 @pytest.mark.failure_8
 @pytest.mark.scenario_24
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("prepare", EVERY.values(), ids=EVERY)
 def test_no_change_reaches_a_claim_that_differs_in_one_part(prepare, other):
     change = prepare(acquire(plain))

@@ -269,7 +269,9 @@ def test_a_purge_leaves_a_record_that_starts_over_before_it_is_locked(level, mon
     "level",
     [
         "READ_COMMITTED",
-        *(pytest.param(level, marks=pytest.mark.postgres) for level in ("REPEATABLE_READ", "SERIALIZABLE")),
+        pytest.param("REPEATABLE_READ", marks=pytest.mark.postgres),
+        # On Citus, a claim whose COMMIT lost a race ends with an error, because its result is unknown.
+        pytest.param("SERIALIZABLE", marks=[pytest.mark.postgres, pytest.mark.except_citus]),
     ],
 )
 def test_concurrent_purges_sweeps_and_relays_lose_no_claim(level):

@@ -26,6 +26,7 @@ from tests.records import make_bodies
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.postgres,
+    pytest.mark.except_citus,  # whose store is also tested here, with a server without the extension
     pytest.mark.failure_2,
     pytest.mark.failure_22,
 ]
@@ -49,9 +50,7 @@ def binding(request):
     with reconnected(
         server_side_binding=bool(request.param), prepare_threshold=0 if request.param == "prepared" else None
     ):
-        vars(connection.features).pop("uses_server_side_binding", None)
         yield bool(request.param)
-    vars(connection.features).pop("uses_server_side_binding", None)
 
 
 def insert(store, undone_by_crash=False):

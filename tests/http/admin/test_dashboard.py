@@ -175,6 +175,7 @@ def test_the_dashboard_needs_the_permission_to_view_records(client, permissions)
 
 
 @pytest.mark.usefixtures("whole_tables")
+@pytest.mark.except_citus  # the tables that it creates again are not distributed
 @pytest.mark.parametrize("atomic", [False, True])
 def test_the_admin_says_what_the_log_says_about_broken_tables(client, monkeypatch, atomic):
     log_in(client, superuser=True)

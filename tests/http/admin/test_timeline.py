@@ -82,7 +82,7 @@ def test_the_timeline_of_a_record_is_in_order(client):
     record.refresh_from_db()
     for entry, minutes in zip(record.history, (7.5, 6.5), strict=True):
         entry["at"] = (datetime.now(UTC) - minutes * MINUTE).isoformat()
-    record.save()
+    record.save(update_fields=["history"])
     log_in(client, *EVERYTHING)
     assert lines(client, record.pk) == [
         "The request was claimed for the first time.",
@@ -123,9 +123,9 @@ def test_the_end_of_the_lease_is_listed(client, fields, end):
 
 
 def test_messages_and_errors_are_queried_only_with_the_permission(client):
+    log_in(client, "view_idempotencyrecord")
     record = live(fails=True)
     live(fails=False)
-    log_in(client, "view_idempotencyrecord")
     with CaptureQueriesContext(connection) as captured:
         seen = lines(client, record.pk)
     assert not [line for line in seen if "receipts" in line or "customer" in line]
@@ -134,10 +134,10 @@ def test_messages_and_errors_are_queried_only_with_the_permission(client):
 
 def test_a_long_list_is_cut_and_a_slow_outbox_query_is_abandoned(client, monkeypatch):
     monkeypatch.setattr(timeline, "MAX_ROWS", 2)
+    log_in(client, *EVERYTHING)
     record = live(fails=False)
     for name in "abc":
         IdempotencyStep.objects.create(account_id="1", record_id=record.pk, name=name, result="1")
-    log_in(client, *EVERYTHING)
     assert len([line for line in lines(client, record.pk) if "step" in line]) == 2
     assert "Only 2 of its steps are listed." in text(client.get(detail(record.pk)))
     assert "receipts.send" in text(client.get(detail(record.pk)))
@@ -160,7 +160,9 @@ def test_the_timeline_names_the_time_zone_of_its_times(client):
 
 
 @pytest.mark.postgres
+@pytest.mark.except_citus  # which can't ANALYZE a table in the transaction that has filled it
 def test_no_large_table_is_read_without_an_index(client):
+    log_in(client, *EVERYTHING)
     record = live(fails=False)
     fill(5_000)
     fill_outbox(5_000)
@@ -168,7 +170,6 @@ def test_no_large_table_is_read_without_an_index(client):
         "INSERT INTO idempotency_step (account_id, record_id, name, result, created_at) "
         "SELECT '1', number, 'a', '1', statement_timestamp() FROM generate_series(1000, 6000) AS number"
     )
-    log_in(client, *EVERYTHING)
     with explaining("idempotency_") as plans:
         lines(client, record.pk)
     read = [plan for plan in plans if "idempotency_dashboard_counter" not in plan]
