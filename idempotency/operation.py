@@ -9,8 +9,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Final, Unpack
+from weakref import WeakSet
 
 from django.core.checks import Error
 from django.core.exceptions import ImproperlyConfigured
@@ -53,10 +54,9 @@ class Operation:
         self.calls: Final[dict[str, None]] = {}
         registry.add(self)
 
-    @property
-    @cache  # noqa: B019 - an operation is declared once and lives as long as its process
+    @cached_property
     def policy(self) -> Policy:
-        """The options in force.
+        """The options in force, until a setting changes.
 
         :raises ImproperlyConfigured: the settings are wrong, or contradict the declaration.
         """
@@ -148,7 +148,7 @@ def _checked(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _read_again(*, setting: str, **arguments: Any) -> None:
     """Receives Django's ``setting_changed``, after ``conf`` does."""
     if setting == SETTING:
-        vars(Operation)["policy"].fget.cache_clear()
+        registry.forget_policies()
 
 
 setting_changed.connect(_read_again)
@@ -159,6 +159,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._operations: dict[str, Operation] = {}
+        #: Also those that a later declaration under the same name has replaced.
+        self._all: WeakSet[Operation] = WeakSet()
         self._homes: dict[str, str] = {}
         self._imported: set[Callable[[], object]] = set()
         self._of_requests: set[str] = set()
@@ -186,6 +188,12 @@ class Registry:
                 f"would share their records. Rename one, or declare it once and pass the Operation itself."
             )
         self._operations[operation.name] = operation
+        self._all.add(operation)
+
+    def forget_policies(self) -> None:
+        """Let each operation combine its declaration with the settings again."""
+        for operation in self._all:
+            vars(operation).pop("policy", None)
 
     def get(self, name: str) -> Operation | None:
         return self._operations.get(name)

@@ -2,11 +2,9 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 
 from django.db import connection
 
-from idempotency import Operation
 from idempotency.operation import registry
 
 
@@ -33,13 +31,8 @@ def forgetting_operations(prefix=""):
 
 def redeclare(monkeypatch, name, **options):
     """Give an operation other options, as a later release of its project would."""
-    policy_of = vars(Operation)["policy"].fget
-
-    @cache
-    def policy(operation):
-        return replace(policy_of(operation), **(options if operation.name == name else {}))
-
-    monkeypatch.setattr(Operation, "policy", property(policy))
+    operation = registry.get(name)
+    monkeypatch.setitem(vars(operation), "policy", replace(operation.policy, **options))
 
 
 @contextmanager
