@@ -10,13 +10,13 @@ from django.db import connection, connections
 from django.utils.timezone import now
 
 from idempotency.exceptions import InProgressError
+from idempotency.http.key_status import key_statuses
 from idempotency.models import IdempotencyRecord
 from idempotency.operate.statistics import stats
 from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.relay import relay_once
 from idempotency.outcome import Outcome
 from idempotency.protocol import ownership
-from idempotency.protocol.key_status import key_statuses
 from idempotency.protocol.ownership import Ownership
 from idempotency.store import store_for
 from tests.database.claiming import acquire, again

@@ -15,6 +15,7 @@ from idempotency.bodies import BODY_GONE
 from idempotency.contrib.dashboard.counting import write_counts
 from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.exceptions import InProgressError
+from idempotency.http.key_status import key_statuses
 from idempotency.identity.scope import Scope
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord, IdempotencyStep
@@ -27,7 +28,6 @@ from idempotency.outbox.models import OutboxMessage
 from idempotency.outbox.publishing import insert_message
 from idempotency.outcome import Outcome
 from idempotency.protocol.claim_request import ClaimRequest
-from idempotency.protocol.key_status import key_statuses
 from idempotency.protocol.waiting import acquire_or_wait
 from tests.aliases import added
 from tests.database.claiming import PAYLOAD, acquire, asks
