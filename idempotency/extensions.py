@@ -1,33 +1,89 @@
 """The additions of optional apps to the core, its admin and each other.
 
-An app calls ``register`` in its ``AppConfig.ready()``, so the core imports no optional app.
+An app calls ``register`` in its ``AppConfig.ready()``, so the core imports no optional app. The protocols describe the
+additions, whose classes are in modules above this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:  # an app's operations.py must be importable without models
+    from django.contrib.admin import ModelAdmin
+    from django.db.models import Model, Q, QuerySet
+    from django.http import HttpRequest
+
+
+class Purge(Protocol):
+    """A purge of a table, such as an ``operate.purge.OtherPurge``."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def row(self) -> str: ...
+    @property
+    def due(self) -> Callable[[str], QuerySet[Any]]: ...
+    @property
+    def batches(self) -> Callable[..., Iterator[Any]]: ...
+
+
+class AccountsRows(Protocol):
+    """An account's rows in a table, such as an ``operate.erasure.TableRows``."""
+
+    @property
+    def rows(self) -> QuerySet[Any]: ...
+    @property
+    def account_id(self) -> str: ...
+    def chunks(self, size: int = ..., /) -> Iterator[list[int]]: ...
+    def in_states(self, names: Collection[str], /) -> Q: ...
+    def count(self) -> dict[str, int]: ...
+
+
+class EventCounts(Protocol):
+    """Counts of events, such as a ``contrib.dashboard.counting.Counters``."""
+
+    def flush(self) -> None: ...
+    def flush_if_due(self) -> None: ...
+    def read(self, using: str, /) -> Mapping[str, Counter[str]]: ...
+
+
+class Message(Protocol):
+    """A message of the outbox."""
+
+    @property
+    def headers(self) -> Mapping[str, Any]: ...
+
+
+class TimelineEvent(Protocol):
+    """An event in a record's timeline, such as an ``admin.timeline.Event``."""
+
+    @property
+    def time(self) -> datetime: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def url(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
     """The additions of one app."""
 
-    #: The ``operate.purge.OtherPurge`` of its tables.
-    purges: Sequence[Any] = ()
-    #: Called with an account and an alias, or None. Returns the ``operate.erasure.TableRows`` of its messages.
-    find_messages: Callable[[str, str | None], Any] | None = None
-    #: The ``contrib.dashboard.counting.Counters``.
-    event_counts: Any = None
+    purges: Sequence[Purge] = ()
+    #: Called with an account and an alias, or None.
+    find_messages: Callable[[str, str | None], AccountsRows] | None = None
+    event_counts: EventCounts | None = None
     #: Called when a message is published. Returns its default headers, and must not raise.
     message_headers: Callable[[], Mapping[str, str]] | None = None
     #: Called with a message. Returns the context in which its sender runs.
-    sending_context: Callable[[Any], AbstractContextManager[object]] | None = None
-    #: Called with a record, the request, the admin of records and a list of notes, which it may add to. Returns the
-    #: ``admin.timeline.Event`` of its tables.
-    record_events: Callable[[Any, Any, Any, list[str]], Iterator[Any]] | None = None
+    sending_context: Callable[[Message], AbstractContextManager[object]] | None = None
+    #: Called with a record, the request, the admin of records and a list of notes, which it may add to.
+    record_events: Callable[[Model, HttpRequest, ModelAdmin[Any], list[str]], Iterable[TimelineEvent]] | None = None
     #: Imports modules with declarations of operations. See ``Registry.load``.
     import_operations: Callable[[], object] | None = None
 
@@ -36,9 +92,9 @@ class Extension:
 _extensions: dict[str, Extension] = {}
 
 
-def register(app: str, **additions: Any) -> None:
-    """Set the additions of an app. They are the fields of ``Extension``."""
-    _extensions[app] = Extension(**additions)
+def register(app: str, additions: Extension) -> None:
+    """Set the additions of an app."""
+    _extensions[app] = additions
 
 
 def extensions() -> Iterator[Extension]:

@@ -21,7 +21,7 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import get_default_timezone, is_naive, make_naive
 from django.utils.translation import gettext
 
-from ..extensions import extensions
+from ..extensions import TimelineEvent, extensions
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, IdempotencyStep
 from ..operation import registry
@@ -47,7 +47,7 @@ def timeline_of(record: IdempotencyRecord, request: HttpRequest, records: Decisi
     :returns: ``events``, each with its time since the record's creation, and ``notes`` about missing events.
     """
     notes: list[str] = []
-    events = [*_of_record(record), *_steps(record, notes), *_decisions(record)]
+    events: list[TimelineEvent] = [*_of_record(record), *_steps(record, notes), *_decisions(record)]
     for each in extensions():
         if each.record_events:
             events += each.record_events(record, request, records, notes)

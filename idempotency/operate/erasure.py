@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from django.db.models import Case, Q, QuerySet, Value, When
 
-from ..extensions import extensions
+from ..extensions import AccountsRows, extensions
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, IdempotencyStep, Now
 from ..options import validators
@@ -96,7 +96,7 @@ class AccountRows:
     account_id: str
     records: TableRows
     #: None if there is no outbox.
-    messages: TableRows | None
+    messages: AccountsRows | None
 
     def count(self) -> dict[str, int]:
         """Count the rows that still exist, by state.
@@ -189,7 +189,7 @@ def erase_batches(
         yield ErasureResult(records=_delete(account.records, ids, names, waiting))
 
 
-def _delete(table: TableRows, ids: list[int], states: Collection[str], waiting: Collection[str] = ()) -> int:
+def _delete(table: AccountsRows, ids: list[int], states: Collection[str], waiting: Collection[str] = ()) -> int:
     """Delete the rows in these states in one transaction, records with their steps.
 
     :param waiting: the keys of messages that are still in the outbox. Their consumers' records are kept: without them,

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from django.db.models import QuerySet
 
-from ..extensions import extensions
+from ..extensions import Purge, extensions
 from ..lifecycle import Status
 from ..models import BODY_DUE, IdempotencyRecord, RecordQuerySet
 from ..protocol.faults import fault_point
@@ -132,6 +132,6 @@ class OtherPurge:
 _BODIES: Final = OtherPurge("bodies", "recorded response", bodies_past_retention, purge_body_batches)
 
 
-def other_purges() -> list[OtherPurge]:
+def other_purges() -> list[Purge]:
     """The purges of rows other than records, in the order in which they run."""
     return [_BODIES, *(purge for each in extensions() for purge in each.purges)]

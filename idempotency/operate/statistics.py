@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
 
-from ..extensions import extensions
+from ..extensions import EventCounts, extensions
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, Now, RecordQuerySet
 from ..operation import registry
@@ -40,7 +40,7 @@ EVENTS = {
 }
 
 
-def event_counts() -> Any:
+def event_counts() -> EventCounts | None:
     """The ``Counters`` of ``contrib.dashboard``, or None if that app is not installed."""
     return next((each.event_counts for each in extensions() if each.event_counts), None)
 

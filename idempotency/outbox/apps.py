@@ -19,9 +19,10 @@ class OutboxConfig(AppConfig):
         from .. import extensions
         from .upkeep import PURGE_OF_SENT, find_messages  # here, because they need the models
 
-        extensions.register(
-            self.name, purges=(PURGE_OF_SENT,), find_messages=find_messages, record_events=_record_events
+        additions = extensions.Extension(
+            purges=(PURGE_OF_SENT,), find_messages=find_messages, record_events=_record_events
         )
+        extensions.register(self.name, additions)
 
 
 def _record_events(*page: Any) -> Iterator[Any]:

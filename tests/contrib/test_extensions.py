@@ -28,14 +28,14 @@ def test_each_app_has_registered_its_extension():
 
 @pytest.mark.usefixtures("_nothing_registered")
 def test_an_app_that_registers_again_replaces_its_extension():
-    register("shop", purges=["first"])
-    register("other")
-    register("shop", purges=["second"])
+    register("shop", Extension(purges=["first"]))
+    register("other", Extension())
+    register("shop", Extension(purges=["second"]))
     assert [each.purges for each in extensions.extensions()] == [["second"], ()]
 
 
 @pytest.mark.usefixtures("_nothing_registered")
 def test_an_unknown_argument_is_refused():
     with pytest.raises(TypeError, match="purge"):
-        register("shop", purge=[])
+        register("shop", Extension(purge=[]))
     assert list(extensions.extensions()) == []

@@ -28,7 +28,7 @@ class CeleryConfig(AppConfig):
         task_postrun.connect(write_counts, dispatch_uid="idempotency.write_counts")
         worker_process_shutdown.connect(write_last_counts, dispatch_uid="idempotency.write_last_counts")
         register(check_tasks, "idempotency")
-        extensions.register(self.name, import_operations=import_tasks)
+        extensions.register(self.name, extensions.Extension(import_operations=import_tasks))
 
 
 def write_counts(sender: Any = None, **others: Any) -> None:

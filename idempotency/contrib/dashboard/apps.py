@@ -17,4 +17,4 @@ class DashboardConfig(AppConfig):
         from .counting import counters  # here, because it needs the models
 
         counters.connect()
-        extensions.register(self.name, event_counts=counters)
+        extensions.register(self.name, extensions.Extension(event_counts=counters))

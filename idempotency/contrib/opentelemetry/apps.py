@@ -18,6 +18,7 @@ class OpenTelemetryConfig(AppConfig):
 
         signals.connect_events("opentelemetry.span", tracing.note_on_span)
         # The relay sends a message in its producer's context, so that an instrumented client continues the trace.
-        extensions.register(self.name, message_headers=tracing.current_context, sending_context=tracing.sending)
+        additions = extensions.Extension(message_headers=tracing.current_context, sending_context=tracing.sending)
+        extensions.register(self.name, additions)
         if apps.is_installed("idempotency.contrib.celery"):
             tracing.connect_celery()

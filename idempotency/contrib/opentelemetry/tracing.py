@@ -11,18 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ... import signals
+from ...extensions import Message
 from ...foreign import behind_proxy
 from ...operation import Operation
-
-if TYPE_CHECKING:
-    from ...outbox.models import OutboxMessage
 
 OPERATION = "idempotency.operation"
 ATTEMPT = "idempotency.attempt"
@@ -88,7 +86,7 @@ def current_context() -> Mapping[str, str]:
 
 
 @contextmanager
-def sending(message: OutboxMessage) -> Iterator[None]:
+def sending(message: Message) -> Iterator[None]:
     producer = context_of_producer(message.headers)
     if producer is None:
         yield
