@@ -241,7 +241,7 @@ def main():
         cases = {name: verdict for name, (verdict, _) in results.items()}
         note("conformance", package=row.package, version=row.version, store=row.store, cells=cells, cases=cases)
         lines.append([row.name, row.version, *cells.values()])
-    say("\n" + markdown(["package", "version", *COLUMNS], lines))
+    say("\n" + markdown(["package", "version", *COLUMNS, *PREFIXES], lines))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ elif PACKAGE == "idemkit":
     backend, config = InMemoryBackend(), None
     if os.environ["STORE"] != "memory":
         backend = RedisBackend.from_url(os.environ["REDIS"])
-        config = HttpConfig(scope=lambda request: request.headers["authorization"])
+        config = HttpConfig(scope=lambda request: request.headers.get("authorization", "anonymous"))
     app.add_middleware(IdempotencyMiddleware, backend=backend, config=config)
 else:
     from idempot.contrib.fastapi import idempotent
