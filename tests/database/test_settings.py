@@ -15,7 +15,7 @@ from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.operate.purge import purge_body_batches
-from idempotency.store import Fence, Replication, TableSize, store_for, upkeep_for
+from idempotency.store import Fence, Replication, Store, TableSize, store_for, upkeep_for
 from idempotency.store.postgresql import CitusStore, PostgreSQLStore, choose, choose_upkeep, statements
 from tests.aliases import reconnected
 from tests.concurrency.racing import race
@@ -74,10 +74,19 @@ CHANGES = {
     ),
     "park_abandoned": lambda store, fence: store.park_abandoned(store.read(SCOPE).fence),
     "set_lease": lambda store, fence: store.set_lease(fence, HOUR, retention=HOUR),
+    "leave_session": lambda store, fence: store.leave_session(fence, HOUR, retention=HOUR),
     "complete": lambda store, fence: store.complete(fence, OUTCOME, retention=HOUR),
     "release": lambda store, fence: store.release(fence),
     "park": lambda store, fence: store.park(fence),
 }
+
+
+def test_every_change_of_a_record_is_listed():
+    fenced = {
+        name for name, method in vars(Store).items() if "Fence" in getattr(method, "__annotations__", {}).values()
+    }
+    # No claim here has a session that could be gone.
+    assert {name for name in fenced if name[0] != "_"} == {*CHANGES, "matching", "end_lease_of_gone_session"}
 
 
 def in_force():
