@@ -10,6 +10,7 @@ from django.db import DatabaseError, connection, transaction
 from django.db.models import F
 
 from idempotency import REEXECUTE, Operation, require_claim
+from idempotency.exceptions import TransactionBrokenError
 from idempotency.identity.scope import Scope
 from idempotency.models import IdempotencyRecord, IdempotencyStep
 from idempotency.protocol import ownership
@@ -238,5 +239,5 @@ def test_only_an_error_that_a_new_connection_may_cure_is_retried(
 
 
 def test_a_run_can_not_join_its_callers_transaction(post):
-    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), running(Claim(owned(True))):
+    with transaction.atomic(), pytest.raises(TransactionBrokenError, match="durable"), running(Claim(owned(True))):
         pass
