@@ -28,7 +28,7 @@ settings.configure(
 django.setup()
 
 from idempotency import __version__  # noqa: E402 - the package may want the settings above
-from tools.evidence.__main__ import page as tables_of_runs  # noqa: E402 - needs the path above
+from tools.evidence import __main__ as evidence  # noqa: E402 - needs the path above
 
 project = "django-idempotency"
 author = "django-idempotency contributors"
@@ -55,12 +55,9 @@ autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
 
 
-EVIDENCE = "explanation/evidence"
-
-
 def compared(page: str, source: str) -> str:
     """Mark the recorded runs that judged older code. The page's file can't, because it doesn't change with the code."""
-    return tables_of_runs(source, with_files=True) if page == EVIDENCE else source
+    return evidence.page(source, with_files=True) if page in evidence.PAGES else source
 
 
 def read_source(app: Any, page: str, source: list[str]) -> None:
@@ -109,7 +106,7 @@ def index_names(app: Any, doctree: Any) -> None:
 
 
 def setup(app: Any) -> None:
-    app.connect("env-get-outdated", lambda *_: [EVIDENCE])
+    app.connect("env-get-outdated", lambda *_: evidence.PAGES)
     app.connect("source-read", read_source)
     app.connect("doctree-read", index_names)
     app.connect("build-finished", write_for_agents)

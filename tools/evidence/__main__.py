@@ -22,9 +22,8 @@ from tests.results import digest_of, subject_of
 from tools.reports import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
-EVIDENCE = "explanation/evidence"
 #: The pages that have tables of runs.
-PAGES = (EVIDENCE, "explanation/costs", "reference/databases")
+PAGES = ("explanation/evidence", "explanation/costs", "reference/databases")
 RESULTS = Path(__file__).with_name("results.jsonl")
 
 Line = dict[str, Any]
