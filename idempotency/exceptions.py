@@ -256,4 +256,4 @@ class ReceiverBusyError(Exception):
 
     def __init__(self, *args: object, retry_after: float | str = 0) -> None:
         super().__init__(*args)
-        self.retry_after = float(retry_after)
+        self.retry_after: float = float(retry_after)

@@ -1,8 +1,8 @@
 """The private and undocumented attributes of other libraries: each is named here, once, with its reason.
 
-A release may rename any of them. ``tests/unit/test_foreign.py`` then fails with the name. If the attribute is read, the
-read raises ``AttributeError``, unless its comment says otherwise. An assignment would have no effect, so ``Assigned``
-refuses it.
+A release may rename any of them. ``tests/contrib/test_foreign.py`` then fails with the name. If the attribute is read,
+the read raises ``AttributeError``, unless its comment says otherwise. An assignment would have no effect, so
+``Assigned`` refuses it.
 
 Three kinds of names are not here: what is imported, because a missing name fails the import; the interface that
 third-party database backends implement, whose changes Django announces; and what a library documents.

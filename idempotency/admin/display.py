@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 else:
     AnyModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
+
+_View = TypeVar("_View", bound=Callable[..., HttpResponse])
 
 #: A list ends here, after a hundred pages. Later rows can be found by a search or a filter.
 MAX_LISTED = 10_000
@@ -100,7 +102,7 @@ class BoundedList(ChangeList):
         return self.root_queryset.none()
 
 
-def explaining_broken_tables(view: Callable[..., Any]) -> Callable[..., Any]:
+def explaining_broken_tables(view: _View) -> _View:
     """Decorates a view of a ``ModelAdmin``: if the tables are broken, it answers with the sentence that the log has."""
 
     @wraps(view)
@@ -115,7 +117,7 @@ def explaining_broken_tables(view: Callable[..., Any]) -> Callable[..., Any]:
             # Plain text, because a page of the admin queries the database, which a broken transaction refuses.
             return HttpResponse(misfit(using, error), status=503, content_type="text/plain; charset=utf-8")
 
-    return explained
+    return cast("_View", explained)
 
 
 class ReadOnlyAdmin(AnyModelAdmin):
@@ -132,8 +134,15 @@ class ReadOnlyAdmin(AnyModelAdmin):
     class Media:
         css: Final = {"all": ["idempotency/admin.css"]}
 
-    changelist_view = explaining_broken_tables(AnyModelAdmin.changelist_view)
-    changeform_view = explaining_broken_tables(AnyModelAdmin.changeform_view)
+    @explaining_broken_tables
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        return super().changelist_view(request, extra_context)
+
+    @explaining_broken_tables
+    def changeform_view(
+        self, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        return super().changeform_view(request, object_id, form_url, extra_context)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -13,6 +13,7 @@ from importlib import import_module
 from operator import or_
 from typing import Any, Final, TypeVar
 
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BooleanField, Func, Q, QuerySet
 
 from ..bodies import BODY_GONE
@@ -83,7 +84,7 @@ class Upkeep:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.connection = store.connection
+        self.connection: BaseDatabaseWrapper = store.connection
         self.using: str = store.using
 
     def bound_transaction(
