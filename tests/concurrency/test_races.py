@@ -58,8 +58,8 @@ def test_forty_concurrent_keys_take_effect_without_blocking_each_other(post, all
 def test_a_worker_past_its_lease_leaves_nothing_and_replays_the_winner(post, stalls, attempts):
     gate = Gate()
 
-    def stall_before(run, *rest):
-        if run.claim.attempt == 1 and stalls == "before its transaction":
+    def stall_before(claim, *rest):
+        if claim.attempt == 1 and stalls == "before its transaction":
             gate.pass_through()
 
     if stalls == "inside its transaction":
