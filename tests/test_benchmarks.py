@@ -32,7 +32,7 @@ def test_an_experiment_gives_a_full_table(experiment, monkeypatch):
     }.items():
         monkeypatch.setattr(f"tools.benchmarks.{name}", value)
 
-    tables = tables_of(experiment, 1000 if experiment == "purge" else 2)
+    tables = tables_of(experiment, {"purge": 1000, "upkeep": 5000}.get(experiment, 2))
 
     assert tables
     for table in tables:

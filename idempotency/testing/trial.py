@@ -198,15 +198,7 @@ class Trial:
         """
         request, key, before = self.make_request(), keys.new_key(), self.effects()
         # With the client's own raise_request_exception, so that the test gets the view's error.
-        try:
-            answer = request.send(_copy(self.client), key)
-        except RuntimeError as error:
-            if "durable atomic block" not in str(error):
-                raise
-            raise AssertionError(
-                f"{request} opens atomic(durable=True), which Django refuses within the operation's own transaction. "
-                f"Leave durable=True out, or declare the operation with transaction=False and its recovery."
-            ) from error
+        answer = request.send(_copy(self.client), key)
         self.once = self.effects() - before
         if answer.failed and self.once > 0:
             raise AssertionError(

@@ -3,6 +3,7 @@
 import pytest
 from django.contrib.auth.models import User
 from django.db import InterfaceError, OperationalError, connection, connections
+from django.db.backends.signals import connection_created
 from django.http import Http404
 from django.shortcuts import get_object_or_404
 from django.test.utils import CaptureQueriesContext
@@ -93,6 +94,17 @@ def test_the_views_query_may_lock_the_row(alice, bob, transfer):
     assert answers[1]["Idempotency-Replayed"] == "true"
     Transfer.objects.update(account=bob.user)
     assert alice.post(f"/transfers/{transfer.pk}/lock/", key="k").status_code == 403
+
+
+def test_a_check_that_connects_again_begins_once(alice, transfer, monkeypatch):
+    def get_object(view):
+        connection_created.send(type(connection), connection=connection)
+        return GenericAPIView.get_object(view)
+
+    monkeypatch.setattr(Transfers, "get_object", get_object)
+    url = f"/transfers/{transfer.pk}/"
+    first, _ = replayed(alice, url, method="PATCH", data={"label": "changed"}, key="k", wrote=0)
+    assert first.status_code == 200
 
 
 def queries_of_transfers(send):

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from idempotency import signals
+from idempotency import extensions, signals
 from idempotency.contrib.dashboard.counting import counters
 from idempotency.lifecycle import Status
 from idempotency.management.commands import idempotency_stats
@@ -16,6 +16,7 @@ from idempotency.models import IdempotencyRecord
 from idempotency.operate import statistics
 from idempotency.operate.purge import purge_batches
 from idempotency.operate.statistics import Number, Precision
+from idempotency.store import TableSize, upkeep_for
 from tests.commands import run_command
 from tests.database.counters.counting import count, operation
 from tests.database.statements import execute, fill, most_rows_read
@@ -173,3 +174,11 @@ def test_the_command_writes_json():
     overdue = {"value": 0.0, "kind": "exact"}
     assert data == statistics.stats().as_dict() | {"purge_overdue": overdue, "undeclared": undeclared}
     assert set(data) > set(idempotency_stats.UNITS)
+
+
+def test_the_command_says_why_a_number_is_unknown(monkeypatch):
+    monkeypatch.setattr(extensions, "_extensions", {})
+    monkeypatch.setattr(type(upkeep_for("default")), "measure", lambda upkeep: TableSize(None, None))
+    table = [" ".join(line.split()) for line in run()]
+    assert "table bytes - unknown: this database does not report it" in table
+    assert "replays - unknown: 'idempotency.contrib.dashboard' is not in INSTALLED_APPS" in table

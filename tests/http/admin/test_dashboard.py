@@ -2,11 +2,12 @@
 
 import json
 import re
+from unittest.mock import Mock
 
 import pytest
 from django.contrib import admin
 from django.contrib.admin import AdminSite
-from django.db import connection
+from django.db import OperationalError, connection
 from django.urls import path
 
 from idempotency import signals
@@ -192,3 +193,11 @@ def test_the_admin_says_what_the_log_says_about_broken_tables(client, monkeypatc
             answer = client.get(page)
             assert answer.status_code == 503, page
             assert answer.content.decode().startswith("Every protected operation fails: the tables of idempotency")
+
+
+def test_another_database_error_in_the_admin_stays_an_error(client, monkeypatch):
+    log_in(client, superuser=True)
+    failing = Mock(side_effect=OperationalError("the server is down"))
+    monkeypatch.setattr("idempotency.contrib.dashboard.admin.stats", failing)
+    with pytest.raises(OperationalError, match="the server is down"):
+        client.get(DASHBOARD)

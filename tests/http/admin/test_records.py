@@ -5,9 +5,10 @@ import re
 from contextlib import nullcontext
 from datetime import timedelta
 from unittest.mock import Mock
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.db import DatabaseError, connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -118,6 +119,12 @@ def test_a_list_that_takes_too_long_is_empty(viewer, monkeypatch, query):
     page = viewer.get(LIST, query)
     assert not page.context["cl"].result_list
     assert 'search for "account key"' in messages_on(page)[0]
+    # A submitted form queries the list again. Its warning would stand on the next page.
+    viewer.post(
+        f"{LIST}?{urlencode(query)}", {"action": "", ACTION_CHECKBOX_NAME: [IdempotencyRecord.objects.get().pk]}
+    )
+    monkeypatch.setattr(statement_timeout, "LIMIT", 10)
+    assert 'search for "account key"' not in "".join(messages_on(viewer.get(LIST)))
 
 
 @pytest.mark.postgres
