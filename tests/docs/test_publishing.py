@@ -12,6 +12,7 @@ from unittest.mock import Mock, patch
 import pytest
 from django.db import InterfaceError, OperationalError
 
+from idempotency import log
 from idempotency.contrib.celery import idempotent_task
 from idempotency.contrib.celery.deliveries import LONGEST_WAIT, REASON_HEADER
 from idempotency.contrib.celery.policy import policy_of
@@ -184,6 +185,8 @@ def test_the_consumers_retry_when_the_database_was_unreachable(inbox, consuming,
 
 def test_the_logging_configuration_is_valid(run_page):
     before = logging.getLogger().handlers[:], logging.getLogger().level
+    events = logging.getLogger(log.EVENTS)
+    assert events.level == logging.NOTSET
     try:
         logging.config.dictConfig(run_page("reference/signals.md")["LOGGING"])
         [handler] = logging.getLogger().handlers
@@ -191,6 +194,7 @@ def test_the_logging_configuration_is_valid(run_page):
         assert handler.filter(record)
         assert handler.format(record) == "INFO   hello"
     finally:
+        events.setLevel(logging.NOTSET)
         logging.getLogger().handlers[:], logging.getLogger().level = before
 
 

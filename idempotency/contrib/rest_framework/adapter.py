@@ -321,6 +321,8 @@ def _read(field: Field[Any, Any, Any, Any], value: Any) -> object:
         return value
     convert: Callable[[Any], object] = field.to_internal_value
     try:
-        return convert(value)
+        read = convert(value)
     except (ValidationError, SkipField):
         return value
+    # Older releases read several choices as a set, whose order differs between processes.
+    return sorted(read, key=str) if isinstance(read, set) else read
