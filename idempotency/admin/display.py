@@ -97,8 +97,7 @@ class BoundedList(ChangeList):
             super().get_results(request)
 
     def _give_up(self, request: HttpRequest) -> QuerySet[Any]:
-        if request.method == "GET":  # a submitted form queries the list again
-            self.model_admin.message_user(request, self.model_admin.too_slow, messages.WARNING)
+        self.model_admin.warn(request, self.model_admin.too_slow)
         return self.root_queryset.none()
 
 
@@ -133,6 +132,10 @@ class ReadOnlyAdmin(AnyModelAdmin):
 
     class Media:
         css: Final = {"all": ["idempotency/admin.css"]}
+
+    def warn(self, request: HttpRequest, text: Any) -> None:
+        if request.method == "GET":  # a submitted form queries the list again
+            self.message_user(request, text, messages.WARNING)
 
     @explaining_broken_tables
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:

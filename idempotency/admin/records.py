@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
@@ -210,12 +210,8 @@ class IdempotencyRecordAdmin(DecisionAdmin):
                 "The table is too large to be searched for a key alone. No unfinished record has this key. "
                 'Search for "account key".'
             )
-            self._warn(request, text)
+            self.warn(request, text)
         return queryset.none()
-
-    def _warn(self, request: HttpRequest, text: str) -> None:
-        if request.method == "GET":  # a submitted form queries the list again
-            self.message_user(request, text, messages.WARNING)
 
     def get_ordering(self, request: HttpRequest) -> Any:
         return _ORDERS.get(request.GET.get(RecordStateFilter.parameter_name, ""), self.ordering)
