@@ -151,7 +151,7 @@ def _in_transaction(owned: Ownership) -> Iterator[None]:
             elif owned.outcome.status < 400 or not foreign.needs_rollback(store.connection):
                 _complete(owned, owned.outcome)
             # Otherwise the handler returned a failure after set_rollback(True) or a database error.
-    except Exception:
+    except Exception:  # of the operation or the database: it is only examined, and raised again
         if owned.end is End.ROLLED_BACK and watch.has_committed():
             owned.end = End.ENDED_ITSELF
         raise
