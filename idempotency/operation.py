@@ -31,16 +31,9 @@ MAX_CALLS: Final = 20
 
 
 class Operation:
-    """The policy of one operation.
+    """The policy of one operation. ``declare()`` makes it, so that every part of the process finds it by its name.
 
     An omitted option takes its value from the settings at the time of the request.
-
-    :param name: part of every record's identity; 1 to 255 printable characters. After a rename, earlier records no
-        longer apply.
-    :param arguments: the options, as listed in the documentation.
-    :raises ImproperlyConfigured: an argument has a wrong value, two arguments contradict each other,
-        ``transaction=False`` has no ``recovery``, or the name is already declared with another policy.
-    :raises TypeError: an argument is unknown.
     """
 
     def __init__(self, name: str, **arguments: Unpack[RequestArguments]) -> None:
@@ -52,7 +45,21 @@ class Operation:
         #: The names of calls for which this process has derived keys, in the order of their first use. The admin lists
         #: them, because only the code knows them.
         self.calls: Final[dict[str, None]] = {}
-        registry.add(self)
+
+    @classmethod
+    def declare(cls, name: str, **arguments: Unpack[RequestArguments]) -> Operation:
+        """Declare an operation, which several functions can share.
+
+        :param name: part of every record's identity; 1 to 255 printable characters. After a rename, earlier records no
+            longer apply.
+        :param arguments: the options, as listed in the documentation.
+        :raises ImproperlyConfigured: an argument has a wrong value, two arguments contradict each other,
+            ``transaction=False`` has no ``recovery``, or the name is already declared with another policy.
+        :raises TypeError: an argument is unknown.
+        """
+        operation = cls(name, **arguments)
+        registry.add(operation)
+        return operation
 
     @cached_property
     def policy(self) -> Policy:
@@ -228,6 +235,9 @@ class Registry:
     def __iter__(self) -> Iterator[Operation]:
         return iter(list(self._operations.values()))
 
+    def __contains__(self, operation: object) -> bool:
+        return operation in self._all
+
 
 registry: Registry = Registry()
 
@@ -237,9 +247,15 @@ def operation_for(declaration: str | Operation, arguments: TaskArguments, use: U
 
     A name without arguments, or with the declared arguments, refers to the declared operation.
 
-    :raises ImproperlyConfigured: an argument has no effect for this use, or contradicts the declaration.
+    :raises ImproperlyConfigured: an argument has no effect for this use, or contradicts the declaration; or an
+        ``Operation`` is not declared.
     """
     if isinstance(declaration, Operation):
+        if declaration not in registry:
+            raise ImproperlyConfigured(
+                f"Operation {declaration.name!r} is not declared, so no sweep would find it. Make it with "
+                f"Operation.declare({declaration.name!r}, ...)."
+            )
         if arguments:
             raise ImproperlyConfigured(
                 f"Operation {declaration.name!r} has its own policy. Remove the other arguments."
@@ -252,7 +268,7 @@ def operation_for(declaration: str | Operation, arguments: TaskArguments, use: U
         _refuse_without_effect(known.name, known.declared, use)
     if known is not None and (not arguments or _checked(known.name, arguments) == known.declared):
         return known
-    return Operation(declaration, **arguments)
+    return Operation.declare(declaration, **arguments)
 
 
 #: The uses, as messages name them.

@@ -10,13 +10,13 @@ from . import exports
 from .payouts import ask_provider
 
 #: The provider can be queried. The best choice for a provider that doesn't deduplicate.
-PAYOUT = Operation("payouts.create", transaction=False, recovery=Reconcile(ask_provider))
+PAYOUT = Operation.declare("payouts.create", transaction=False, recovery=Reconcile(ask_provider))
 
 #: The provider deduplicates by the derived key, so it is safe to call it again.
-PAYOUT_REEXECUTED = Operation("payouts.reexecute", transaction=False, recovery=REEXECUTE)
+PAYOUT_REEXECUTED = Operation.declare("payouts.reexecute", transaction=False, recovery=REEXECUTE)
 
 #: The provider supports neither. There is at most one payout, and an operator must resolve interrupted ones.
-PAYOUT_PARKED = Operation("payouts.park", transaction=False, recovery=PARK)
+PAYOUT_PARKED = Operation.declare("payouts.park", transaction=False, recovery=PARK)
 
 #: Starts a job. Duplicates attach to it until it ends.
-EXPORT = Operation("exports.create", in_progress=Attach(exports.location_of), rebuild=exports.rebuild)
+EXPORT = Operation.declare("exports.create", in_progress=Attach(exports.location_of), rebuild=exports.rebuild)

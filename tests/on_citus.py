@@ -43,10 +43,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 SHARDS = 32  # Citus's default
 
-swept = Operation("scale.swept", recovery=REEXECUTE)
-stepped = Operation("scale.stepped", transaction=False, recovery=REEXECUTE)
-publishing = Operation("scale.publishing")
-counted = Operation("scale.counted")
+swept = Operation.declare("scale.swept", recovery=REEXECUTE)
+stepped = Operation.declare("scale.stepped", transaction=False, recovery=REEXECUTE)
+publishing = Operation.declare("scale.publishing")
+counted = Operation.declare("scale.counted")
 
 
 class Planned(NamedTuple):

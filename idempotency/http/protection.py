@@ -12,7 +12,7 @@ from typing import Any
 
 from django.views.generic.edit import ProcessFormView
 
-from ..operation import Operation, registry
+from ..operation import Operation
 from .stack import decorator_stack
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -24,7 +24,6 @@ class Protection:
     def __init__(self, operation: Operation, view: Callable[..., Any]) -> None:
         self.operation = operation
         self.view = view
-        registry.note_handler(operation)
 
 
 @dataclass(frozen=True)

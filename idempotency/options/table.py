@@ -1,7 +1,7 @@
 """The options of an operation and the entries of ``IDEMPOTENCY``, each declared once.
 
 ``Options`` and ``ProjectOptions`` declare the type of each value in force, and everything else in an ``Option``. The
-constructor of ``Operation``, the settings and the system checks are derived from them. ``docs/reference/settings.md``
+arguments of an operation, the settings and the system checks are derived from them. ``docs/reference/settings.md``
 explains each option. ``TaskArguments``, ``BlockArguments`` and ``RequestArguments`` are the types of keyword arguments,
 which may also be None or a dotted path to a function.
 """
@@ -268,7 +268,7 @@ class BlockArguments(TaskArguments, total=False):
 
 
 class RequestArguments(BlockArguments, total=False):
-    """The keyword arguments of ``Operation`` and ``@idempotent``."""
+    """The keyword arguments of ``Operation.declare()`` and ``@idempotent``."""
 
     key_required: bool | None
     methods: Collection[str] | None

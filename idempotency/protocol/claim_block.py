@@ -63,7 +63,7 @@ def claim(
     :param account_id: the account that the key belongs to.
     :param key: the key, 1 to 255 visible ASCII characters.
     :param payload: the content of the operation. The same key with another payload is refused.
-    :param policy: keyword arguments of ``Operation`` that apply to blocks, if ``operation`` is a name.
+    :param policy: keyword arguments of ``Operation.declare()`` that apply to blocks, if ``operation`` is a name.
     :returns: a context manager that yields the ``Run``.
     :raises AccountRequiredError: the account is None.
     :raises AccountInvalidError: the account is not 1 to 255 printable characters.

@@ -50,7 +50,7 @@ def idempotent(
     share the name of an operation, but they can share an ``Operation``.
 
     :param operation: the operation's name, or an ``Operation`` declared elsewhere.
-    :param policy: the keyword arguments of ``Operation``, if a name is given.
+    :param policy: the keyword arguments of ``Operation.declare()``, if a name is given.
     :returns: a decorator that keeps the view's signature.
     :raises ImproperlyConfigured: the policy is incomplete or contradictory, another function has the name, or the
         decorated object can't be protected here.
@@ -65,6 +65,7 @@ def idempotent(
 
     def decorate(view: Callable[P, R]) -> Callable[P, R]:
         protected = Protected(declared, view, owns_name=isinstance(operation, str))
+        protected.register()
         for adapter in adapters:
             adapter.prepare_view(protected)
         return cast("Callable[P, R]", protected)
@@ -94,10 +95,14 @@ class Protected(Protection):
             markcoroutinefunction(self)
         #: True until the name is bound. A method must know its class first: it may override an inherited method.
         self._owes_name = owns_name
-        outer = getattr(view, "__qualname__", "").rpartition(".")[0]
+
+    def register(self) -> None:
+        """Note that the operation protects a handler, and that its name belongs to a function."""
+        registry.note_handler(self.operation)
+        outer = getattr(self.view, "__qualname__", "").rpartition(".")[0]
         is_in_class_body = outer and not outer.endswith("<locals>") and self._view_class is None
         if self._owes_name and not is_in_class_body:
-            self._own_name([_home_of(view)])
+            self._own_name([_home_of(self.view)])
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name, self._is_seen = name, True

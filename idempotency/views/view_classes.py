@@ -71,7 +71,7 @@ def operation_named_after(view_class: type, name: str) -> Operation:
     """The operation that ``EVERY`` and routers declare for a handler."""
     path = f"{dotted(view_class)}.{name}"
     registry.bind(path, [path])
-    return registry.get(path) or Operation(path, key_required=False)
+    return registry.get(path) or Operation.declare(path, key_required=False)
 
 
 def refuse_shared_name(view_class: type) -> None:
@@ -128,6 +128,7 @@ def _put(cls: type, name: str, handler: Any, kind: type[_ByMixin], operation: Op
     else:
         view = inherited(cls, name, handler)
     protected = kind(operation, view)
+    protected.register()
     setattr(cls, name, protected)
     protected.__set_name__(cls, name)
 

@@ -34,7 +34,7 @@ class Work:
 
     def __init__(self, name, **policy):
         self.effects = Counter()
-        operation = Operation(name, lease=LEASE, heartbeat=60 * LEASE, **policy)
+        operation = Operation.declare(name, lease=LEASE, heartbeat=60 * LEASE, **policy)
         self._claim = partial(claim, operation, account_id="1")
 
     def do(self, key, during=nullcontext):

@@ -147,7 +147,7 @@ def test_a_block_without_a_result_replays_none(account):
 
 
 def test_an_inner_block_has_a_separate_claim(account):
-    outer_operation = Operation("tests.function.park", transaction=False, recovery=PARK)
+    outer_operation = Operation.declare("tests.function.park", transaction=False, recovery=PARK)
     with claim(outer_operation, account_id=account, key="outer") as outer:
         assert current_claim() is outer.claim
         send(account, key="inner")

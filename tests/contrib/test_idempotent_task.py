@@ -110,7 +110,7 @@ def test_pauses_grow_and_are_bounded(inbox, waited, pause):
 
 def test_a_message_waits_longer_than_any_claim_of_it_can_live(inbox):
     assert longest_wait(policy_of(send).operation) == LONGEST_WAIT == HOUR
-    long = Operation("tests.longest_wait", lease=timedelta(hours=2), heartbeat=timedelta(hours=3))
+    long = Operation.declare("tests.longest_wait", lease=timedelta(hours=2), heartbeat=timedelta(hours=3))
     assert longest_wait(long) == timedelta(hours=10)
 
 

@@ -186,7 +186,7 @@ def test_an_unsupported_option_is_refused_when_the_decorator_is_applied(options)
 
 
 def test_the_decorator_takes_an_operation_declared_elsewhere():
-    operation = Operation(NAME)
+    operation = Operation.declare(NAME)
     idempotent_task(operation)(lambda: None)
     with pytest.raises(ImproperlyConfigured, match="own policy"):
         idempotent_task(operation, transaction=True)
@@ -195,7 +195,7 @@ def test_the_decorator_takes_an_operation_declared_elsewhere():
 def test_a_function_with_only_variable_arguments_may_be_bound():
     def anything(*args): ...
 
-    policy = TaskPolicy(Operation(NAME), anything, None, None, 1)
+    policy = TaskPolicy(Operation.declare(NAME), anything, None, None, 1)
     assert policy.arguments((act, 1), {}, bound=True) == policy.arguments((1,), {}, bound=False) == {"args": (1,)}
 
 

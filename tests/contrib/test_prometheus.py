@@ -43,7 +43,7 @@ def scrape(registry):
 
 
 def test_a_scrape_has_this_processs_events_and_the_tables_counts(registry):
-    operation = Operation("tests.scraped")
+    operation = Operation.declare("tests.scraped")
     happen(signals.claimed, operation, 2)
     happen(signals.replayed, operation)
     signals.purged.send(None, count=3)
@@ -104,7 +104,7 @@ async def scrape_in_a_loop(registry):
     ids=["the database refuses", "in the thread of an event loop"],
 )
 def test_counters_are_exported_even_if_the_tables_cannot_be_read(registry, scrape_without_tables):
-    happen(signals.claimed, Operation("tests.scraped"))
+    happen(signals.claimed, Operation.declare("tests.scraped"))
     with connection.execute_wrapper(unreachable):
         seen = scrape_without_tables(registry)
     assert seen['idempotency_events_total{event="claimed",operation="tests.scraped"}'] == 1

@@ -237,7 +237,7 @@ class Worker:
         }[self.declaration]
         registry._operations.clear()  # a sweep in this process must find only the cell's operation
         view = sync_to_async(self._handle) if self.kind == "async" else self._handle
-        view = idempotent(Operation(self.spec["operation"], **policy))(view)
+        view = idempotent(Operation.declare(self.spec["operation"], **policy))(view)
         if self.kind == "drf":
             view = api_view(["POST"])(authentication_classes([])(permission_classes([])(view)))
         settings.ROOT_URLCONF = (path("operate/", view),)

@@ -14,12 +14,12 @@ PAYLOAD = Payload({"amount": 1})
 OUTCOME = Outcome(201, (), "{}")
 
 RETENTION = timedelta(days=2)
-plain = Operation("tests.plain", retention=RETENTION)
-again = Operation("tests.again", retention=RETENTION, transaction=False, recovery=REEXECUTE)
-parks = Operation("tests.parks", retention=RETENTION, transaction=False, recovery=PARK)
+plain = Operation.declare("tests.plain", retention=RETENTION)
+again = Operation.declare("tests.again", retention=RETENTION, transaction=False, recovery=REEXECUTE)
+parks = Operation.declare("tests.parks", retention=RETENTION, transaction=False, recovery=PARK)
 #: The reconciler's findings by key. For any other key it finds a completed operation.
 FINDINGS = {}
-asks = Operation(
+asks = Operation.declare(
     "tests.asks",
     retention=RETENTION,
     transaction=False,

@@ -11,8 +11,8 @@ from tests.concurrency.failures import Killed
 from tests.outbox import SENDER
 from tests.records import HOUR, from_now
 
-inside = Operation("tests.outbox.inside")
-outside = Operation("tests.outbox.outside", transaction=False, recovery=Recovery.REEXECUTE)
+inside = Operation.declare("tests.outbox.inside")
+outside = Operation.declare("tests.outbox.outside", transaction=False, recovery=Recovery.REEXECUTE)
 
 
 def run(operation, block, *, key="k", cut_off=False):

@@ -38,7 +38,7 @@ from tests.records import HOUR, MINUTE, database_now, expire, from_now, make_rec
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-rolls_back = Operation("tests.claims.rolls_back", recovery=PARK)
+rolls_back = Operation.declare("tests.claims.rolls_back", recovery=PARK)
 
 # What a claim reads, writes and waits for
 
@@ -53,7 +53,7 @@ rolls_back = Operation("tests.claims.rolls_back", recovery=PARK)
     ids=["none", "in vain", "until the second pause"],
 )
 def test_a_duplicate_polls_for_the_outcome_for_as_long_as_declared(monkeypatch, policy, ends, pauses):
-    operation = Operation("tests.claims.waits", **policy)
+    operation = Operation.declare("tests.claims.waits", **policy)
     owned = acquire(operation)
     slept, expecting = [], []
 

@@ -21,7 +21,7 @@ DEAD = {"account_id": "", "idempotency_key": "private-key", "attempt": 16, "mess
 
 @pytest.fixture
 def operation():
-    return Operation("tests.log")
+    return Operation.declare("tests.log")
 
 
 def extra(record):

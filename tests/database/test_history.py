@@ -19,8 +19,8 @@ from tests.records import HOUR, database_now, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-again = Operation("tests.history.again", recovery=REEXECUTE)
-parks = Operation("tests.history.parks", transaction=False, recovery=PARK)
+again = Operation.declare("tests.history.again", recovery=REEXECUTE)
+parks = Operation.declare("tests.history.parks", transaction=False, recovery=PARK)
 
 SCOPE = {"account_id": "1", "key": "k", "payload": {}}
 

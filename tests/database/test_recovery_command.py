@@ -22,7 +22,7 @@ from tests.records import HOUR, MINUTE, abandon, database_now, from_now, make_re
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-patient = Operation(
+patient = Operation.declare(
     "tests.recover.patient", transaction=False, recovery=Reconcile(lambda record: Unknown(), max_attempts=100)
 )
 

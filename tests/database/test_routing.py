@@ -36,8 +36,8 @@ from tests.records import MINUTE, from_now
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
 
-invoices = Operation("tests.routing.invoices", transaction=False, recovery=PARK)
-refunds = Operation("tests.routing.refunds", account=Fixed("near"))
+invoices = Operation.declare("tests.routing.invoices", transaction=False, recovery=PARK)
+refunds = Operation.declare("tests.routing.refunds", account=Fixed("near"))
 ELSEWHERE = "elsewhere"
 
 
@@ -160,7 +160,7 @@ def test_an_attempt_without_an_outcome_is_rolled_back_in_its_database():
 @pytest.mark.failure_76
 @pytest.mark.parametrize(
     ("operation", "account", "status"),
-    [(refunds, "near", 500), (Operation("tests.routing.part", account=Fixed("far")), "far", 201)],
+    [(refunds, "near", 500), (Operation.declare("tests.routing.part", account=Fixed("far")), "far", 201)],
 )
 def test_a_call_does_not_join_a_transaction_in_another_database(operation, account, status):
     """The transaction would not include its effects, and a separate claim is impossible in an open transaction."""

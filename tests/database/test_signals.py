@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 NAMES = {signal: name for name, signal in vars(signals).items() if isinstance(signal, Signal)}
 
 FINDING = []
-asks = Operation(
+asks = Operation.declare(
     "tests.signals.reconcile", transaction=False, recovery=Reconcile(lambda record: FINDING[0], max_attempts=2)
 )
 

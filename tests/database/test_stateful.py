@@ -41,8 +41,8 @@ from tests.results import recording
 pytestmark = pytest.mark.django_db(transaction=True)
 
 OPERATIONS = {
-    "again": Operation("tests.stateful.again", transaction=False, recovery=REEXECUTE),
-    "park": Operation("tests.stateful.park", transaction=False, recovery=PARK),
+    "again": Operation.declare("tests.stateful.again", transaction=False, recovery=REEXECUTE),
+    "park": Operation.declare("tests.stateful.park", transaction=False, recovery=PARK),
 }
 SEQUENCES = 20
 #: Outcomes of an attempt: results of a function, and responses of a view.

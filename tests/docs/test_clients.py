@@ -116,7 +116,7 @@ def test_a_client_gives_up_with_the_last_response_or_error(client, server):
 
 def test_a_client_outlasts_the_default_lease_of_a_killed_worker(client, server, waits):
     """Measured by the waits that the server requires, without sleeping."""
-    policy = Operation("docs.client.killed").policy
+    policy = Operation.declare("docs.client.killed").policy
 
     def take_over(handler):
         left = policy.lease.total_seconds() - sum(waits)

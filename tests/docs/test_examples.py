@@ -275,7 +275,7 @@ def test_the_examples_derive_the_documented_keys(run_page):
 
 def test_a_parked_record_is_resolved_by_the_providers_answer(run_page):
     resolve = run_page("how-to/resolve-parked-records.md")["resolve"]
-    idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
+    idempotency.Operation.declare("docs.parked", transaction=False, recovery=idempotency.PARK)
     account = str(UserFactory().pk)
     for payout_id, status in ((None, Status.RECOVERABLE), (7, Status.COMPLETED)):
         (pk,) = make_records(1, Status.PARKED, operation="docs.parked", account_id=account)
@@ -289,7 +289,7 @@ def test_a_parked_record_is_resolved_by_the_providers_answer(run_page):
 @pytest.mark.failure_111
 def test_a_row_and_the_outcome_entered_for_it_commit_together(run_page):
     resolve = run_page("how-to/resolve-parked-records.md")["resolve"]
-    idempotency.Operation("docs.parked", transaction=False, recovery=idempotency.PARK)
+    idempotency.Operation.declare("docs.parked", transaction=False, recovery=idempotency.PARK)
     (pk,) = make_records(1, Status.PARKED, operation="docs.parked", account_id=str(UserFactory().pk))
     record = IdempotencyRecord.objects.get(pk=pk)
     with pytest.raises(TypeError, match="by"):  # it needs the name of a person

@@ -23,7 +23,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 runs = itertools.count(1)
-transfers = Operation("transfers.create")  # each deploy declares it once
+transfers = Operation.declare("transfers.create")  # each deploy declares it once
 user = User.objects.create_user("carol")
 first, second = (str(uuid.uuid4()) for _ in range(2))
 

@@ -382,4 +382,6 @@ def test_the_adapter_registered_last_is_tried_first_and_djangos_last(rf):
     assert type(adapter) is Adapter
     assert adapter.answer_to_exception(CrashError()) is None
     assert adapter.http is adapter.request
-    assert adapter.payload(Operation("tests.command", payload=lambda request: [request]).policy) == [adapter.http]
+    assert adapter.payload(Operation.declare("tests.command", payload=lambda request: [request]).policy) == [
+        adapter.http
+    ]

@@ -468,7 +468,7 @@ def charge_begin_and_lock(request):
 
 
 class Creating(IdempotentMixin, CreateModelMixin, GenericAPIView):
-    idempotent_operations = {"post": Operation("audit.creating", transaction=False, recovery=PARK)}
+    idempotent_operations = {"post": Operation.declare("audit.creating", transaction=False, recovery=PARK)}
 
     def post(self, request):
         return self.create(request)

@@ -86,7 +86,7 @@ def test_a_call_from_a_thread_of_the_handler_claims_separately(alice, serve, car
 @threads
 @policies
 def test_the_same_operation_in_a_thread_of_its_handler_is_in_progress(alice, serve, carry, policy):
-    operation = Operation("tests.same", **policy)
+    operation = Operation.declare("tests.same", **policy)
     inner = idempotent(operation)(plain_answer)
 
     @serve

@@ -62,7 +62,7 @@ def named():
 class Transfers(IdempotentMixin, ModelActions):
     idempotent_operations = {
         "create": "urls.create",
-        "update": Operation("urls.update", **OUTSIDE),
+        "update": Operation.declare("urls.update", **OUTSIDE),
         "destroy": "urls.destroy",
     }
 

@@ -102,7 +102,7 @@ def test_no_repr_shows_payload_body_key_or_account():
         Payload({"card": CARD}, query=CARD),
         Outcome(status=200, headers=(("Location", CARD),), body=CARD, reference=CARD),
         Scope(ACCOUNT, "tests.objects", KEY),
-        Operation("tests.objects.too"),
+        Operation.declare("tests.objects.too"),
     ]
     shown = " ".join(map(repr, seen))
     assert [secret for secret in (CARD, KEY, ACCOUNT, record.request_hash) if secret in shown] == []

@@ -137,6 +137,6 @@ def test_headers_of_the_handler_and_of_rebuild_are_kept(alice, serve):
 
 def test_attach_needs_a_rebuild_and_a_callable():
     with pytest.raises(ImproperlyConfigured, match=r"tests\.job.*rebuild="):
-        Operation("tests.job", in_progress=Attach(address))
+        Operation.declare("tests.job", in_progress=Attach(address))
     with pytest.raises(ImproperlyConfigured, match="takes a callable"):
         Attach("/jobs/")

@@ -318,11 +318,11 @@ def test_a_derived_key_without_a_timestamp_may_start(key, starts):
 
 
 def test_a_key_is_not_accepted_for_longer_than_its_record_is_kept(settings):
-    Operation("late.fits", max_key_age=DAY, retention=DAY + timedelta(minutes=5))
+    Operation.declare("late.fits", max_key_age=DAY, retention=DAY + timedelta(minutes=5))
     too_long = DAY - timedelta(minutes=4)
     with pytest.raises(ImproperlyConfigured, match=r"gone could run again.*E014"):
-        Operation("late.wrong", max_key_age=too_long, retention=DAY)
-    operation = Operation("late.wrong_by_the_setting", retention=DAY)
+        Operation.declare("late.wrong", max_key_age=too_long, retention=DAY)
+    operation = Operation.declare("late.wrong_by_the_setting", retention=DAY)
     settings.IDEMPOTENCY = {"MAX_KEY_AGE": too_long}
     assert [mistake.id for mistake in operation.mistakes()] == ["idempotency.E014"]
 

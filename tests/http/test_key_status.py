@@ -29,7 +29,7 @@ UNKNOWN = {"status": "unknown", "response_status": None, "created_at": None, "co
 @pytest.fixture(params=["plain", "drf"])
 def operation(request, serve, middleware):
     """An operation at ``/``, and views that report the status of its keys: named by the URL, or fixed."""
-    made = Operation("tests.queried")
+    made = Operation.declare("tests.queried")
     view = (KeyStatusAPIView if request.param == "drf" else KeyStatusView).as_view
     views = {
         "bare/": plain_answer,
@@ -83,7 +83,7 @@ def test_the_owner_learns_the_status_of_the_outcome_and_its_times(alice, setting
 def test_the_status_predicts_the_answer_to_a_retry(
     alice, operation, recovery, recorded, expires, lease, status, monkeypatch
 ):
-    redeclare(monkeypatch, operation.name, recovery=Operation("tests.recovering", recovery=recovery).recovery)
+    redeclare(monkeypatch, operation.name, recovery=Operation.declare("tests.recovering", recovery=recovery).recovery)
     of = {"account_id": str(alice.user.pk), "operation": operation.name, "idempotency_key": "k"}
     make_records(1, recorded, expires=expires, lease=lease, **of)
     before = list(IdempotencyRecord.objects.values())
@@ -103,7 +103,7 @@ def test_a_status_costs_one_query_and_others_keys_are_unknown(alice, bob):
         with statements() as made:
             query(caller)
         assert made == [*before, *LOOK]
-    Operation("tests.other")
+    Operation.declare("tests.other")
     assert query(bob) == query(bob, "unused") == query(alice, url="/keys/tests.other/") == UNKNOWN
 
 
@@ -156,7 +156,7 @@ def others():
     """Other declared operations: two for requests, one for all callers, and one without a view."""
     for name, policy in {"second": {}, "third": {}, "of_all": {"account": Fixed("1")}}.items():
         idempotent(f"tests.{name}", **policy)(lambda request: None)
-    Operation("tests.within")
+    Operation.declare("tests.within")
     return [f"tests.{name}" for name in ("second", "third", "of_all", "within")]
 
 

@@ -98,7 +98,7 @@ def test_a_hidden_method_is_refused_at_its_first_call(alice, serve):
 
 
 def test_one_operation_may_be_passed_to_several_functions(alice, serve):
-    shared = Operation("tests.passed")
+    shared = Operation.declare("tests.passed")
     serve(idempotent(shared)(plain_answer), **{"other/": idempotent(shared)(other)})
     assert alice.post(key="k").status_code == 201
     # The places share the operation's keys. A key used in the other place is refused, never replayed.

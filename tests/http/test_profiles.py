@@ -165,7 +165,7 @@ def test_an_error_of_the_project_keeps_its_status_and_code(settings, rf, profile
     ],
 )
 def test_an_operation_that_breaks_a_rule_of_its_profile_is_reported(policy, expected):
-    Operation("tests.rules", **policy)
+    Operation.declare("tests.rules", **policy)
     found = [message for message in check_profiles(None) if "tests.rules" in message.msg]
     subject = f"Operation 'tests.rules' of profile {policy.get('profile')!r}"
     assert [message.msg for message in found] == [f"{subject} {problem}." for problem in expected]
@@ -173,7 +173,7 @@ def test_an_operation_that_breaks_a_rule_of_its_profile_is_reported(policy, expe
 
 
 def test_rules_of_profiles_wait_for_valid_settings(settings):
-    Operation("tests.rules", profile="acp", key_required=False)
+    Operation.declare("tests.rules", profile="acp", key_required=False)
     settings.IDEMPOTENCY = {"RETENTION": 3}
     assert check_profiles(None) == []
 

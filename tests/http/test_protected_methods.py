@@ -158,7 +158,7 @@ def test_an_operations_methods_override_the_defaults(alice, serve):
         def as_view(cls):
             return lambda request: cls().run(request)
 
-    view = protecting("mixin", Changing, {"change": Operation("tests.change", methods=("PATCH",))})
+    view = protecting("mixin", Changing, {"change": Operation.declare("tests.change", methods=("PATCH",))})
     function = idempotent("tests.put", methods=["PUT"])(plain_answer)
     routed = view.as_view({"put": "change", "patch": "change"})
     serve(routed, **{"function/": function, "service/": Service.as_view()})
@@ -173,7 +173,7 @@ def test_a_function_without_any_of_its_operations_methods_is_refused():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_handler_without_any_of_its_operations_methods_is_refused(way):
-    post_only = Operation("tests.post", methods=("POST",))
+    post_only = Operation.declare("tests.post", methods=("POST",))
     with refused("protects nothing: Put.put serves PUT, and its methods are POST"):
         protecting(way, type("Put", (Methods, APIView), {}), {"put": post_only})
     # An action's methods are known only from its route.
@@ -253,7 +253,7 @@ def test_a_protected_hook_is_refused_and_a_hidden_one_stops_the_request(alice, s
     hook.__name__, hook.__qualname__ = name, f"Shop.{name}"
     for way in WAYS:
         with refused(f"Operation 'tests.refused' is declared for Shop.{name}, {why}"):
-            protecting(way, type("Shop", (base,), {name: hook}), {name: Operation("tests.refused")})
+            protecting(way, type("Shop", (base,), {name: hook}), {name: Operation.declare("tests.refused")})
     decorated = method_decorator(never_cache)(idempotent("tests.hook")(hook))
     view = type("Shop", (base,), {name: decorated, "post": post})
     serve(view.as_view())

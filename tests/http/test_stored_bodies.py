@@ -223,12 +223,12 @@ def test_a_retry_after_the_bodys_retention_gets_body_gone_and_does_not_run(frame
 def test_a_record_that_starts_over_clears_the_old_body_expiry():
     """Otherwise the next body would be deleted too early if body_retention is no longer declared."""
     with forgetting_operations("bodies."):
-        operation = Operation("bodies.over", body_retention=HOUR)
+        operation = Operation.declare("bodies.over", body_retention=HOUR)
         ownership.record(acquire(operation), outcome_of(HttpResponse(), operation.policy))
         assert IdempotencyRecord.objects.get().body_expires_at is not None
         expire(IdempotencyRecord.objects.get().pk)
     with forgetting_operations("bodies."):
-        assert acquire(Operation("bodies.over")).attempt == 2
+        assert acquire(Operation.declare("bodies.over")).attempt == 2
         assert IdempotencyRecord.objects.get().body_expires_at is None
 
 
@@ -254,9 +254,11 @@ def test_a_body_is_replayed_and_when_deleted_rebuilt(serve, alice, monkeypatch):
 
 
 def test_a_response_without_a_storable_body_is_recorded_as_its_reference():
-    plain = Operation("bodies.plain", rebuild=rebuilt, body_retention=HOUR, max_response_body=10)
-    job = Operation("bodies.job", rebuild=rebuilt, body_retention=HOUR, in_progress=Attach(lambda scope: "/job/"))
-    without = Operation("bodies.without", rebuild=rebuilt)
+    plain = Operation.declare("bodies.plain", rebuild=rebuilt, body_retention=HOUR, max_response_body=10)
+    job = Operation.declare(
+        "bodies.job", rebuild=rebuilt, body_retention=HOUR, in_progress=Attach(lambda scope: "/job/")
+    )
+    without = Operation.declare("bodies.without", rebuild=rebuilt)
     for operation, response in (
         (plain, FileResponse(io.BytesIO(b"a"))),
         (plain, HttpResponse(b"a" * 11)),
@@ -282,7 +284,7 @@ def test_a_deleted_result_of_a_block_is_an_error_and_the_block_is_not_run():
 
 
 def test_an_outcome_recorded_by_an_operator_has_the_same_body_retention(settings):
-    operation = Operation("bodies.parked", transaction=False, recovery=PARK)
+    operation = Operation.declare("bodies.parked", transaction=False, recovery=PARK)
     ownership.park(acquire(operation))
     settings.IDEMPOTENCY = {"BODY_RETENTION": HOUR}
     record_outcome(IdempotencyRecord.objects.get(), {"id": 1}, by="ops")
@@ -293,7 +295,7 @@ def test_an_outcome_recorded_by_an_operator_has_the_same_body_retention(settings
 
 
 def test_the_body_purge_changes_completed_records_only():
-    acquire(Operation("bodies.claimed", body_retention=HOUR))
+    acquire(Operation.declare("bodies.claimed", body_retention=HOUR))
     # A release without this column may have left an old time in a record that it started over.
     IdempotencyRecord.objects.update(body_expires_at=from_now(-HOUR))
     assert purge_bodies() == 0

@@ -128,7 +128,7 @@ class Updating(viewsets.ModelViewSet):
 @policies
 @pytest.mark.parametrize("way", WAYS)
 def test_update_and_partial_update_are_two_operations(alice, serve, policy, way):
-    operations = {name: Operation(f"tests.{name}", **policy) for name in ("update", "partial_update")}
+    operations = {name: Operation.declare(f"tests.{name}", **policy) for name in ("update", "partial_update")}
     view = protecting(way, Updating, operations)
     transfer = Transfer.objects.create(account=alice.user, recipient="carol", amount=1)
     serve(**{"<int:pk>/": view.as_view({"put": "update", "patch": "partial_update"})})

@@ -68,9 +68,9 @@ DECLARED = {
     "park": {"transaction": False, "recovery": PARK},
 }
 VIEWS = {
-    name: idempotent(Operation(f"tests.orders.{name}", account=lambda request: ACCOUNT, **answers.DECLARED, **options))(
-        handle
-    )
+    name: idempotent(
+        Operation.declare(f"tests.orders.{name}", account=lambda request: ACCOUNT, **answers.DECLARED, **options)
+    )(handle)
     for name, options in DECLARED.items()
 }
 

@@ -35,7 +35,7 @@ def pay_unless_paid(request):
 @csrf_exempt
 @require_POST
 @token_required
-@idempotent(Operation("soak.drawn", **answers.DECLARED))
+@idempotent(Operation.declare("soak.drawn", **answers.DECLARED))
 def answer_as_drawn(request):
     """Write a row. The label determines the kind of answer."""
     label = json_of(request)["label"]

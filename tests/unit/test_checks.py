@@ -85,7 +85,7 @@ def test_the_defaults_and_the_sample_project_are_sound():
     ],
 )
 def test_a_wrong_setting_fails_the_check_and_its_first_use(entries, message_id, text):
-    operation = Operation("tests.wrong")
+    operation = Operation.declare("tests.wrong")
     with override_settings(IDEMPOTENCY=entries):
         (message,) = check_settings(None)  # one message for all operations
         assert messages() == {message_id: message}
@@ -141,7 +141,7 @@ def test_an_invalid_secret_is_not_shown(value):
     ],
 )
 def test_an_operation_made_wrong_by_settings_fails_the_check_and_its_use(policy, entries, message_id):
-    operation = Operation("tests.wrong", **policy)
+    operation = Operation.declare("tests.wrong", **policy)
     if entries:
         assert messages() == {}
     with override_settings(IDEMPOTENCY=entries):
@@ -171,7 +171,7 @@ class ElsewhereRouter:
 @pytest.mark.failure_27
 def test_records_outside_the_default_database_are_reported(monkeypatch):
     monkeypatch.setitem(connections.settings, "records", connection.settings_dict)
-    Operation("tests.elsewhere")
+    Operation.declare("tests.elsewhere")
     with override_settings(DATABASE_ROUTERS=[ElsewhereRouter()]):
         found = messages()
     assert "'records'" in found["idempotency.W001"].msg
@@ -209,7 +209,7 @@ def test_heartbeats_behind_a_pooler_are_reported(monkeypatch, pooled, known, war
     monkeypatch.setattr(type(upkeep_for("default")), "is_pooled", lambda upkeep: pooled)
     renewals = {"default": "default"} if known else {}
     with forgetting_operations(), override_settings(IDEMPOTENCY={"RENEWAL_DATABASES": renewals}):
-        Operation("a.beating", heartbeat=timedelta(minutes=5))  # listed first in the shortened message
+        Operation.declare("a.beating", heartbeat=timedelta(minutes=5))  # listed first in the shortened message
         assert ["a.beating" in message.msg for message in messages().values()] == ([True] if warned else [])
 
 
@@ -252,14 +252,14 @@ def test_an_untested_database_is_reported(vendor, mariadb, version, tested, monk
 )
 def test_a_server_that_may_lose_claims_is_reported_for_outside_effects(monkeypatch, found, expected):
     monkeypatch.setattr(type(upkeep_for("default")), "replication", Mock(side_effect=[found] * 3))
-    outside = [Operation(f"tests.{name}", transaction=False, recovery=PARK) for name in "abcd"]
+    outside = [Operation.declare(f"tests.{name}", transaction=False, recovery=PARK) for name in "abcd"]
     monkeypatch.setattr("idempotency.checks.declared_operations", lambda: outside)
     shown = messages()
     assert {message_id.removeprefix("idempotency.") for message_id in shown} == expected
     assert all("tests.a, tests.b, tests.c, …" in message.msg for message in shown.values())
     assert check_databases(None) == []  # which may not connect
 
-    inside = [Operation("tests.inside")]
+    inside = [Operation.declare("tests.inside")]
     monkeypatch.setattr("idempotency.checks.declared_operations", lambda: inside)
     assert messages() == {}
 
@@ -269,7 +269,7 @@ def test_records_of_an_operation_that_no_code_declares_are_reported():
     make_records(2, operation="charges.renamed", expires=-HOUR)
     make_records(3, operation="tests.declared", expires=HOUR)
     with forgetting_operations():
-        Operation("tests.declared")
+        Operation.declare("tests.declared")
         assert messages() == {}
         make_records(2, operation="charges.renamed", expires=HOUR)
         found = messages()["idempotency.W027"].msg

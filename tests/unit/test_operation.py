@@ -23,7 +23,7 @@ from idempotency.options.table import (
 
 
 def test_an_operation_reads_the_settings_when_its_policy_is_used():
-    operation = Operation("tests.settings")
+    operation = Operation.declare("tests.settings")
     defaults = (timedelta(days=3), timedelta(seconds=60), CONFLICT)
     assert (operation.policy.retention, operation.policy.lease, operation.policy.in_progress) == defaults
     entries = {
@@ -61,7 +61,7 @@ def test_a_declared_option_overrides_the_settings_even_if_false():
         "in_progress": ACCEPTED,
         "recordable": only_created,
     }
-    operation = Operation("tests.declared", account=f"{__name__}.an_account", **declared)
+    operation = Operation.declare("tests.declared", account=f"{__name__}.an_account", **declared)
     with override_settings(IDEMPOTENCY={"KEY_REQUIRED": True, "RETENTION": timedelta(days=9), "IN_PROGRESS": CONFLICT}):
         for name, value in {**declared, "account": an_account}.items():
             assert getattr(operation.policy, name) == value
@@ -99,9 +99,9 @@ def test_a_declared_option_overrides_the_settings_even_if_false():
 )
 def test_a_wrong_policy_or_name_is_refused_at_its_declaration(policy, error):
     with pytest.raises(ImproperlyConfigured, match=error):
-        Operation(**{"name": "tests.wrong", **policy})
+        Operation.declare(**{"name": "tests.wrong", **policy})
     assert registry.get("tests.wrong") is None
-    assert Operation("tests.inside").recovery is REEXECUTE  # the default within a transaction
+    assert Operation.declare("tests.inside").recovery is REEXECUTE  # the default within a transaction
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 31, "5", True, float("nan")])
@@ -112,10 +112,10 @@ def test_a_wait_is_bounded(seconds):
 
 
 def test_one_name_cannot_have_two_policies():
-    first = Operation("tests.twice", lease=timedelta(seconds=5))
-    Operation("tests.twice", lease=timedelta(seconds=5))  # the same declaration, as in a reloaded module
+    first = Operation.declare("tests.twice", lease=timedelta(seconds=5))
+    Operation.declare("tests.twice", lease=timedelta(seconds=5))  # the same declaration, as in a reloaded module
     with pytest.raises(ImproperlyConfigured, match="already declared"):
-        Operation("tests.twice", lease=timedelta(seconds=6))
+        Operation.declare("tests.twice", lease=timedelta(seconds=6))
     assert first.policy.retention == timedelta(days=3)
     with override_settings(IDEMPOTENCY={"RETENTION": timedelta(days=9)}):
         assert first.policy.retention == timedelta(days=9)
@@ -123,7 +123,7 @@ def test_one_name_cannot_have_two_policies():
 
 
 def test_a_bare_name_means_the_operation_declared_under_it():
-    declared = Operation("tests.elsewhere", lease=timedelta(seconds=5))
+    declared = Operation.declare("tests.elsewhere", lease=timedelta(seconds=5))
     assert operation_for("tests.elsewhere", {}) is declared
     assert operation_for(declared, {}) is declared
     assert operation_for("tests.new", {}).policy.lease == timedelta(seconds=60)
@@ -133,6 +133,18 @@ def test_a_bare_name_means_the_operation_declared_under_it():
     assert operation_for("tests.elsewhere", {"lease": timedelta(seconds=5)}) is declared
     with pytest.raises(ImproperlyConfigured, match="already declared"):
         operation_for("tests.elsewhere", {"lease": timedelta(seconds=6)})
+
+
+def test_a_constructor_declares_nothing_and_no_use_takes_an_undeclared_operation():
+    made = Operation("tests.undeclared")
+    assert registry.get("tests.undeclared") is None
+    for use in Use:
+        with pytest.raises(ImproperlyConfigured, match=r"not declared.*Operation\.declare\('tests\.undeclared'"):
+            operation_for(made, {}, use)
+    declared = Operation.declare("tests.undeclared")
+    assert registry.get("tests.undeclared") is declared is operation_for(declared, {})
+    with pytest.raises(ImproperlyConfigured, match="not declared"):  # equal, but it would keep the settings of today
+        operation_for(made, {})
 
 
 # Other lists of the options are compared with their one declaration
@@ -186,13 +198,13 @@ def test_options_are_typed_keywords(takes_options, arguments):
 
 def test_an_unknown_argument_is_reported_with_the_likely_one():
     with pytest.raises(TypeError, match=r"'leese'. Did you mean 'lease'"):
-        Operation("tests.unknown", leese=timedelta(seconds=1))
+        Operation.declare("tests.unknown", leese=timedelta(seconds=1))
     with pytest.raises(TypeError, match=r"'qqqq'. It takes retention, lease"):
-        Operation("tests.unknown", qqqq=1)
+        Operation.declare("tests.unknown", qqqq=1)
 
 
 def test_a_policy_is_read_once_until_the_settings_change():
-    operation = Operation("tests.kept")
+    operation = Operation.declare("tests.kept")
     with override_settings(IDEMPOTENCY={"RETENTION": timedelta(days=9)}):
         policy = operation.policy
         assert policy.retention == timedelta(days=9)
@@ -224,7 +236,7 @@ SAMPLES = {
 @pytest.mark.parametrize(("use", "name"), WITHOUT_EFFECT)
 def test_an_option_without_effect_is_refused(use, name):
     argument = {name: SAMPLES[name]}
-    for declaration in ("tests.idle", Operation("tests.shared", **argument), "tests.shared"):
+    for declaration in ("tests.idle", Operation.declare("tests.shared", **argument), "tests.shared"):
         given = argument if declaration == "tests.idle" else {}
         with pytest.raises(ImproperlyConfigured, match=f"{name}= has no effect on a (claim|task)"):
             operation_for(declaration, given, use)

@@ -55,7 +55,7 @@ def test_json_too_deep_for_a_database_is_stored_in_an_envelope(monkeypatch, text
 def test_a_response_without_content_type_or_body_is_replayed_unchanged():
     response = HttpResponse(status=204)
     del response["Content-Type"]
-    operation = Operation("tests.outcome")
+    operation = Operation.declare("tests.outcome")
     for kept in (outcome_of(response, operation.policy), Outcome(status=204)):
         replay = response_of(kept)
         assert (replay.status_code, replay.content, replay.has_header("Content-Type")) == (204, b"", False)

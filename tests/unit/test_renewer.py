@@ -18,7 +18,7 @@ from idempotency.store import Fence
 
 @pytest.fixture
 def owned():
-    operation = Operation("tests.renewed")
+    operation = Operation.declare("tests.renewed")
     fence = Fence(Scope("a", operation.name, "k"), 1, 1, "v1:0")
     store = SimpleNamespace(using="default", has_one_writer=False)
     return Ownership(operation.policy, fence, store, shares_connection=False)

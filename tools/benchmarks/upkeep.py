@@ -25,8 +25,8 @@ from .report import Table
 
 #: The smallest table, and the one that ``--rows`` gives.
 SIZES = 2
-ABANDONED = Operation("benchmarks.abandoned")
-CHARGES = Operation("benchmarks.charges")
+ABANDONED = Operation.declare("benchmarks.abandoned")
+CHARGES = Operation.declare("benchmarks.charges")
 
 # Rows in the order of their ids, the oldest first. A fifth is past its retention. "whale" has a fifth of the rows, all
 # other accounts have fifty, and all rows of "closed" are among the oldest that are kept. Half of the records keep their

@@ -309,4 +309,4 @@ class PackageAtomicView(IdempotentMixin, BareAtomicView):
 class PackageDurableView(IdempotentMixin, BareView):
     """The claim's COMMIT waits for the disk, because the operation must not lose it in a crash."""
 
-    idempotent_operations: ClassVar = {"post": Operation("benchmarks.durable", recovery=PARK)}
+    idempotent_operations: ClassVar = {"post": Operation.declare("benchmarks.durable", recovery=PARK)}

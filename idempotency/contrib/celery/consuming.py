@@ -70,8 +70,8 @@ def idempotent_task(
         failed.
     :param max_attempts: how many runs of one message may be cut off, for example by killing the worker, before it
         is dead-lettered as a poison message. Celery counts runs that end in a retry or a failure.
-    :param policy: keyword arguments of ``Operation``, if ``operation`` is a name, except arguments about requests or
-        clients' keys.
+    :param policy: keyword arguments of ``Operation.declare()``, if ``operation`` is a name, except arguments about
+        requests or clients' keys.
     :raises ImproperlyConfigured: the decorated object is not a plain function, or an argument is invalid or has no
         effect on a task.
     :raises TypeError: a keyword argument is unknown.

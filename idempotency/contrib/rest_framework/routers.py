@@ -87,7 +87,10 @@ def _protected(viewset: Any, mapping: Mapping[str, str]) -> dict[str, _ByRouter]
             f"The router can't protect the action {name!r} of {dotted(viewset)}, because DRF's as_view() uses this "
             f"name itself. Rename the action and write url_path={name!r}, or put @idempotent on it."
         )
-    return {name: _ByRouter(operation_named_after(viewset, name), viewset, name) for name in names}
+    protected = {name: _ByRouter(operation_named_after(viewset, name), viewset, name) for name in names}
+    for handler in protected.values():
+        handler.register()
+    return protected
 
 
 def _refuse_lost_arguments(callback: Any) -> None:

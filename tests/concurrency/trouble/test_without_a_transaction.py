@@ -198,7 +198,7 @@ def test_an_unreachable_server_leaves_the_claim_to_recovery(post, monkeypatch):
 
 
 def owned(in_transaction):
-    operation = Operation("tests.owned", transaction=in_transaction, recovery=REEXECUTE)
+    operation = Operation.declare("tests.owned", transaction=in_transaction, recovery=REEXECUTE)
     return ownership.Ownership(
         operation.policy,
         Fence(Scope("a", operation.name, "k"), 1, 1, "v1:0"),

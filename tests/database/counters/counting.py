@@ -10,7 +10,7 @@ from idempotency.contrib.dashboard.models import IdempotencyCounter
 from idempotency.identity.scope import Scope
 from tests.database.statements import before_statement
 
-operation = Operation("tests.counters")
+operation = Operation.declare("tests.counters")
 SCOPE = Scope("1", operation.name, "k")
 CLAIMED = (operation.name, "claimed")
 

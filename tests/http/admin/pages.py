@@ -65,8 +65,8 @@ def listed(client, url=LIST, **query):
     return list(page.context["cl"].result_list)
 
 
-charges = Operation("tests.admin.charges")
-refunds = Operation("tests.admin.refunds")
+charges = Operation.declare("tests.admin.charges")
+refunds = Operation.declare("tests.admin.refunds")
 
 
 def detail(pk, view="change", model="idempotencyrecord"):

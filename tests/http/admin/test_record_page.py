@@ -38,8 +38,10 @@ from tests.records import HOUR, make_records
 # These pages show one row. The lists use more SQL, so ``test_records`` runs on every database.
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
-parks = Operation("tests.admin.parks", transaction=False, recovery=PARK)
-reconciles = Operation("tests.admin.reconciles", transaction=False, recovery=Reconcile(lambda record: Unknown()))
+parks = Operation.declare("tests.admin.parks", transaction=False, recovery=PARK)
+reconciles = Operation.declare(
+    "tests.admin.reconciles", transaction=False, recovery=Reconcile(lambda record: Unknown())
+)
 
 EVERY_ACTION = ["record_outcome", "mark_not_executed", "release"]
 
@@ -272,7 +274,7 @@ def test_the_page_shows_the_derived_keys_of_steps_and_named_calls(operator):
 
 def test_calls_of_the_running_process_are_listed_with_their_derived_keys(operator, monkeypatch):
     monkeypatch.setattr("idempotency.operation.MAX_CALLS", 3)
-    operation = Operation("tests.admin.calls")
+    operation = Operation.declare("tests.admin.calls")
     with claim(operation.name, account_id="alice", key="one") as run:
         for name in ("provider.pay", "provider.ship", "provider.pay"):
             run.claim.derive_key(name)

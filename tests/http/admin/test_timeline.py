@@ -27,8 +27,8 @@ from tests.records import HOUR, MINUTE, from_now, make_records
 
 pytestmark = pytest.mark.django_db
 
-order = Operation("tests.timeline.order", transaction=False, recovery=REEXECUTE)
-receipt = Operation("tests.timeline.receipt")
+order = Operation.declare("tests.timeline.order", transaction=False, recovery=REEXECUTE)
+receipt = Operation.declare("tests.timeline.receipt")
 
 MISSING = "Some messages or consumers may be missing"
 EVERYTHING = ("view_idempotencyrecord", "view_response_body", "view_outboxmessage")
