@@ -84,7 +84,8 @@ class UTCDateTimeField(_DateTimeField):
 
     PostgreSQL stores instants. Other databases store wall clocks, and by a local one a lease would end an hour early or
     late in two nights a year. In Python it is as in any ``DateTimeField``: aware, or without ``USE_TZ`` naive in the
-    project's zone. For an hour a year naive times are ambiguous, so the database compares what decides.
+    project's zone. For an hour a year naive times are ambiguous, so the database compares what decides. None is sent to
+    the database, because a worker of Citus would read it in the zone of its session, not the coordinator's.
     """
 
     def from_db_value(self, value: datetime | None, expression: object, connection: Any) -> datetime | None:
@@ -95,9 +96,10 @@ class UTCDateTimeField(_DateTimeField):
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
         moment = value if prepared else self.get_prep_value(value)
-        if isinstance(moment, datetime) and not connection.features.supports_timezones:
-            aware = moment if is_aware(moment) else make_aware(moment, get_default_timezone())
-            moment = make_naive(aware, UTC)  # the backend leaves it as it is
+        if isinstance(moment, datetime):
+            moment = moment if is_aware(moment) else make_aware(moment, get_default_timezone())
+            if not connection.features.supports_timezones:
+                moment = make_naive(moment, UTC)  # the backend leaves it as it is
         return super().get_db_prep_value(moment, connection, prepared=True)
 
 

@@ -20,8 +20,9 @@ from idempotency.protocol import ownership
 from idempotency.protocol.ownership import Ownership
 from idempotency.store import store_for
 from tests.database.claiming import acquire, again
+from tests.database.statements import execute
 from tests.outbox import make_messages
-from tests.records import MINUTE
+from tests.records import MINUTE, make_records
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -90,6 +91,19 @@ def test_every_time_is_the_projects_now():
     same = IdempotencyRecord.objects.filter(created_at=record.created_at, expires_at__gt=now())
     assert (same.get().created_at, same.get().expires_at) == (record.created_at, record.expires_at)
     assert {entry["event"] for entry in record.history} == {"released", "taken_over"}
+
+
+@pytest.mark.postgres
+@pytest.mark.usefixtures("_zones")
+def test_a_query_by_a_time_does_not_depend_on_the_zone_of_the_session():
+    """Which on a worker of Citus isn't the coordinator's. The purge and the sweep query from the last batch's time."""
+    make_records(1)
+    record = IdempotencyRecord.objects.get()
+    execute("SET TIME ZONE 'America/Lima'")
+    assert IdempotencyRecord.objects.filter(created_at=record.created_at, expires_at__lte=record.expires_at).exists()
+    record.save(update_fields=["created_at"])
+    connection.close()  # the next session has the zone that Django relies on
+    assert IdempotencyRecord.objects.get().created_at == record.created_at
 
 
 @pytest.mark.failure_113
