@@ -1,9 +1,9 @@
-"""``python -m tools.citus --binaries DIRECTORY PART``: run tests on Citus, with a coordinator and two workers.
+"""``python -m tools.citus PART``: run tests on Citus, with a coordinator and two workers.
 
-``DIRECTORY`` is the ``bin`` of a PostgreSQL with the Citus extension. The servers are temporary and listen on Unix
-sockets. The parts are ``checks`` (``tests/on_citus.py``); ``suite``, the tests that may depend on the database, except
-for those marked ``except_citus``; ``crashes``, the crash matrix; and ``deliveries``, every delivery fault. Other
-arguments are passed to pytest, ``tools.crashes`` or ``tools.deliveries``.
+``CITUS_BINARIES`` is the ``bin`` directory of a PostgreSQL with the extension; by default, Debian's PostgreSQL 15. The
+servers are temporary and listen on Unix sockets. The parts are ``checks`` (``tests/on_citus.py``); ``suite``, the tests
+that may depend on the database, except for those marked ``except_citus``; ``crashes``, the crash matrix; and
+``deliveries``, every delivery fault. Other arguments are passed to pytest, ``tools.crashes`` or ``tools.deliveries``.
 """
 
 from __future__ import annotations
@@ -161,19 +161,15 @@ def crashes(cluster: Cluster, arguments: Sequence[str]) -> int:
             world.migrate(url)
             yield ServersInTurn(cluster, url)
 
-    with (
-        spread_worlds(cluster),
-        patch.object(crash, "server_to_stop", servers_to_stop),
-        patch.object(sys, "argv", ["tools.crashes", *arguments]),
-    ):
-        return crash.main()
+    with spread_worlds(cluster), patch.object(crash, "server_to_stop", servers_to_stop):
+        return crash.main(arguments)
 
 
 def deliveries(cluster: Cluster, arguments: Sequence[str]) -> int:
     from tools.deliveries import main as deliver
 
-    with spread_worlds(cluster), patch.object(sys, "argv", ["tools.deliveries", *arguments]):
-        return deliver()
+    with spread_worlds(cluster):
+        return deliver(arguments)
 
 
 #: The function that runs each part.
@@ -187,11 +183,11 @@ PARTS: dict[str, Callable[[Cluster, Sequence[str]], int]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.citus", description=__doc__)
-    parser.add_argument("--binaries", type=Path, required=True)
     parser.add_argument("part", choices=sorted(PARTS))
     options, rest = parser.parse_known_args()
-    with running_citus(options.binaries) as cluster:
-        os.environ |= {"DATABASE_URL": cluster.coordinator, BINARIES_VARIABLE: str(options.binaries)}
+    binaries = Path(os.environ.get("CITUS_BINARIES", "/usr/lib/postgresql/15/bin"))
+    with running_citus(binaries) as cluster:
+        os.environ |= {"DATABASE_URL": cluster.coordinator, BINARIES_VARIABLE: str(binaries)}
         return PARTS[options.part](cluster, rest)
 
 

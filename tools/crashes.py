@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from itertools import product
 
@@ -56,7 +56,7 @@ class Report:
         self._started, self._cells = time.monotonic(), 0
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.crashes", description=__doc__)
     parser.add_argument("--database", choices=["mariadb", "postgres", "sqlite"], default="postgres")
     parser.add_argument("--pgbouncer", action="store_true", help="run the matrix through PgBouncer in transaction mode")
@@ -69,7 +69,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="run every kind and level on PostgreSQL, direct and pooled")
     parser.add_argument("--restarts", type=int, default=0, help="how often PostgreSQL is stopped under load")
     parser.add_argument("--failover", action="store_true", help="only run the failover")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.database != "postgres" and (options.pgbouncer or options.all):
         parser.error("--pgbouncer and --all require PostgreSQL")
     chosen = [

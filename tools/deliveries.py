@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from testproject.harness.redis import RedisMissingError
 from tests.delivery.faults import FAULTS, run
@@ -22,12 +22,12 @@ from tests.results import note
 from tools.reports import markdown, say
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.deliveries", description=__doc__)
     parser.add_argument("--messages", type=int, default=40, help="messages of each kind for each fault and broker")
     parser.add_argument("--broker", choices=BROKERS, action="append", help="run only this one; may be repeated")
     parser.add_argument("--fault", choices=FAULTS, action="append", help="run only this one; may be repeated")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     verdicts: list[Verdict] = []
     failed = False
     started = time.monotonic()
