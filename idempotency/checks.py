@@ -137,7 +137,7 @@ def _undeclared_operations(using: str) -> Iterator[CheckMessage]:
 
 
 def _incomplete_tables(using: str) -> Iterator[CheckMessage]:
-    """What is missing from our tables, if all of our migrations are applied. Otherwise ``migrate`` says so."""
+    """The missing parts of our tables, if all of our migrations are applied. Otherwise ``migrate`` reports them."""
     missing = _fetch(using, lambda upkeep: [*_missing_parts(upkeep.connection)])
     if missing:
         yield Error(

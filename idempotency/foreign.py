@@ -4,7 +4,7 @@ A release may rename any of them. ``tests/contrib/test_foreign.py`` then fails w
 the read raises ``AttributeError``, unless its comment says otherwise. An assignment would have no effect, so
 ``Assigned`` refuses it.
 
-Three kinds of names are not here: what is imported, because a missing name fails the import; the interface that
+Three kinds of names are not here: imported ones, because a missing name fails the import; the interface that
 third-party database backends implement, whose changes Django announces; and what a library documents.
 """
 
@@ -45,7 +45,7 @@ class Assigned:
             )
 
 
-# Django: a request. No public function tells whether its body is read.
+# Django: a request. No public function reports whether its body is read.
 
 #: Absent until the body is buffered. Under another name, every body would be taken for unread.
 BODY: Final = "_body"

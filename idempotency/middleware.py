@@ -55,7 +55,7 @@ def _headers_without_exchange(request: HttpRequest, status: int) -> dict[str, st
     """The headers of a response for which no protected handler was called.
 
     The route doesn't use keys, or a check above the handler, such as a throttle, refused without looking up the record.
-    If such a response is a success, something runs in place of the protected handler. A 405, or the 404 of an unknown
+    If such a response is a success, something runs instead of the protected handler. A 405, or the 404 of an unknown
     URL, gets no status: the key may have been used with another method.
     """
     match, method = request.resolver_match, request.method or ""
@@ -78,7 +78,7 @@ def _report_bypass(operation: str, route: str) -> None:
     logger.error(
         "Route %r is declared under operation %r, but a request with a key succeeded without it, so it runs again at "
         "each retry. Something in the view calls another handler: for example, its dispatch() has a table of handlers, "
-        "or its setup() replaces one. Put @idempotent on what is called, or let dispatch() call the class's handlers.",
+        "or its setup() replaces one. Put @idempotent on that handler, or let dispatch() call the class's handlers.",
         route,
         operation,
     )

@@ -80,7 +80,7 @@ class JSONTextField(UnicodeTextField):
 
 
 class UTCDateTimeField(_DateTimeField):
-    """A time that the database stores in UTC, whatever ``USE_TZ`` and ``TIME_ZONE`` are.
+    """A time that the database stores in UTC, regardless of ``USE_TZ`` and ``TIME_ZONE``.
 
     PostgreSQL stores instants. Other databases store wall clocks, and by a local one a lease would end an hour early or
     late in two nights a year. In Python it is as in any ``DateTimeField``: aware, or without ``USE_TZ`` naive in the

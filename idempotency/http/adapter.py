@@ -127,7 +127,7 @@ class Adapter:
         return problem_response(error, self.profile)
 
     def add_headers_to_refusal(self, headers: Mapping[str, str]) -> None:
-        """Add headers to the framework's response to an exception that propagates, such as that of a parser."""
+        """Add headers to the framework's response to an exception that propagates, such as a parser's."""
 
     def permit_replay(self) -> None:
         """Run the handler's own checks as far as the framework allows, and undo their writes.

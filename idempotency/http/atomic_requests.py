@@ -60,7 +60,7 @@ def is_within_atomic_requests(callback: object) -> bool:
 
 
 def opened_here(callback: object) -> list[str]:
-    """The databases on which this package opens the transaction of ATOMIC_REQUESTS in place of Django."""
+    """The databases on which this package opens the transaction of ATOMIC_REQUESTS instead of Django."""
     databases = databases_with_atomic_requests()
     exemption = getattr(callback, foreign.NON_ATOMIC_REQUESTS, None) if databases else None
     return (

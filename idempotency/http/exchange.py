@@ -71,7 +71,7 @@ class Exchange:
     owned: Ownership | None = None
     #: The recorded outcome.
     outcome: Outcome | None = None
-    #: An error of the handler that is no refusal of this request.
+    #: An error of the handler that does not refuse this request.
     crash: BaseException | None = None
 
     def answer(self) -> Any | None:

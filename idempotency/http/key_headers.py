@@ -24,7 +24,7 @@ class Reached(Enum):
     NOTHING = auto()  # the record was not looked up
     NO_PROTECTION = auto()  # nothing looks up the key, and the handler runs at each request
     ATTEMPT = auto()  # the handler ran, and nothing of it is kept
-    UNKNOWN_EFFECT = auto()  # the handler ran, and what it did outside of the transaction is unknown
+    UNKNOWN_EFFECT = auto()  # the handler ran, and its effects outside of the transaction are unknown
     COMMIT = auto()  # the handler ran, and its outcome is committed
     OUTCOME = auto()  # there is an outcome, and the caller did not get it
     JOB = auto()  # the outcome is a job, which is still running

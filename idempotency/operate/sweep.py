@@ -110,7 +110,7 @@ def _look_ahead(using: str, operations: Mapping[str, Operation]) -> tuple[dateti
     """Read the abandoned claims once, so that a process which declares none of their operations reads no more.
 
     :returns: the lease of the first claim that this process may settle, or None, and how many it may not settle, by
-        operation. If there are too many to list, the first lease may be that of the last one listed.
+        operation. If there are too many to list, it may be the lease of the last one listed.
     """
     listed = list(abandoned(using).values_list("operation", "lease_expires_at")[:MAX_LISTED])
     leases = (lease for name, lease in listed if name in operations)

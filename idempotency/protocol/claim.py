@@ -99,8 +99,8 @@ class Claim:
             Charge.objects.create(provider_id=charge.id)
 
         From here on the handler runs as with ``transaction=True``, except that ``recovery`` decides what happens if it
-        ends without an outcome: what it did before is not undone. The lease is renewed first, over a new connection if
-        the connection was lost during the calls.
+        ends without an outcome: its earlier effects stay. The lease is renewed first, over a new connection if the
+        connection was lost during the calls.
 
         :raises ImproperlyConfigured: the operation declares ``transaction=True``, so its transaction has begun already.
         :raises OuterTransactionError: a transaction is open.

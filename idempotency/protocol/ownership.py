@@ -52,7 +52,7 @@ class End(Enum):
 
     NOT_BEGUN = auto()  # the operation has not begun
     ROLLED_BACK = auto()  # its transaction kept nothing; in autocommit, the outcome is not recorded
-    ENDED_ITSELF = auto()  # the operation ended its transaction itself, and what it committed is unknown
+    ENDED_ITSELF = auto()  # the operation ended its transaction itself, and what it has committed is unknown
     UNKNOWN = auto()  # COMMIT is sent, after the completing update or with it
     COMMITTED = auto()  # business state and outcome are committed
 

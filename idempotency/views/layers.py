@@ -49,7 +49,7 @@ _MARK: Final = "_self_idempotency_checks_nothing"
 def checks_nothing(decorator: _Decorator) -> _Decorator:
     """Allow a decorator below a protection, where a replay doesn't run it.
 
-    Use the decorator that it returns, which marks what it makes::
+    Use the decorator that it returns, which marks its wrappers::
 
         timed = checks_nothing(library.timed)
         traced = checks_nothing(library.traced("any name"))

@@ -225,7 +225,7 @@ def _ways_around(name: str, view_class: Any) -> Iterator[str]:
 
 
 def _own_bases(view_class: Any) -> Iterator[type]:
-    """A class and those of its bases that are not the framework's."""
+    """A class and its bases, without the framework's."""
     for base in getattr(view_class, "__mro__", ()):
         if base.__module__.partition(".")[0] not in {"builtins", "django", "rest_framework"}:
             yield base
@@ -265,7 +265,8 @@ def _names_in(code: CodeType) -> Iterator[str]:
 def _too_early(operation: Operation, codes: Collection[CodeType]) -> Iterator[str]:
     """What a handler seems to commit or to end before its outcome is committed.
 
-    :param codes: the code of the handler and of what it calls. Names prove nothing, so they only raise doubts.
+    :param codes: the code of the handler and of the functions that it calls. Names prove nothing, so they only
+        raise doubts.
     """
     names = {name for code in codes for name in (*code.co_names, *code.co_freevars)}
     is_in_transaction = operation.declared["transaction"] or "begin" in names

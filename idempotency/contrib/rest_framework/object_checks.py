@@ -59,7 +59,7 @@ def arguments_of_lookup(view: Any, parameters: Collection[str], queryset: object
 
 
 def check_object(view: Any, arguments: Iterable[str]) -> None:
-    """Call ``get_object()``, which checks the caller's permissions, and roll back what it writes to any database.
+    """Call ``get_object()``, which checks the caller's permissions, and roll back its writes to any database.
 
     :param arguments: the names from ``arguments_of_lookup``.
     :raises Exception: a check refused the caller, or failed.
