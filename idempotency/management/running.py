@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
-from django.db.models import QuerySet
 
 from ..operate.batches import BatchResult
 from ..operate.statistics import Number, undeclared
@@ -27,12 +26,12 @@ _Result = TypeVar("_Result", bound=BatchResult)
 
 EXIT_REFUSED = 1
 EXIT_USAGE = 2
-EXIT_WORK_LEFT = 3
+EXIT_ROWS_LEFT = 3
 EXIT_UNKNOWN_OPERATIONS = 4
 EXIT_SIGNAL = 128  # plus the signal's number, as shells do
 
 #: The end of a command's help.
-EXIT_CODES = "Exit codes: 0 done, 1 the database refused, 2 invalid argument, 3 more is due"
+EXIT_CODES = "Exit codes: 0 done, 1 the database refused, 2 invalid argument"
 
 # Python resumes a sleep after handling a signal, so a pause is slept in slices.
 SLICE = 0.2  # seconds
@@ -132,8 +131,6 @@ class Work(Generic[_Result]):
     """The rows of one kind that a run processes."""
 
     batches: Iterator[_Result]
-    #: The rows that are due.
-    due: QuerySet[Any]
     #: Describes a result in a sentence.
     describe: Callable[[_Result], str]
 
@@ -175,7 +172,6 @@ class BatchCommand(BaseCommand, ABC, Generic[_Result]):
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_batch_size(parser, self.batch_of, self.default_batch, self.largest_batch)
-        parser.add_argument("--max-batches", type=int, metavar="N", help="stop a run after N batches (default: none)")
         parser.add_argument("--dry-run", action="store_true", help="report how many rows are due, and change nothing")
         if self.default_watch is not None:
             watch = "run repeatedly, with this pause between; SIGINT or SIGTERM ends it (default: %(const)g)"
@@ -192,9 +188,7 @@ class BatchCommand(BaseCommand, ABC, Generic[_Result]):
         watch, dry_run = options.get("watch"), options["dry_run"]
         self.verbosity: int = options["verbosity"]
         self.batch_size: int = options["batch_size"]
-        self.max_batches: int | None = options["max_batches"]
         check_batch_size(self.batch_size, self.largest_batch)
-        require(self.max_batches is None or self.max_batches >= 1, "--max-batches must be 1 or more.")
         in_range = watch is None or 0 < watch <= MAX_PAUSE
         require(in_range, f"--watch must be above 0 and up to {MAX_PAUSE:.0f} seconds.")
         require(watch is None or not dry_run, "--watch and --dry-run exclude each other.")
@@ -209,26 +203,17 @@ class BatchCommand(BaseCommand, ABC, Generic[_Result]):
                 self._run_repeatedly(watch)
 
     def _run_once(self) -> None:
-        left: list[QuerySet[Any]] = []
         complaints: dict[str, str] = {}
         with Stop() as stop:
             for work in self.works():
-                if stop.signum is not None:
-                    left.append(work.due)
-                    continue
                 result = self.take(work, stop)
                 complaints |= self.complaints(result)
                 if self.verbosity:
                     self.write(work.describe(result))
-                if not result.exhausted:
-                    left.append(work.due)
+                if stop.signum is not None:
+                    break
         self._write_errors(complaints)
-        # Check again, because a full last batch may have taken the last due row.
-        if any(rows.exists() for rows in left):
-            stop.end_command("More is due.")
-            if self.verbosity:
-                self.write(f"Stopped by --max-batches {self.max_batches}. More is due.")
-            sys.exit(EXIT_WORK_LEFT)
+        stop.end_command("More may be due.")
         if complaints:
             sys.exit(self.exit_code)
 
@@ -251,14 +236,14 @@ class BatchCommand(BaseCommand, ABC, Generic[_Result]):
                 stop.sleep(pause)
 
     def take(self, work: Work[_Result], stop: Stop) -> _Result:
-        """Take batches until nothing more is due, ``--max-batches`` are taken, or a signal arrives."""
+        """Take batches until nothing more is due or a signal arrives."""
         reported = time.monotonic()
-        total, taken = next(work.batches), 1
-        while not total.exhausted and taken != self.max_batches and stop.signum is None:
+        total = next(work.batches)
+        while not total.exhausted and stop.signum is None:
             if self.verbosity > 1 or (self.verbosity and time.monotonic() - reported >= REPORT_EVERY):
                 reported = time.monotonic()
                 self.write(f"So far: {work.describe(total)}")
-            total, taken = total + next(work.batches), taken + 1
+            total += next(work.batches)
         return total
 
     def _write_errors(self, complaints: Mapping[str, str]) -> None:

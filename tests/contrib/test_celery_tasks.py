@@ -19,60 +19,51 @@ from tests.records import HOUR, MINUTE, abandon, make_bodies, make_records
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-#: The work of each task, and its result when it is done and when it stops after two batches.
+#: The work of each task, and its result when it is done and when it stops after one batch.
 RUNS = {
     "recover": (
         lambda: (abandon(7, again), abandon(2, "tests.tasks.unknown")),
         tasks.recover_expired_leases,
         {"recoverable": 7, "completed": 0, "parked": 0, "postponed": 0}
         | {"unknown_operations": {"tests.tasks.unknown": 2}, "exhausted": True},
-        {"recoverable": 6, "unknown_operations": {"tests.tasks.unknown": 4}},
+        {"recoverable": 3, "unknown_operations": {"tests.tasks.unknown": 4}},
     ),
     "purge": (
         lambda: (make_records(7), make_records(1, Status.PARKED, expires=-MINUTE), make_records(1, expires=HOUR)),
         tasks.purge_expired_records,
         {"deleted": 7, "bodies": 0, "messages": 0, "exhausted": True},
-        {"deleted": 6},
+        {"deleted": 3},
     ),
     "purge of messages": (
         lambda: make_messages(7, MessageStatus.SENT, sent=-96 * HOUR),
         tasks.purge_expired_records,
         {"deleted": 0, "bodies": 0, "messages": 7, "exhausted": True},
-        {"messages": 6},
+        {"messages": 3},
     ),
     "purge of responses": (
         lambda: make_bodies(7),
         tasks.purge_expired_records,
         {"deleted": 0, "bodies": 7, "messages": 0, "exhausted": True},
-        {"bodies": 6},
+        {"bodies": 3},
     ),
     "relay": (
         lambda: (make_messages(7), make_messages(1, sender="tests.outbox.removed", due=timedelta(0))),
         tasks.relay_outbox,
         {"sent": 7, "postponed": 1, "dead": 0, "put_back": 0, "paused": {}, "exhausted": True},
-        {"sent": 6, "postponed": 0},
+        {"sent": 3, "postponed": 0},
     ),
 }
 
 
 @pytest.mark.parametrize(("make", "task", "done", "stopped"), RUNS.values(), ids=RUNS)
-def test_a_task_takes_a_bounded_number_of_batches_and_returns_plain_data(make, task, done, stopped):
+def test_a_task_begins_no_batch_near_its_time_limit_and_returns_plain_data(make, task, done, stopped, monkeypatch):
     broker.reset()
     make()
     counts = task(batch_size=3)
     assert json.loads(json.dumps(counts)) == counts == done
     make()
-    assert task(batch_size=3, max_batches=2) == done | stopped | {"exhausted": False}
-    assert tasks.MAX_BATCHES > 1
-
-
-def test_a_relay_stops_before_its_time_limit(monkeypatch):
-    """Messages of a killed run are sent again, so no batch may start too late to finish."""
-    broker.reset()
-    make_messages(7)
     monkeypatch.setattr(tasks, "TIME_LIMIT", 0)
-    counts = tasks.relay_outbox(batch_size=3)
-    assert (counts["sent"], counts["exhausted"]) == (3, False)
+    assert task(batch_size=3) == done | stopped | {"exhausted": False}
 
 
 def test_the_tasks_have_the_documented_names():

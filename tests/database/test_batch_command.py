@@ -59,8 +59,7 @@ class Eat(BatchCommand[Eaten]):
         self.disturb = lambda number: None
 
     def works(self):
-        left = SimpleNamespace(count=lambda: self.apples, exists=lambda: self.apples > 0)
-        yield Work(self._eat(), left, lambda eaten: f"Eaten {eaten.count}.")
+        yield Work(self._eat(), lambda eaten: f"Eaten {eaten.count}.")
 
     def _eat(self):
         def take(before):
@@ -109,17 +108,14 @@ def test_a_verbose_run_and_a_long_one_report_their_batches(eat, monkeypatch):
     assert run(eat, 3, verbosity=0) == (0, [], [])
 
 
-def test_a_run_stops_after_its_last_batch_and_reports_remaining_work(eat):
-    assert run(eat, 5, max_batches=2) == (3, ["Eaten 4.", "Stopped by --max-batches 2. More is due."], [])
-    assert run(eat, 4, max_batches=1, verbosity=0) == (3, [], [])
-    assert run(eat, max_batches=2) == (0, ["Eaten 3."], []), "it ended with its last batch"
-
-
 def test_complaints_have_a_separate_exit_code_and_are_never_silenced(eat):
     eat.worms = ["a", "b"]
     assert run(eat, 1) == (7, ["Eaten 1."], ["Worm a.", "Worm b."])
     assert run(eat, 1, verbosity=0) == (7, [], ["Worm a.", "Worm b."])
-    assert run(eat, 5, max_batches=1)[0] == 3, "remaining work takes precedence"
+    eat.disturb = raise_in(3, signal.SIGTERM)
+    with pytest.raises(CommandError) as stopped:
+        run(eat, 5)
+    assert stopped.value.returncode == 143, "a signal takes precedence"
 
 
 #: Each command's arguments, and the consequence that it reports if the database refuses.
@@ -154,8 +150,8 @@ def test_an_unknown_database_is_named(name, database):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_reads_and_bounds_its_batches(name):
     command, largest = COMMANDS[name]
-    parsed = command().create_parser("manage.py", name).parse_args(["--batch-size", "7", "--max-batches", "8"])
-    assert (parsed.batch_size, parsed.max_batches) == (7, 8)
+    parsed = command().create_parser("manage.py", name).parse_args(["--batch-size", "7"])
+    assert parsed.batch_size == 7
     with pytest.raises(CommandError, match=f"--batch-size must be between 1 and {largest}"):
         run_command(name, batch_size=largest + 1)
     assert run_command(name, batch_size=largest)[0] == 0
@@ -166,7 +162,6 @@ def test_each_command_reads_and_bounds_its_batches(name):
     [
         ({"batch_size": 0}, "--batch-size must be between 1 and 10"),
         ({"batch_size": 11}, "--batch-size must be between 1 and 10"),
-        ({"max_batches": 0}, "--max-batches must be 1 or more"),
         ({"watch": 0.0}, "--watch must be above 0"),
         ({"watch": float("nan")}, "--watch must be above 0"),
         ({"watch": 3601.0}, "--watch must be above 0 and up to 3600 seconds"),
@@ -207,16 +202,10 @@ def raise_in(batch, signum):
 def test_a_signal_ends_the_run_after_the_current_batch(eat, signum, code):
     handlers = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
     eat.disturb = raise_in(2, signum)
-    with pytest.raises(CommandError, match=rf"Stopped by {signum.name}\. More is due") as stopped:
+    with pytest.raises(CommandError, match=rf"Stopped by {signum.name}\. More may be due") as stopped:
         run(eat, 6)
     assert (stopped.value.returncode, eat.apples) == (code, 2)
     assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == handlers
-
-
-def test_a_signal_in_the_last_batch_changes_nothing(eat):
-    eat.disturb = raise_in(2, signal.SIGTERM)
-    assert run(eat, 3)[0] == 0
-    assert eat.apples == 0
 
 
 @pytest.fixture

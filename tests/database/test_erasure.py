@@ -86,7 +86,7 @@ def test_rows_in_a_state_of_a_newer_release_are_left_and_counted():
     assert erase() == (0, 0, left)
     assert erase(include_unresolved=True) == (0, 0, left)
     assert command() == (
-        running.EXIT_WORK_LEFT,
+        running.EXIT_ROWS_LEFT,
         [
             "Erased 0 records and 0 messages.",
             "Left: 1 record is in a state of a newer release. Finish the deploy, then run this again.",
@@ -160,7 +160,7 @@ def test_the_command_erases_and_reports_what_is_left_and_why():
     assert command() == (0, ["Erased 1 record and 1 message."])
     make_unfinished()
     code, lines = command()
-    assert code == running.EXIT_WORK_LEFT
+    assert code == running.EXIT_ROWS_LEFT
     assert lines == [
         "Erased 0 records and 0 messages.",
         "Left: 1 claim is live. Run this again when the lease is over.",

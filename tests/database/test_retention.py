@@ -158,24 +158,6 @@ def test_a_dry_run_counts_and_deletes_nothing():
     assert remaining() == {*kept}
 
 
-@pytest.mark.parametrize(
-    ("records", "messages", "bodies", "more"),
-    [(5, 0, 0, True), (0, 5, 0, True), (4, 4, 0, False), (3, 3, 0, False), (0, 0, 5, True), (0, 0, 4, False)],
-    ids=[
-        *("records are due", "messages are due", "the last batch was full", "the last batch was not full"),
-        *("bodies are due", "the last batch of bodies was full"),
-    ],
-)
-def test_a_run_reports_whether_its_last_batches_left_work(records, messages, bodies, more):
-    make_records(records)
-    make_sent(messages)
-    make_bodies(bodies)
-    code, lines = purge(batch_size=2, max_batches=2)
-    assert (code, "Stopped by --max-batches 2. More is due." in lines) == ((3, True) if more else (0, False))
-    with_bodies = IdempotencyRecord.objects.exclude(body_expires_at=None).count()
-    assert len(remaining()) - bodies + with_bodies + OutboxMessage.objects.count() == int(more)
-
-
 def test_rows_due_after_the_last_batch_are_left_to_the_next_run():
     make_records(1)
     with receiving(purged, then=make_records):

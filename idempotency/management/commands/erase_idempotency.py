@@ -13,7 +13,7 @@ from ...operate.erasure import DEFAULT_BATCH_SIZE, ERASED, MAX_BATCH_SIZE, UNRES
 from ...options import validators
 from ..running import (
     EXIT_CODES,
-    EXIT_WORK_LEFT,
+    EXIT_ROWS_LEFT,
     Stop,
     add_batch_size,
     check_batch_size,
@@ -43,7 +43,7 @@ class Command(BaseCommand):
     help = (
         "Erase an account's idempotency records with their steps, and its messages. Close the account first, because "
         "a later retry or delivery runs again. Live claims and unsent messages are never erased. A killed run can be "
-        f"repeated. {EXIT_CODES}."
+        f"repeated. {EXIT_CODES}, 3 rows remain."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -94,4 +94,4 @@ class Command(BaseCommand):
         self._report_left(left)
         stop.end_command("Run it again.")
         if left:
-            sys.exit(EXIT_WORK_LEFT)
+            sys.exit(EXIT_ROWS_LEFT)

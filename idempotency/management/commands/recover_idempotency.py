@@ -30,7 +30,7 @@ class Command(BatchCommand[RecoveryResult]):
 
     def works(self) -> Iterator[Work[RecoveryResult]]:
         batches = recover_batches(batch_size=self.batch_size, using=self.using)
-        yield Work(batches, abandoned(self.using)[:MAX_LISTED], _describe)
+        yield Work(batches, _describe)
 
     def take(self, work: Work[RecoveryResult], stop: Stop) -> RecoveryResult:
         result = super().take(work, stop)

@@ -30,7 +30,7 @@ class Command(BatchCommand[RelayResult]):
 
     def works(self) -> Iterator[Work[RelayResult]]:
         batches = relay_batches(batch_size=self.batch_size, using=self.using)
-        yield Work(batches, due(self.using)[:MAX_COUNTED], _describe)
+        yield Work(batches, _describe)
 
     def complaints(self, result: RelayResult) -> Mapping[str, str]:
         return {
