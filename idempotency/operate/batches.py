@@ -51,12 +51,13 @@ class BatchResult:
         return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
 
 
-def in_batches(take: Callable[[_Result | None], _Result]) -> Iterator[_Result]:
-    """Take batches until nothing more is due. ``take`` gets the previous result, or None."""
-    batch = None
-    while batch is None or not batch.exhausted:
-        batch = take(batch)
+def in_batches(take: Callable[[], _Result]) -> Iterator[_Result]:
+    """Take batches until nothing more is due."""
+    is_exhausted = False
+    while not is_exhausted:
+        batch = take()
         yield batch
+        is_exhausted = batch.exhausted
 
 
 def in_transaction(

@@ -41,8 +41,6 @@ class PurgeResult(BatchResult):
 
     #: The number of deleted rows or, if responses are purged, of changed rows.
     deleted: int = 0
-    #: The time at which the batch's last row became due, where the next batch starts. None if it found no row.
-    reached: datetime | None = None
 
     @property
     def touched(self) -> int:
@@ -98,16 +96,20 @@ def purge_oldest(
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
 
-    def purge_next(before: PurgeResult | None) -> PurgeResult:
-        def work(upkeep: Upkeep) -> PurgedRows:
-            rows = delete(upkeep, None if before is None else before.reached)
-            fault_point["purge.selected"]()
-            return rows
+    reached: datetime | None = None
 
+    def work(upkeep: Upkeep) -> PurgedRows:
+        rows = delete(upkeep, reached)
+        fault_point["purge.selected"]()
+        return rows
+
+    def purge_next() -> PurgeResult:
+        nonlocal reached
         # The COMMIT need not wait for the disk. If a server crash undoes the batch, the next run repeats it. A new
         # claim of a purged key comes later in the same log, so it can't survive without the deletion.
         rows = in_transaction(using, work, wait_for_disk=False)
-        return PurgeResult(rows.changed, rows.reached, exhausted=rows.found < batch_size)
+        reached = rows.reached
+        return PurgeResult(rows.changed, exhausted=rows.found < batch_size)
 
     return in_batches(purge_next)
 

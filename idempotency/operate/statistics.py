@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -60,8 +60,6 @@ class Precision(StrEnum):
     ESTIMATE = "estimate"  # the database's, from its last ANALYZE
     RECENT = "recent"  # processes report up to ten seconds late, and a killed process loses its last counts
     UNKNOWN = "unknown"  # the database does not provide it, or no app counts events
-
-    __str__ = str.__str__
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,9 @@ def stats(using: str | None = None) -> Stats:
     # From the newest id. A purge empties the other end, whose dead rows remain until a vacuum.
     total = _count(records.order_by("-pk"))
     claims = _claims_in_progress(records)
-    recoverable, parked = _count(records.recoverable()), _count_by_operation(records.parked())
+    recoverable = _count(records.recoverable())
+    # Grouped here, because the ORM can't group the rows of a bounded query.
+    parked = _tally(records.parked().order_by().values_list("operation", flat=True)[:MAX_COUNTED])
     if total.kind is Precision.AT_LEAST and size.records is not None:
         total = Number(max(size.records, MAX_COUNTED), Precision.ESTIMATE)
     # Exact if the total is exact, otherwise a lower bound.
@@ -170,15 +170,9 @@ def _count(records: QuerySet[IdempotencyRecord]) -> Number:
     return _bounded(records[:MAX_COUNTED].count())
 
 
-def _count_by_operation(records: QuerySet[IdempotencyRecord]) -> Number:
-    # Counted here, because the ORM can't group the rows of a bounded query.
-    return _tally(records.order_by().values_list("operation", flat=True)[:MAX_COUNTED])
-
-
 def _tally(operations: Iterable[str]) -> Number:
     tally = Counter(operations)
-    counted = _bounded(sum(tally.values()))
-    return Number(counted.value, counted.kind, dict(tally))
+    return replace(_bounded(tally.total()), by_operation=dict(tally))
 
 
 def _bounded(count: int) -> Number:

@@ -80,11 +80,8 @@ def recover_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None =
     :raises ValueError: the batch size is not between 1 and 10,000.
     """
     check_batch_size(batch_size, MAX_BATCH_SIZE)
-    return _sweep(using or records_database(), batch_size)
-
-
-def _sweep(using: str, batch_size: int) -> Iterator[RecoveryResult]:
-    """A batch starts at the lease where the one before it ended. What is left before it is skipped or locked."""
+    using = using or records_database()
+    # A batch starts at the lease where the one before it ended. What is left before it is skipped or locked.
     after: datetime | None = None
     result = RecoveryResult(exhausted=False)
     while not result.exhausted:

@@ -14,7 +14,7 @@ import logging
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -78,7 +78,11 @@ class Destination(NamedTuple):
         return f"Sender {self.sender}" if self.topic is None else f"Sender {self.sender}, topic {self.topic}"
 
 
-NONE_PAUSED: Final[Mapping[Destination, str]] = {}
+class Pause(NamedTuple):
+    """Why and for how long a destination gets no messages."""
+
+    duration: timedelta
+    error: str
 
 
 @dataclass
@@ -112,20 +116,20 @@ def due(using: str) -> QuerySet[OutboxMessage]:
 
 
 def relay_once(
-    *, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None, paused: Mapping[Destination, str] = NONE_PAUSED
+    *, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = None, paused: dict[Destination, Pause] | None = None
 ) -> RelayResult:
-    """Send one batch. Messages to the destinations that this run has ``paused``, with the error, are left."""
+    """Send one batch, without the messages to ``paused`` destinations. Adds those that fail."""
     check_batch_size(batch_size, MAX_BATCH_SIZE)
-    using = using or outbox_database()
+    using, paused = using or outbox_database(), {} if paused is None else paused
     until = time.monotonic() + LEASE.total_seconds() / 2  # from here, because the lease begins later
     # If the process dies before the COMMIT, nothing was taken; after it, the lease runs out. If it freezes before the
     # COMMIT, the rows stay locked until the database ends the session, and other relays skip them.
     batch = in_transaction(using, lambda upkeep: _take(upkeep, batch_size, paused), statement_timeout=STATEMENT_TIMEOUT)
     fault_point["relay.claimed"]()
-    result, pauses = RelayResult(exhausted=batch.exhausted), dict.fromkeys(paused, UNAVAILABLE_BACKOFF)
+    result = RelayResult(exhausted=batch.exhausted)
     for messages in (batch.messages, batch.suspects):
         if messages:
-            _settle(using, _send(messages, until, result, pauses, paused), result)
+            _settle(using, _send(messages, until, result, paused), result)
     for message in batch.dead:
         _announce_dead(message, result)
     if not result.touched and not result.paused:
@@ -144,13 +148,8 @@ def relay_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | None = N
     :raises RuntimeError: a transaction is open.
     :raises DatabaseError: the database refuses. Messages that were sent but not marked are sent again.
     """
-    paused: dict[Destination, str] = {}
-
-    def take(before: RelayResult | None) -> RelayResult:
-        paused.update(before.paused if before else ())
-        return relay_once(batch_size=batch_size, using=using, paused=paused)
-
-    return in_batches(take)
+    paused: dict[Destination, Pause] = {}
+    return in_batches(lambda: relay_once(batch_size=batch_size, using=using, paused=paused))
 
 
 @dataclass
@@ -200,34 +199,33 @@ class _Outcomes:
 
 
 def _send(
-    messages: list[OutboxMessage],
-    until: float,
-    result: RelayResult,
-    pauses: dict[Destination, timedelta],
-    earlier: Mapping[Destination, str],
+    messages: list[OutboxMessage], until: float, result: RelayResult, pauses: dict[Destination, Pause]
 ) -> _Outcomes:
     outcomes = _Outcomes()
     for message in messages:
         everything, topic = Destination(message.sender), Destination(message.sender, message.topic)
-        paused = next((place for place in (everything, topic) if place in pauses), None)
+        pause = pauses.get(everything) or pauses.get(topic)
         if time.monotonic() >= until:
             outcomes.put_back.append((message, NO_PAUSE, ""))
             result.exhausted = False
-        elif paused is not None:
-            outcomes.put_back.append((message, pauses[paused], result.paused.get(paused) or earlier[paused]))
+        elif pause is not None:
+            outcomes.put_back.append((message, *pause))
         else:
             try:
                 _hand_over(message)
             except BrokerUnavailableError as error:
                 place = everything if error.all_topics else topic
                 logger.warning("%s can't be reached: %s", place, _trace_of(error))
-                result.paused[place], pauses[place] = reason_of(error), UNAVAILABLE_BACKOFF
-                outcomes.put_back.append((message, UNAVAILABLE_BACKOFF, reason_of(error)))
+                pauses[place] = pause = Pause(UNAVAILABLE_BACKOFF, reason_of(error))
+                result.paused[place] = pause.error
+                outcomes.put_back.append((message, *pause))
             except ReceiverBusyError as error:
                 logger.warning("%s is busy: %s", topic, _trace_of(error))
-                result.paused[topic] = reason_of(error)
-                pauses[topic] = max(_backoff(message.attempts), _pause_asked_for(error))
-                outcomes.failed.append((message, pauses[topic], reason_of(error)))
+                # A receiver may ask for any number of seconds.
+                asked = timedelta(seconds=max(0, min(error.retry_after, LONGEST_BACKOFF)))
+                pauses[topic] = pause = Pause(max(_backoff(message.attempts), asked), reason_of(error))
+                result.paused[topic] = pause.error
+                outcomes.failed.append((message, *pause))
             # A sender is the project's code and may raise anything. The other messages must still be sent.
             except Exception as error:  # noqa: BLE001
                 logger.error("Message %s on %s was not sent: %s", message.message_id, message.topic, _trace_of(error))
@@ -240,11 +238,6 @@ def _send(
 
 def _backoff(attempts: int) -> timedelta:
     return timedelta(seconds=min(2**attempts, LONGEST_BACKOFF))
-
-
-def _pause_asked_for(error: ReceiverBusyError) -> timedelta:
-    # A receiver may ask for any number of seconds.
-    return timedelta(seconds=min(error.retry_after, LONGEST_BACKOFF)) if error.retry_after > 0 else NO_PAUSE
 
 
 def _trace_of(error: Exception) -> str:

@@ -97,7 +97,8 @@ def _judged(operation: Operation, layer: Any, is_method: bool) -> Any:
         return layer.view
     if calls_next(layer):  # the other definitions are judged as well
         return None
-    if operation.declared["transaction"] and any(_is_durable(held) for held in held_by(layer)):
+    blocks = [held for held in held_by(layer) if issubclass(type(held), Atomic)]
+    if operation.declared["transaction"] and any(map(foreign.is_durable, blocks)):
         raise ImproperlyConfigured(
             f"{operation} is declared above atomic(durable=True), which Django refuses within the operation's own "
             f"transaction. Leave durable=True out, or declare the operation with transaction=False."
@@ -114,10 +115,6 @@ def _judged(operation: Operation, layer: Any, is_method: bool) -> Any:
         f"the request, or takes a lock, put @idempotent({operation.name!r}) below it, closest to the function. If it "
         f"does nothing of the kind, put idempotency.checks_nothing() around the decorator.{made}"
     )
-
-
-def _is_durable(held: Any) -> bool:
-    return issubclass(type(held), Atomic) and foreign.is_durable(held)
 
 
 def _is_harmless(operation: Operation, layer: Any, inner: Any) -> bool:

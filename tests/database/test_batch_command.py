@@ -62,7 +62,7 @@ class Eat(BatchCommand[Eaten]):
         yield Work(self._eat(), lambda eaten: f"Eaten {eaten.count}.")
 
     def _eat(self):
-        def take(before):
+        def take():
             self.batches += 1
             self.disturb(self.batches)
             eaten = min(self.apples, self.batch_size)

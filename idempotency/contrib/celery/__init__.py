@@ -3,15 +3,14 @@
 An app: add ``"idempotency.contrib.celery"`` to ``INSTALLED_APPS``.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import needing
 
 with needing("celery"):
     import celery.signals  # noqa: F401
 
-from ...conf import require_app
-from ...public import lazy
+from ...public import Getter, lazy
 
 if TYPE_CHECKING:
     from .consuming import idempotent_task
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CelerySender", "idempotent_task", "redrive", "resend_lost_messages", "send"]
 
-_get = lazy(
+__getattr__: Getter = lazy(
     __name__,
     {
         "CelerySender": "publishing",
@@ -31,9 +30,3 @@ _get = lazy(
         "send": "publishing",
     },
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        require_app(__name__)
-    return _get(name)

@@ -138,11 +138,9 @@ class Delivery:
         if self.request.is_eager and error is not None:
             raise error
         if self.policy.dead_letter is None:
-            self.log(logging.ERROR, f"is rejected: {reason}")
             self._announce_dead(reason, attempt)
             raise _Refused(reason, requeue=False) from error
         self._publish_or_keep(**self._to_dead_letters(reason, attempt))
-        self.log(logging.ERROR, f"is dead-lettered to {self.policy.dead_letter!r}: {reason}")
         self._announce_dead(reason, attempt)
         raise Ignore(f"dead-lettered to {self.policy.dead_letter!r}: {reason}") from error
 
@@ -150,11 +148,12 @@ class Delivery:
         """Move the message of a finally failed task to its ``dead_letter`` queue."""
         attempt = getattr(self.request, "idempotency_attempt", 0)
         publish_again(self.task, self.request, headers=self.headers, **self._to_dead_letters(reason, attempt))
-        self.log(logging.ERROR, f"is dead-lettered to {self.policy.dead_letter!r}: {reason}")
         self._announce_dead(reason, attempt)
 
     def _announce_dead(self, reason: str, attempt: int) -> None:
-        operation = self.policy.operation
+        queue, operation = self.policy.dead_letter, self.policy.operation
+        fate = "is rejected" if queue is None else f"is dead-lettered to {queue!r}"
+        self.log(logging.ERROR, f"{fate}: {reason}")
         try:
             scope = self.scope
         except RequestError:

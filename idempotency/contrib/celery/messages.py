@@ -10,11 +10,14 @@ from typing import Any
 
 from celery import current_task
 
+from ...conf import require_app
 from ...foreign import behind_proxy
 from ...identity import keys
 from ...identity.scope import Scope, scope_of
 from ...options import validators
 from ...protocol.context import current_claim
+
+require_app("idempotency.contrib.celery")
 
 #: The key under which a consumer claims the message; by default the message's id.
 KEY_HEADER = "idempotency_key"

@@ -115,7 +115,7 @@ def _events() -> dict[str, Any]:
     busiest = sorted(by_operation.items(), key=lambda item: (-item[1].total(), item[0]))
     total = sum(by_hour.values(), Counter())
     return {
-        "since": _start_of(first),
+        "since": datetime.fromtimestamp(first * 3600, UTC),
         "events": [(label, f"{total[event]:,}") for event, label in EVENTS.items()],
         "operations": [
             (
@@ -130,10 +130,6 @@ def _events() -> dict[str, Any]:
             "series": [[str(label), [by_hour[hour][event] for hour in by_hour]] for event, label in EVENTS.items()],
         },
     }
-
-
-def _start_of(hour: int) -> datetime:
-    return datetime.fromtimestamp(hour * 3600, UTC)
 
 
 # The tables

@@ -127,22 +127,14 @@ class Counters:
 
         :raises DatabaseError: the database refuses, as in the other methods that read.
         """
-        rows = IdempotencyCounter.objects.using(using).filter(hour=0, event__in=list(signals.EVENTS))
-        read: dict[str, Counter[str]] = {}
-        for operation, event, total in rows.values_list("operation", "event", "total"):
-            read.setdefault(operation, Counter())[event] = total
-        return read
+        return _read(IdempotencyCounter.objects.using(using).filter(hour=0, event__in=list(signals.EVENTS))).get(0, {})
 
     def read_hours(self, using: str, since: int) -> dict[int, dict[str, Counter[str]]]:
         """Read the counts by hour, in hours since 1970, starting at ``since``.
 
         A count belongs to the hour in which it was written, which is up to ten seconds after the event.
         """
-        rows = _hours(using).filter(hour__gte=since)
-        read: dict[int, dict[str, Counter[str]]] = {}
-        for hour, operation, event, total in rows.values_list("hour", "operation", "event", "total"):
-            read.setdefault(hour, {}).setdefault(operation, Counter())[event] = total
-        return read
+        return _read(_hours(using).filter(hour__gte=since))
 
 
 def this_hour() -> int:
@@ -152,6 +144,13 @@ def this_hour() -> int:
 
 def _hours(using: str) -> QuerySet[IdempotencyCounter]:
     return IdempotencyCounter.objects.using(using).filter(hour__gt=0)
+
+
+def _read(counters: QuerySet[IdempotencyCounter]) -> dict[int, dict[str, Counter[str]]]:
+    read: dict[int, dict[str, Counter[str]]] = {}
+    for hour, operation, event, total in counters.values_list("hour", "operation", "event", "total"):
+        read.setdefault(hour, {}).setdefault(operation, Counter())[event] = total
+    return read
 
 
 def write_counts(using: str, counts: Mapping[tuple[str, str], int], hour: int) -> None:
