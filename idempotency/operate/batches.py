@@ -37,15 +37,12 @@ class BatchResult:
         raise NotImplementedError
 
     def __add__(self, later: Self) -> Self:
-        """Add a later batch. Counts are added and mappings merged; other values come from the later batch."""
+        """Add a later batch. Counts are added and mappings merged; the later batch decides whether more is due."""
         sums: dict[str, Any] = {}
         for name, theirs in vars(later).items():
             ours = getattr(self, name)
-            if isinstance(ours, dict):
-                sums[name] = ours | theirs
-            else:
-                sums[name] = ours + theirs if type(ours) is int else theirs
-        return type(self)(**sums)
+            sums[name] = ours | theirs if isinstance(ours, dict) else ours + theirs
+        return type(self)(**{**sums, "exhausted": later.exhausted})
 
     def as_dict(self) -> dict[str, Any]:
         return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}

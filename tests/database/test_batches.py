@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -318,9 +317,6 @@ def test_if_the_first_rows_are_taken_the_next_ones_are_locked():
     assert locked == [ids[1], ids[3]]
 
 
-EARLY, LATE = (datetime(2000, 1, day, tzinfo=UTC) for day in (1, 2))
-
-
 @pytest.mark.parametrize(
     ("first", "second", "total"),
     [
@@ -334,7 +330,7 @@ EARLY, LATE = (datetime(2000, 1, day, tzinfo=UTC) for day in (1, 2))
             RelayResult(10, 20, 30, 40, paused={"a": "second"}, exhausted=False),
             RelayResult(11, 22, 33, 44, paused={"a": "second", "b": "first"}, exhausted=False),
         ),
-        (PurgeResult(1, EARLY, exhausted=False), PurgeResult(2, LATE), PurgeResult(3, LATE)),
+        (PurgeResult(1, exhausted=False), PurgeResult(2), PurgeResult(3)),
     ],
     ids=lambda result: type(result).__name__,
 )
