@@ -12,6 +12,7 @@ from django.test import TransactionTestCase
 from testproject.provider import running_providers
 from tests.operations import forgetting_operations
 from tests.partitions import partition
+from tests.plugin import SLOW
 
 with suppress(ImportError):
     import idempotency.contrib.ninja  # noqa: F401 - the sample project doesn't use Ninja, so it is not among its apps
@@ -171,7 +172,7 @@ def providers(tmp_path_factory):
 def pytest_collection_modifyitems(config, items):
     """Deselect the tests of another database, instead of reporting them as skipped in every run.
 
-    A test without a database fixture can't use the database, so it is marked ``once``.
+    A test without a database fixture can't use the database, so it is marked ``once``. The slow ones are marked, too.
     """
     here = {"postgresql": "postgres", "mysql": "mariadb"}.get(connection.vendor, connection.vendor)
     elsewhere = {"postgres", "sqlite", "mariadb"} - {here} | {f"except_{here}"}
@@ -186,6 +187,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if not _reaches_the_database(item) and item.get_closest_marker(here) is None:
             item.add_marker(pytest.mark.once)
+        if not SLOW.isdisjoint({item.path.parent.name, item.path.stem}):
+            item.add_marker(pytest.mark.slow)
 
 
 def _reaches_the_database(item):

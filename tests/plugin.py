@@ -18,8 +18,11 @@ import pytest
 
 from tests.results import COMMAND, command, note
 
-#: Folders and files of slow tests. They start first, because a slow last test would leave the other processes idle.
-SLOW = {"crash", "demo", "conformance", "test_tutorial"}
+#: Folders and files of tests that are marked ``slow``, which other parts of `.ci/run` run than the README's command.
+SLOW = {
+    *("browser", "conformance", "crash", "delivery", "model", "test_benchmarks", "test_cut_off", "test_embedded"),
+    *("test_moving", "test_runs", "test_tutorial"),
+}
 
 #: Scenarios and failures. Each entry has a mark, which tests have and ``-m`` selects.
 FAILURES = Path(__file__).with_name("FAILURES.md")
@@ -66,8 +69,8 @@ def pytest_configure(config):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """After the tests are shuffled, move the slow ones to the front."""
-    items.sort(key=lambda item: SLOW.isdisjoint({item.path.parent.name, item.path.stem}))
+    """After the tests are shuffled, move the slow ones to the front: a slow last test would leave processes idle."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -31,9 +31,7 @@ NOT_A_FUNCTION = 7
 
 
 def messages():
-    return {
-        message.id: message for message in run_checks(databases=["default"]) if "idempotency." in (message.id or "")
-    }
+    return {message.id: message for message in run_checks(tags=["idempotency"], databases=["default"])}
 
 
 @pytest.mark.scenario_30
