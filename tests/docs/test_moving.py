@@ -25,8 +25,6 @@ from rest_framework.views import APIView
 transfers = Operation.declare("transfers.create")  # each deploy declares it once
 user = User.objects.create_user("carol")
 report = {}
-user = User.objects.create_user("carol")
-report = {}
 
 def phase(view, key, middleware):
     "One deploy answers one request: its status, whether this package replayed it, and the number of the run."
