@@ -248,19 +248,21 @@ def operation_for(declaration: str | Operation, arguments: TaskArguments, use: U
     A name without arguments, or with the declared arguments, refers to the declared operation.
 
     :raises ImproperlyConfigured: an argument has no effect for this use, or contradicts the declaration; or an
-        ``Operation`` is not declared.
+        ``Operation`` that needs the sweep is not declared.
     """
     if isinstance(declaration, Operation):
-        if declaration not in registry:
-            raise ImproperlyConfigured(
-                f"Operation {declaration.name!r} is not declared, so no sweep would find it. Make it with "
-                f"Operation.declare({declaration.name!r}, ...)."
-            )
         if arguments:
             raise ImproperlyConfigured(
                 f"Operation {declaration.name!r} has its own policy. Remove the other arguments."
             )
         _refuse_without_effect(declaration.name, declaration.declared, use)
+        if declaration not in registry:
+            if not declaration.declared["transaction"]:  # so it needs the sweep, which imports no views
+                raise ImproperlyConfigured(
+                    f"Operation {declaration.name!r} has transaction=False and is not declared, so no sweep would find "
+                    f"it. Make it with Operation.declare({declaration.name!r}, ...) in an app's operations.py."
+                )
+            registry.add(declaration)
         return declaration
     _refuse_without_effect(declaration, arguments, use)
     known = registry.get(declaration) if isinstance(declaration, str) else None

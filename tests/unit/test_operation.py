@@ -8,7 +8,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from idempotency import ACCEPTED, CONFLICT, REEXECUTE, Operation, Wait, claim, idempotent
+from idempotency import ACCEPTED, CONFLICT, PARK, REEXECUTE, Operation, Wait, claim, idempotent
 from idempotency.conf import Settings, settings
 from idempotency.operation import operation_for, registry
 from idempotency.options.table import (
@@ -135,16 +135,27 @@ def test_a_bare_name_means_the_operation_declared_under_it():
         operation_for("tests.elsewhere", {"lease": timedelta(seconds=6)})
 
 
-def test_a_constructor_declares_nothing_and_no_use_takes_an_undeclared_operation():
-    made = Operation("tests.undeclared")
+@pytest.mark.parametrize("use", Use)
+def test_a_constructor_declares_nothing_but_a_use_does(use):
+    made, other = Operation("tests.undeclared"), Operation("tests.undeclared", lease=timedelta(seconds=9))
     assert registry.get("tests.undeclared") is None
-    for use in Use:
-        with pytest.raises(ImproperlyConfigured, match=r"not declared.*Operation\.declare\('tests\.undeclared'"):
-            operation_for(made, {}, use)
-    declared = Operation.declare("tests.undeclared")
-    assert registry.get("tests.undeclared") is declared is operation_for(declared, {})
-    with pytest.raises(ImproperlyConfigured, match="not declared"):  # equal, but it would keep the settings of today
-        operation_for(made, {})
+    assert operation_for(made, {}, use) is made is registry.get("tests.undeclared")
+    with pytest.raises(ImproperlyConfigured, match="already declared"):
+        operation_for(other, {}, use)
+    with override_settings(IDEMPOTENCY={"LEASE": timedelta(seconds=5)}):
+        assert made.policy.lease == timedelta(seconds=5)
+    assert made.policy.lease == timedelta(seconds=60)
+
+
+@pytest.mark.parametrize("use", Use)
+def test_an_operation_that_only_a_sweep_settles_is_declared_before_its_use(use):
+    """Otherwise the first process that imports no view knows nothing of it."""
+    made = Operation("tests.undeclared", transaction=False, recovery=PARK)
+    with pytest.raises(ImproperlyConfigured, match=r"no sweep.*Operation\.declare\('tests\.undeclared'"):
+        operation_for(made, {}, use)
+    assert registry.get("tests.undeclared") is None
+    declared = Operation.declare("tests.undeclared", transaction=False, recovery=PARK)
+    assert operation_for(declared, {}, use) is declared
 
 
 # Other lists of the options are compared with their one declaration
