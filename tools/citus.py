@@ -1,9 +1,10 @@
 """``python -m tools.citus PART``: run tests on Citus, with a coordinator and two workers.
 
-``CITUS_BINARIES`` is the ``bin`` directory of a PostgreSQL with the extension; by default, Debian's PostgreSQL 15. The
-servers are temporary and listen on Unix sockets. The parts are ``checks`` (``tests/on_citus.py``); ``suite``, the tests
-that may depend on the database, except for those marked ``except_citus``; ``crashes``, the crash matrix; and
-``deliveries``, every delivery fault. Other arguments are passed to pytest, ``tools.crashes`` or ``tools.deliveries``.
+``CITUS_BINARIES`` is the ``bin`` directory of a PostgreSQL with the extension; by default, the one that
+``tests/servers.sh`` builds. The servers are temporary and listen on Unix sockets. The parts are ``checks``
+(``tests/on_citus.py``); ``suite``, the tests that may depend on the database, except for those marked ``except_citus``;
+``crashes``, the crash matrix; and ``deliveries``, every delivery fault. Other arguments are passed to pytest,
+``tools.crashes`` or ``tools.deliveries``.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.citus", description=__doc__)
     parser.add_argument("part", choices=sorted(PARTS))
     options, rest = parser.parse_known_args()
-    binaries = Path(os.environ.get("CITUS_BINARIES", "/usr/lib/postgresql/15/bin"))
+    binaries = Path(os.environ.get("CITUS_BINARIES", "/opt/citus/lib/postgresql/15/bin"))
     with running_citus(binaries) as cluster:
         os.environ |= {"DATABASE_URL": cluster.coordinator, BINARIES_VARIABLE: str(binaries)}
         return PARTS[options.part](cluster, rest)

@@ -195,6 +195,7 @@ def test_a_record_reclaimed_between_selection_and_change_stays(work):
 @pytest.mark.failure_30
 @pytest.mark.parametrize(
     "find_upkeep",
+    # Citus locks rows in only one shard at a time.
     [upkeep_for, pytest.param(lambda using: Upkeep(store_for(using)), marks=pytest.mark.except_citus)],
     ids=["own", "portable"],
 )
