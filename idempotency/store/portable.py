@@ -12,7 +12,8 @@ the settings would outlive it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, Final
@@ -260,8 +261,7 @@ class Store:
                 f"outermost view with django.db.transaction.non_atomic_requests."
             ) from error
 
-    @contextmanager
-    def own_statement(self, what: object) -> Iterator[None]:
+    def own_statement(self, what: object) -> AbstractContextManager[None]:
         """Run the block's only statement in autocommit, as a transaction of one statement.
 
         This saves the messages for BEGIN and COMMIT. If a transaction is open, it falls back to ``own_transaction()``,
@@ -269,18 +269,8 @@ class Store:
         """
         connection = self.connection
         if foreign.in_atomic_block(connection) or not connection.get_autocommit() or self.has_open_transaction:
-            with self.own_transaction(what):
-                yield
-            return
-        try:
-            yield
-        except BaseException:
-            # As atomic() does: a connection that was lost or interrupted must not stay in use.
-            try:
-                connection.rollback()
-            except Error:
-                connection.close()
-            raise
+            return self.own_transaction(what)
+        return _InAutocommit(connection)
 
     def watch_transaction(self) -> TransactionWatch:
         """Detect a COMMIT or ROLLBACK in the block that bypasses Django and ends the open transaction."""
@@ -367,6 +357,24 @@ class SQLiteStore(Store):
         return str(error).startswith("UNIQUE constraint failed")
 
 
+@dataclass(eq=False, repr=False)
+class _InAutocommit:
+    """A block of one statement in autocommit."""
+
+    connection: BaseDatabaseWrapper
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            # As atomic() does: a connection that was lost or interrupted must not stay in use.
+            try:
+                self.connection.rollback()
+            except Error:
+                self.connection.close()
+
+
 def _abandoned() -> Q:
     return Q(status=Status.IN_PROGRESS, lease_expires_at__lte=Now())
 
@@ -390,7 +398,7 @@ _KEPT = "_idempotency_store"
 def store_for(using: str) -> Store:
     """The store for the alias ``using``, over this thread's connection."""
     connection = connections[using]
-    kept: Store | None = vars(connection).get(_KEPT)
+    kept: Store | None = getattr(connection, _KEPT, None)
     if kept is None:
         # Imported at first use, so that a process imports only the stores that it needs.
         module, name = STORES.get(connection.vendor, ("portable", "Store"))
