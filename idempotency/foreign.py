@@ -33,16 +33,13 @@ class Assigned:
 
     def __call__(self, owner: object, value: object) -> None:
         """:raises ImproperlyConfigured: ``owner`` has no such attribute."""
-        self.refuse_if_absent(owner)
-        setattr(owner, self.name, value)
-
-    def refuse_if_absent(self, owner: object) -> None:
         if not hasattr(owner, self.name):
             version = getattr(sys.modules.get(self.library), "__version__", "of this version")
             raise ImproperlyConfigured(
                 f"{self.library} {version} has no {type(owner).__name__}.{self.name}, without which "
                 f"django-idempotency can't {self.purpose}. Install a release of {self.library} that is tested with it."
             )
+        setattr(owner, self.name, value)
 
 
 # Django: a request. No public function reports whether its body is read.
@@ -76,7 +73,7 @@ def exempt_on(view: object, databases: set[str]) -> None:
 
     :raises ImproperlyConfigured: Django's own decorator sets another attribute.
     """
-    _exempt.refuse_if_absent(non_atomic_requests(lambda: None))
+    _exempt(non_atomic_requests(lambda: None), databases)  # which refuses
     setattr(view, NON_ATOMIC_REQUESTS, databases)
 
 
