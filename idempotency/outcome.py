@@ -91,7 +91,7 @@ def outcome_of(response: HttpResponseBase, policy: Policy, reference: str | None
     return Outcome(
         status=response.status_code,
         headers=headers,
-        body=encode_body(content, response.get("Content-Type", "")),
+        body=encode_body(content, response.headers.get("Content-Type", "")),
         reference=reference,
         body_retention=policy.body_retention,
     )
@@ -156,8 +156,8 @@ def _redacted(content: bytes, status: int, headers: tuple[tuple[str, str], ...],
 def _recorded_headers(response: HttpResponseBase, policy: Policy) -> tuple[tuple[str, str], ...]:
     names, prefixes = _recordable_names(tuple(policy.recorded_headers))
     recorded = {
-        header: value
-        for header, value in response.items()
+        header: response.headers[header]
+        for header in response.headers
         if (name := header.lower()) in names or (name.startswith(prefixes) and name not in NEVER_RECORDED_HEADERS)
     }
     if django_settings.DEBUG:

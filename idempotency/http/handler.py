@@ -120,7 +120,8 @@ class HandlerRun:
                     f"the response exists, or register an adapter for the framework.{advice_on_adapters()}"
                 )
             refuse_half_a_body(self.adapter.http)  # not before the rendering, which may read the body
-            del self.response[self.adapter.profile.replayed]  # may come from another server's response, passed on here
+            # May come from another server's response, passed on here.
+            self.response.headers.pop(self.adapter.profile.replayed, None)
             job = policy.in_progress
             if isinstance(job, Attach) and attach_job(job, owned.fence.scope, self.response):
                 self.claim.reference = self.claim.reference or self.response["Location"]
