@@ -61,6 +61,7 @@ def _one_round(request: ClaimRequest, expect_record: bool) -> Ownership | Outcom
             raise request.refusal
         inserted = _insert(request)
         if isinstance(inserted, int):
+            fault_point["claim.committed"]()
             claimed = Fence(request.scope, inserted, 1, request.payload.request_hash)
             return own(request.policy, claimed, request.store, signals.claimed)
         row = inserted or request.store.read(request.scope)
@@ -104,8 +105,6 @@ def _insert(request: ClaimRequest) -> int | Row | None:
         if not store.is_duplicate(error):
             raise
         return None
-    if isinstance(inserted, int):
-        fault_point["claim.committed"]()
     return inserted
 
 

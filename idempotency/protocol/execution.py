@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final
 
@@ -38,6 +38,8 @@ from .renewal import heartbeat
 
 logger: Final = logging.getLogger("idempotency")
 
+_NO_HEARTBEAT: Final[AbstractContextManager[None]] = nullcontext()
+
 
 def _crash(error: Exception) -> Outcome | None:
     raise error
@@ -65,7 +67,7 @@ def running(claim: Claim, outcome_of_error: Callable[[Exception], Outcome | None
     locks: list[tuple[ExitStack, Any]] = []
     claim.locks = locks
     try:
-        with nullcontext() if owned.policy.heartbeat is None else heartbeat(owned, owned.policy.heartbeat):
+        with _NO_HEARTBEAT if owned.policy.heartbeat is None else heartbeat(owned, owned.policy.heartbeat):
             reason = None
             try:
                 with _in_transaction(owned) if owned.policy.transaction else _in_autocommit(claim):

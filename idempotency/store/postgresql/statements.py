@@ -312,8 +312,9 @@ class PostgreSQLStore(Store):
     def _prepares(self, cursor: Any) -> bool:
         """Whether the driver prepares statements that this cursor executes repeatedly."""
         connection: Any = self.connection
-        return connection.connection.prepare_threshold is not None and not isinstance(
-            cursor, connection.Database.ClientCursor
+        return (
+            not isinstance(cursor, connection.Database.ClientCursor)
+            and connection.connection.prepare_threshold is not None
         )
 
     def lost_a_race(self, error: BaseException) -> bool:
@@ -360,7 +361,7 @@ class PostgreSQLStore(Store):
 
     def _bounds(self) -> tuple[Setting, ...]:
         """The settings for a short transaction. In autocommit it is never idle."""
-        return (WAITING,) if self.connection.connection.autocommit else (WAITING, IDLING)
+        return (WAITING,) if self.connection.autocommit else (WAITING, IDLING)
 
     def _change(self, update: str, *parameters: Any) -> bool:
         with self.connection.cursor() as cursor:
