@@ -120,7 +120,7 @@ class Protected(Protection):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         adapter = self._adapter_for(args, kwargs)
         call = functools.partial(self.view, *args, **kwargs)
-        if any(run.adapter.http is adapter.http for run in runs.get()):  # a handler calls the view
+        if runs.get():  # a handler may call the view
             if self._is_async:
                 return self._respond_within_a_run(call, adapter)
             if is_running(self.operation, adapter.http):
@@ -161,11 +161,13 @@ class Protected(Protection):
     def _protects(self, args: tuple[Any, ...], adapter: Adapter) -> bool:
         if self._owes_name:  # because another decorator hides the method from its class
             self._own_name([_home_of(self.view)])
-        method = adapter.request.method
+        method = adapter.http.method or ""
         if args and isinstance(args[0], View):
             if not self._is_seen:
                 refuse_hook(self.operation, type(args[0]), self.name)
-            return protects_handler(self.operation, method, adapter.served_methods(self.name))
+            # Only for a safe method does it matter which other ones the handler serves.
+            served = adapter.served_methods(self.name) if method in SAFE_METHODS else ()
+            return protects_handler(self.operation, method, served)
         served = adapter.served_methods("") if self._view_class is None else methods_of_class(self._view_class)
         return protects_function(self.operation, method, served)
 
