@@ -188,7 +188,10 @@ def unsafe_handlers_of_class(view_class: type) -> list[str]:
 
 def adapter_for(request: object) -> Adapter | None:
     """The adapter for ``request``, or None if it is not a request."""
-    return next((adapter(request) for adapter in adapters if adapter.speaks_for(request)), None)
+    for adapter in adapters:
+        if adapter.speaks_for(request):
+            return adapter(request)
+    return None
 
 
 def http_of(request: Any) -> HttpRequest:

@@ -184,9 +184,9 @@ class UnprotectedCall:
                     f"@idempotent directly on the function or method, or mark the outermost view with "
                     f"django.db.transaction.non_atomic_requests(using={connection.alias!r})."
                 )
-        beside = next((using for using in self._databases() if using != records), None)
-        if beside is not None:
-            raise OuterTransactionError(beside_records(operation, beside))
+        for using in self._databases():
+            if using != records:
+                raise OuterTransactionError(beside_records(operation, using))
 
 
 def is_innermost(block: Atomic) -> bool:

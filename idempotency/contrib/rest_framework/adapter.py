@@ -125,8 +125,10 @@ class RestFrameworkAdapter(Adapter):
         ):
             # DRF's parser accepts every document that has a canonical form, so it need not run on a replay, or before
             # the handler needs it.
-            with suppress(ValueError):
+            try:
                 return parse_json(self.http.body)
+            except ValueError:
+                pass  # DRF's parser decides
         # A project's parser may read a form differently.
         elif has_parts(self.http) and type(negotiator.select_parser(self.request, parsers)) is MultiPartParser:
             return parts(self.http)
