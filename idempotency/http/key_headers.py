@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum
 from typing import Final
 
 from django.http import HttpRequest
@@ -19,28 +19,23 @@ STATUS_HEADER: Final = "Idempotency-Status"
 
 
 class Reached(Enum):
-    """How far a request with a key came."""
+    """How far a request with a key came, and the status of its key if no error changes it.
 
-    NOTHING = auto()  # the record was not looked up
-    NO_PROTECTION = auto()  # nothing looks up the key, and the handler runs at each request
-    ATTEMPT = auto()  # the handler ran, and nothing of it is kept
-    UNKNOWN_EFFECT = auto()  # the handler ran, and its effects outside of the transaction are unknown
-    COMMIT = auto()  # the handler ran, and its outcome is committed
-    OUTCOME = auto()  # there is an outcome, and the caller did not get it
-    JOB = auto()  # the outcome is a job, which is still running
-    REPLAY = auto()  # the caller got the outcome
+    Numbered, because two members of equal values would be one.
+    """
 
+    NOTHING = 1, "unknown"  # the record was not looked up
+    NO_PROTECTION = 2, "ignored"  # nothing looks up the key, and the handler runs at each request
+    ATTEMPT = 3, "not-recorded"  # the handler ran, and nothing of it is kept
+    UNKNOWN_EFFECT = 4, "unknown"  # the handler ran, and its effects outside of the transaction are unknown
+    COMMIT = 5, "executed"  # the handler ran, and its outcome is committed
+    OUTCOME = 6, "recorded"  # there is an outcome, and the caller did not get it
+    JOB = 7, "in-progress"  # the outcome is a job, which is still running
+    REPLAY = 8, "replayed"  # the caller got the outcome
 
-_BY_REACHED: Final[Mapping[Reached, str]] = {
-    Reached.NOTHING: "unknown",
-    Reached.NO_PROTECTION: "ignored",
-    Reached.ATTEMPT: "not-recorded",
-    Reached.UNKNOWN_EFFECT: "unknown",
-    Reached.COMMIT: "executed",
-    Reached.OUTCOME: "recorded",
-    Reached.JOB: "in-progress",
-    Reached.REPLAY: "replayed",
-}
+    def __init__(self, place: int, status: str) -> None:
+        self.status = status
+
 
 #: By the code of an error. Other errors don't reveal anything about the record.
 _BY_CODE: Final[Mapping[str, str]] = {
@@ -56,7 +51,7 @@ _BY_CODE: Final[Mapping[str, str]] = {
     "idempotency_outcome_unreadable": "recorded",
 }
 
-STATUSES: Final = frozenset({*_BY_REACHED.values(), *_BY_CODE.values()})
+STATUSES: Final = frozenset({*(reached.status for reached in Reached), *_BY_CODE.values()})
 
 
 def key_status(reached: Reached, code: str | None = None) -> str:
@@ -64,9 +59,9 @@ def key_status(reached: Reached, code: str | None = None) -> str:
 
     :param code: the code of the error with which the request ended, if one did.
     """
-    status = _BY_REACHED[reached]
-    # No later error makes it untrue that there is an outcome.
-    return status if code is None or reached is Reached.OUTCOME else _BY_CODE.get(code, status)
+    if code is None or reached is Reached.OUTCOME:  # no later error makes it untrue that there is an outcome
+        return reached.status
+    return _BY_CODE.get(code, reached.status)
 
 
 @dataclass(frozen=True, repr=False)
