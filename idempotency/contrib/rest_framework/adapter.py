@@ -221,7 +221,7 @@ class RestFrameworkAdapter(Adapter):
         """Make a DRF ``Response`` if the recorded body is JSON or empty. Other replays have empty ``data``."""
         content_type = next((value for name, value in outcome.headers if name.lower() == "content-type"), "")
         if not content_type or is_json(content_type):
-            with suppress(*UNREADABLE):  # a damaged record is reported below
+            try:
                 content = decode_body(outcome.body)
                 # DRF gives an empty response no content type, so an empty response with a type came from Django.
                 if bool(content) == bool(content_type):
@@ -232,6 +232,8 @@ class RestFrameworkAdapter(Adapter):
                     if not content_type:
                         del response["Content-Type"]
                     return response
+            except UNREADABLE:
+                pass  # a damaged record is reported below
         plain: Any = super().replay(outcome)
         plain.data = {}  # a decorator that changes it must not fail at a replay
         return plain
