@@ -1,7 +1,7 @@
 """The additions of optional apps to the core, its admin and each other.
 
-An app calls ``register`` in its ``AppConfig.ready()``, so the core imports no optional app. The protocols describe the
-additions, whose classes are in modules above this one.
+An app calls ``register`` in its ``AppConfig.ready()``, so the core imports no optional app. A protocol describes an
+addition whose class is in a module above this one.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:  # an app's operations.py must be importable without models
     from django.http import HttpRequest
 
 
-class Purge(Protocol):
-    """A purge of a table, such as an ``operate.purge.OtherPurge``."""
+@dataclass(frozen=True)
+class Purge:
+    """A purge of rows other than records. It runs after the purge of records."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def row(self) -> str: ...
-    @property
-    def due(self) -> Callable[[str], QuerySet[Any]]: ...
-    @property
-    def batches(self) -> Callable[..., Iterator[Any]]: ...
+    #: The name of its count in a result, and the name of one row.
+    name: str
+    row: str
+    #: Returns the due rows of a database.
+    due: Callable[[str], QuerySet[Any]]
+    #: Purges them, with the arguments of ``operate.purge.purge_body_batches``.
+    batches: Callable[..., Iterator[Any]]
 
 
 class AccountsRows(Protocol):
@@ -59,15 +59,13 @@ class Message(Protocol):
     def headers(self) -> Mapping[str, Any]: ...
 
 
-class TimelineEvent(Protocol):
-    """An event in a record's timeline, such as an ``admin.timeline.Event``."""
+@dataclass(frozen=True)
+class Event:
+    """An event in a record's timeline."""
 
-    @property
-    def time(self) -> datetime: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def url(self) -> str: ...
+    time: datetime
+    text: str
+    url: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +81,7 @@ class Extension:
     #: Called with a message. Returns the context in which its sender runs.
     sending_context: Callable[[Message], AbstractContextManager[object]] | None = None
     #: Called with a record, the request, the admin of records and a list of notes, which it may add to.
-    record_events: Callable[[Model, HttpRequest, ModelAdmin[Any], list[str]], Iterable[TimelineEvent]] | None = None
+    record_events: Callable[[Model, HttpRequest, ModelAdmin[Any], list[str]], Iterable[Event]] | None = None
     #: Imports modules with declarations of operations. See ``Registry.load``.
     import_operations: Callable[[], object] | None = None
 

@@ -8,7 +8,6 @@ index.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,7 +20,7 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import get_default_timezone, is_naive, make_naive
 from django.utils.translation import gettext
 
-from ..extensions import TimelineEvent, extensions
+from ..extensions import Event, extensions
 from ..lifecycle import Status
 from ..models import IdempotencyRecord, IdempotencyStep
 from ..operation import registry
@@ -32,13 +31,6 @@ from .display import format_duration, time_left
 MAX_ROWS = 50
 
 
-@dataclass(frozen=True)
-class Event:
-    time: datetime
-    text: str
-    url: str = ""
-
-
 def timeline_of(record: IdempotencyRecord, request: HttpRequest, records: DecisionAdmin) -> dict[str, Any]:
     """Read the parts of a record's timeline that the user may view.
 
@@ -47,7 +39,7 @@ def timeline_of(record: IdempotencyRecord, request: HttpRequest, records: Decisi
     :returns: ``events``, each with its time since the record's creation, and ``notes`` about missing events.
     """
     notes: list[str] = []
-    events: list[TimelineEvent] = [*_of_record(record), *_steps(record, notes), *_decisions(record)]
+    events = [*_of_record(record), *_steps(record, notes), *_decisions(record)]
     for each in extensions():
         if each.record_events:
             events += each.record_events(record, request, records, notes)

@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
-
-from django.db.models import QuerySet
+from typing import Final
 
 from ..extensions import Purge, extensions
 from ..lifecycle import Status
@@ -118,20 +116,7 @@ def _statuses(include_parked: bool) -> frozenset[Status]:
     return PURGED | {Status.PARKED} if include_parked else PURGED
 
 
-@dataclass(frozen=True)
-class OtherPurge:
-    """A purge of rows other than records. It runs after the purge of records."""
-
-    #: The name of its count in a result, and the name of one row.
-    name: str
-    row: str
-    #: Returns the due rows of a database.
-    due: Callable[[str], QuerySet[Any]]
-    #: Purges them, with the arguments of ``purge_body_batches``.
-    batches: Callable[..., Iterator[PurgeResult]]
-
-
-_BODIES: Final = OtherPurge("bodies", "recorded response", bodies_past_retention, purge_body_batches)
+_BODIES: Final = Purge("bodies", "recorded response", bodies_past_retention, purge_body_batches)
 
 
 def other_purges() -> list[Purge]:

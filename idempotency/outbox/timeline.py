@@ -17,7 +17,8 @@ from django.utils.translation import gettext
 
 from ..admin.decisions import DecisionAdmin, admin_of
 from ..admin.display import url_of
-from ..admin.timeline import MAX_ROWS, Event
+from ..admin.timeline import MAX_ROWS
+from ..extensions import Event
 from ..models import IdempotencyRecord
 from ..store import statement_timeout
 from .models import MessageStatus, OutboxMessage, outbox_database

@@ -11,9 +11,10 @@ from django.db import transaction
 from django.db.models import DurationField, ExpressionWrapper, F, Max, Min, Q, QuerySet
 
 from ..conf import settings
+from ..extensions import Purge
 from ..models import Now
 from ..operate.erasure import TableRows
-from ..operate.purge import DEFAULT_BATCH_SIZE, OtherPurge, PurgeResult, purge_oldest
+from ..operate.purge import DEFAULT_BATCH_SIZE, PurgeResult, purge_oldest
 from ..operate.resolutions import ResolutionRefusedError, log_decision, require_name
 from .models import MessageStatus, OutboxMessage, outbox_database
 
@@ -107,7 +108,7 @@ def purge_sent_batches(*, batch_size: int = DEFAULT_BATCH_SIZE, using: str | Non
     )
 
 
-PURGE_OF_SENT: Final = OtherPurge("messages", "sent message", sent_past_retention, purge_sent_batches)
+PURGE_OF_SENT: Final = Purge("messages", "sent message", sent_past_retention, purge_sent_batches)
 
 
 def find_messages(account_id: str, using: str | None) -> TableRows:
