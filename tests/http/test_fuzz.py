@@ -43,7 +43,7 @@ ninja = pytest.importorskip("ninja", reason="Django Ninja is not installed")
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 fuzz = hypothesis_settings(
-    max_examples=75,  # of each handler
+    max_examples=40,  # of each handler
     deadline=None,  # the database sets the pace
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     print_blob=True,
@@ -229,7 +229,7 @@ def try_settings(alice, count):
     """Either a mistake is named, or the view works."""
     became = Counter()
 
-    @hypothesis_settings(fuzz, max_examples=count or 300)
+    @hypothesis_settings(fuzz, max_examples=count or 100)
     @example(value={})
     @example(value={"LEASE": 1})
     @example(value={"MAX_RESPONSE_BODY": 1})

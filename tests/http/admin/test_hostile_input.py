@@ -64,13 +64,11 @@ def nothing_is_decided():
 
 
 @LISTS
-@pytest.mark.parametrize(
-    "name", ["q", "state", "operation", "account_id", "idempotency_key", "message_id", "o", "p", "e"]
-)
 @pytest.mark.parametrize("value", [NUL, TOO_LARGE, DIGITS, NOT_ASCII, "-1", "%"], ids=lambda value: ascii(value[:9]))
-def test_a_list_answers_any_query(operator, url, name, value):
+def test_a_list_answers_any_query(operator, url, value):
     make[url]()
-    assert operator.get(url, {name: value}, follow=True).status_code in {200, 400}
+    for name in ("q", "state", "operation", "account_id", "idempotency_key", "message_id", "o", "p", "e"):
+        assert operator.get(url, {name: value}, follow=True).status_code in {200, 400}, name
 
 
 @pytest.mark.parametrize("query", [{"account_id": TOO_LONG}, {"q": TOO_LONG}, {"q": f"{TOO_LONG} k"}], ids=str)
@@ -81,22 +79,20 @@ def test_no_account_longer_than_its_column_reaches_the_database(operator, query)
     assert not [one["sql"] for one in statements if re.search(rf"account_id\W+=\W+{TOO_LONG}", one["sql"])]
 
 
-@pytest.mark.parametrize("pk", ["x", "0", "-1", TOO_LARGE, DIGITS, "_00", "_ZZ"], ids=lambda value: ascii(value[:9]))
 @pytest.mark.parametrize("model", ["idempotencyrecord", "outboxmessage"])
 @pytest.mark.parametrize("view", ["change", "history"])
-def test_the_page_of_a_missing_row_redirects(operator, view, model, pk):
-    assert operator.get(detail(pk, view, model), follow=True).status_code == 200
+def test_the_page_of_a_missing_row_redirects(operator, view, model):
+    for pk in ("x", "0", "-1", TOO_LARGE, DIGITS, "_00", "_ZZ"):
+        assert operator.get(detail(pk, view, model), follow=True).status_code == 200, pk[:9]
 
 
 @LISTS
-@pytest.mark.parametrize(
-    "pk", ["", "x", "-1", NUL, TOO_LARGE, DIGITS, NOT_ASCII, "1.5"], ids=lambda value: ascii(value[:9])
-)
-def test_a_forged_selection_decides_nothing(operator, url, pk):
+def test_a_forged_selection_decides_nothing(operator, url):
     make[url]()
     action = {LIST: "release", MESSAGES: "requeue"}[url]
-    values = {"action": action, "_selected_action": pk, "index": pk}
-    assert operator.post(url, values, follow=True).status_code in {200, 400}
+    for pk in ("", "x", "-1", NUL, TOO_LARGE, DIGITS, NOT_ASCII, "1.5"):
+        values = {"action": action, "_selected_action": pk, "index": pk}
+        assert operator.post(url, values, follow=True).status_code in {200, 400}, pk[:9]
     assert nothing_is_decided()
 
 
@@ -107,43 +103,39 @@ ATTEMPTS = ["0", str(2**63 - 1), TOO_LARGE, DIGITS, NOT_ASCII]
 
 
 @LISTS
-@pytest.mark.parametrize(
-    ("token", "answered"),
-    [*((token, {400}) for token in TOKENS), *((f"PK:{attempt}:STATUS", {200, 400}) for attempt in ATTEMPTS)],
-    ids=lambda value: ascii(value[:12]) if isinstance(value, str) else "",
-)
-def test_a_forged_decision_is_refused(operator, url, token, answered):
+def test_a_forged_decision_is_refused(operator, url):
     row = make[url]()
     action, status = {LIST: ("release", "parked"), MESSAGES: ("requeue", "dead")}[url]
     values = {"action": action, "_selected_action": [row], "decided": "yes", "reason": "x"}
-    seen = token.replace("PK", str(row)).replace("STATUS", status)
-    assert operator.post(url, {**values, "seen": seen}, follow=True).status_code in answered
+    forged = {token: {400} for token in TOKENS} | {f"PK:{attempt}:STATUS": {200, 400} for attempt in ATTEMPTS}
+    for token, answered in forged.items():
+        seen = token.replace("PK", str(row)).replace("STATUS", status)
+        assert operator.post(url, {**values, "seen": seen}, follow=True).status_code in answered, token[:12]
     assert nothing_is_decided()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "error"),
-    [
-        ({"status": "99"}, "greater than or equal to 200"),
-        *(({"status": status}, "") for status in (TOO_LARGE, DIGITS)),
-        ({"status": ""}, "required"),
-        *(({"body": body}, "This is not JSON") for body in ("{", "")),
-        *(({"body": body}, "") for body in (DIGITS, NUL, "[" * 100_000, '{"a":' * 100_000)),
-        ({"body": "[" * 100_000 + "]" * 100_000}, ""),
-        *(({"content_type": f"text/{name}"}, "printable ASCII") for name in ("plain\r\nSet-Cookie: a=b", "plän")),
-        ({"content_type": NUL}, ""),
-        ({"reason": ""}, "required"),
-        ({"reason": NUL}, ""),
-    ],
-    ids=lambda value: ascii(value)[:40],
-)
-def test_an_invalid_outcome_is_shown_again_and_can_be_corrected(operator, wrong, error):
+WRONG_OUTCOMES = [
+    ({"status": "99"}, "greater than or equal to 200"),
+    *(({"status": status}, "") for status in (TOO_LARGE, DIGITS)),
+    ({"status": ""}, "required"),
+    *(({"body": body}, "This is not JSON") for body in ("{", "")),
+    *(({"body": body}, "") for body in (DIGITS, NUL, "[" * 100_000, '{"a":' * 100_000)),
+    ({"body": "[" * 100_000 + "]" * 100_000}, ""),
+    *(({"content_type": f"text/{name}"}, "printable ASCII") for name in ("plain\r\nSet-Cookie: a=b", "plän")),
+    ({"content_type": NUL}, ""),
+    ({"reason": ""}, "required"),
+    ({"reason": NUL}, ""),
+]
+
+
+def test_an_invalid_outcome_is_shown_again_and_can_be_corrected(operator):
     page = choose(operator, "record_outcome", pk := record())
-    again = operator.post(LIST, {**hidden_fields(page), **OUTCOME, **wrong})
-    assert 'class="errorlist"' in again.content.decode()
-    assert error in text(again)
-    assert "parked" in text(again)
-    assert IdempotencyRecord.objects.get(pk=pk).status == Status.PARKED
+    for wrong, error in WRONG_OUTCOMES:
+        again = operator.post(LIST, {**hidden_fields(page), **OUTCOME, **wrong})
+        assert 'class="errorlist"' in again.content.decode(), ascii(wrong)[:40]
+        assert error in text(again)
+        assert "parked" in text(again)
+        assert IdempotencyRecord.objects.get(pk=pk).status == Status.PARKED
     assert decide(operator, again, **OUTCOME) == ["Record an outcome: 1 idempotency record."]
 
 
@@ -205,7 +197,7 @@ def send_anything(operator, count):
     """Send random forms and queries to each page. Returns the count of each status."""
     answered = Counter()
 
-    @hypothesis_settings(max_examples=count or 100, deadline=None, suppress_health_check=list(HealthCheck))
+    @hypothesis_settings(max_examples=count or 40, deadline=None, suppress_health_check=list(HealthCheck))
     @example(url=LIST, form={"_selected_action": ["x"]}, query={}, action="release")
     @given(
         url=st.sampled_from([LIST, MESSAGES, DASHBOARD]),
