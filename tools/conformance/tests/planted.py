@@ -135,6 +135,9 @@ class Handler(BaseHTTPRequestHandler):
         return fault in self.server.faults
 
     def do_GET(self):
+        if self.path != "/count":
+            self.do_PUT()
+            return
         self.server.counts += 1
         with self.server.transaction() as database:
             if self.has("repeats-later") and self.server.counts == LATER:
@@ -336,7 +339,7 @@ class Handler(BaseHTTPRequestHandler):
     def _distorted(self, answer):
         """A replay, distorted by the server's fault."""
         return {
-            "body": answer["body"] + (" " if self.has("changes-body") else ""),
+            "body": answer["body"] + ("!" if self.has("changes-body") else ""),
             "status": 404 if self.has("hides-errors") else 200 if self.has("changes-status") else answer["status"],
             "location": None if self.has("drops-headers") else answer["location"],
             "replayed": not self.has("unmarked"),

@@ -334,7 +334,6 @@ CANNED = [
     (500, "acp", "server-error", {}, Verdict.NOT_JUDGED, "two executions have the same answer"),
     (503, "stripe", "unavailable", {}, Verdict.PASSED, "the profile doesn't specify"),
     (200, "stripe", "no-credentials", {"other_account": None, "fields": ()}, Verdict.NOT_JUDGED, "no credentials"),
-    (200, "stripe", "other-method: PUT", STILL, Verdict.NOT_JUDGED, "it is another operation"),
     (501, "stripe", "other-method", {}, Verdict.NOT_JUDGED, "the operation itself answered 501"),
     (200, "stripe", "half-closed", {"url": "https://SERVER"}, Verdict.NOT_JUDGED, "in one direction"),
     (200, "stripe", "in-pieces", {"url": "https://SERVER"}, Verdict.NOT_JUDGED, "connection failed"),

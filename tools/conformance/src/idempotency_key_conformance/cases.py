@@ -9,7 +9,18 @@ from functools import partial
 
 from .judging import DIFFERS, Case, Trial
 from .profiles import PROMISE, SUITE, Expected, Level, Rule
-from .target import NO_END, SHED, HarmError, NotJudgedError, Operation, ViolationError, together
+from .target import (
+    BROKEN,
+    BUSY,
+    NO_END,
+    SHED,
+    SHED_PAUSE,
+    HarmError,
+    NotJudgedError,
+    Operation,
+    ViolationError,
+    together,
+)
 from .wire import Answer
 
 #: The longest acceptable Retry-After for a duplicate of a running request, in seconds.
@@ -18,6 +29,8 @@ _RETRY_AFTER = Rule(Level.SHOULD, f"{SUITE}: a refusal states when to retry, wit
 _RECORDED = Rule(Level.MUST, f"{SUITE}: retries end with a result")
 #: When a duplicate of a running request is sent, as fractions of the operation's duration.
 LATE = (0.25, 0.5, 0.75, 0.9)
+#: For how long a retry's late effect is waited for, in seconds, before the next case is blamed for it.
+LINGER = 1.0
 #: How often a case is tried that needs requests to meet.
 TRIES = 3
 #: How many keys are used between a request and its retry, how many of them at once, and how many in the case ``load``.
@@ -31,6 +44,9 @@ def _sequential(trial: Trial) -> str:
     for _ in range(3):
         operation.send()
     trial.require_effects(operation, 1)
+    if trial.target.is_counted:
+        time.sleep(LINGER)  # nothing reports that the server has no more work
+        trial.require_effects(operation, 1)
     return "1 effect, 4 requests"
 
 
@@ -94,8 +110,9 @@ def meeting(trial: Trial, count: int, send: Sender) -> tuple[Operation, list[Ans
             if not overlapped:
                 raise NotJudgedError("the operation is too fast: a request was answered before the last one was sent")
             return operation, kept
-        waits = [answer.retry_after or 0.0 for answer in found if answer not in kept]
-        time.sleep(min(max(waits), trial.target.patience))  # as the server demands
+        waits = [answer.retry_after or SHED_PAUSE for answer in found if answer not in kept]
+        # As the server demands, or until a request that it gave up has ended.
+        time.sleep(min(max(waits), trial.target.patience))
     raise NotJudgedError(f"the server shed {len(found) - len(kept)} of {len(found)} requests that were sent at once")
 
 
@@ -104,7 +121,10 @@ def _require_one_result(trial: Trial, operation: Operation, answers: list[Answer
     last = trial.require_settled(operation)
     trial.require_effects(operation, 1)
     waiting = [answer for answer in answers if answer.status == trial.profile.in_progress.status]
-    if len(results := {(answer.status, answer.body) for answer in answers if trial.profile.is_result(answer)}) > 1:
+    for answer in answers:
+        if answer.status >= 500 and answer.status not in {trial.profile.in_progress.status, *BUSY}:
+            raise HarmError(f"a duplicate was not refused, but broke the server: {answer}", BROKEN)
+    if len(results := {(answer.status, answer.content) for answer in answers if trial.profile.is_result(answer)}) > 1:
         raise HarmError(f"simultaneous requests got {len(results)} different successes", "a success without the result")
     for answer in answers:
         if answer not in waiting:
@@ -186,7 +206,7 @@ def _is_repeated(trial: Trial, body: str, operation: Operation, first: Answer, r
     marker = trial.profile.marker
     if marker is not None and retry.field(marker[0]) is not None:
         return True
-    if (retry.status, retry.body) != (first.status, first.body):
+    if (retry.status, retry.content) != (first.status, first.content):
         return False
     other = trial.operation(body, unique=operation.unique)
     other.fails_with = operation.fails_with
@@ -273,7 +293,7 @@ def _load(trial: Trial) -> str:
 def _remembered(trial: Trial) -> str:
     if (oldest := trial.oldest) is None or trial.target.ttl is not None:
         raise NotJudgedError("with --ttl, the case expiry judges it")
-    [(request, [first, *_])] = oldest.answers.items()
+    [(request, [first, *_])] = oldest.results().items()
     oldest.start_counting()
     retry = oldest.send(request)
     if trial.target.is_counted:

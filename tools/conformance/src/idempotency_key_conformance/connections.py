@@ -5,7 +5,7 @@ from __future__ import annotations
 from .cases import TRIES, all_answers
 from .judging import Case, Trial
 from .profiles import PROMISE
-from .target import HarmError, NotJudgedError, Operation, ViolationError
+from .target import BROKEN, HarmError, NotJudgedError, Operation, ViolationError
 from .wire import Answer
 
 #: How long to wait for a premature answer after each piece, in seconds.
@@ -91,6 +91,31 @@ def _in_pieces(trial: Trial) -> str:
     return _answered_once(trial, operation, operation.unless_shed(attempt))
 
 
+def _one_connection(trial: Trial) -> str:
+    """Send a request, its retry, and another operation's request on a connection that stays open."""
+    operation, other = trial.operation(), trial.operation()
+    request, last = (each.request(connection=b"keep-alive") for each in (operation, other))
+    answers: list[Answer] = []
+    with operation.connect(request) as connection:
+        for owner, sent in ((operation, request), (operation, request), (other, last)):
+            if answers:
+                owner.note_sent(sent)
+            connection.send(sent.head + sent.body)
+            answer = connection.attempt()
+            owner.note(answer, sent)
+            if owner.is_shed(answer):
+                owner.shed += 1
+                raise NotJudgedError(f"the server shed a request: {answer}")
+            answers += all_answers([answer])
+            if not (connection.is_kept or sent is last):
+                raise NotJudgedError("the server closes the connection after an answer")
+    for answer in answers:
+        if not trial.profile.is_result(answer):
+            raise HarmError(f"a request on a connection that was used before got {answer}", BROKEN)
+    trial.require_replay(answers[1], answers[0])
+    return "3 requests, each with its own answer"
+
+
 def _answered_once(trial: Trial, operation: Operation, answer: Answer | Exception) -> str:
     [first] = all_answers([answer])
     trial.require_one_effect(operation, trial.require_settled(operation), first)
@@ -103,5 +128,6 @@ def connection_cases() -> list[Case]:
         Case("cut-before-the-end", "A truncated request has no effect; its retry does.", PROMISE, _cut_before_the_end),
         Case("cut-after-the-end", "A client that didn't read the answer retries safely.", PROMISE, _cut_after_the_end),
         Case("half-closed", "A half-closed connection causes no second effect.", PROMISE, _half_closed),
+        Case("one-connection", "A retry leaves its connection usable.", PROMISE, _one_connection),
         Case("in-pieces", "A request that arrives in pieces is one request.", PROMISE, _in_pieces),
     ]

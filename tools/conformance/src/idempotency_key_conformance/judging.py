@@ -16,6 +16,7 @@ from .target import (
     NO_EFFECT,
     NO_END,
     SECOND_EFFECT,
+    SHED_PAUSE,
     HarmError,
     NotJudgedError,
     Operation,
@@ -116,10 +117,10 @@ class Trial:
             raise ViolationError(f"{effects} effects instead of {expected}", NO_EFFECT)
 
     def require_replay(self, replay: Answer, first: Answer) -> None:
-        """Require the same status, the same bytes as body, and the same header fields in ``DESCRIBING``."""
+        """Require the same status, the same body or equal JSON, and the same header fields in ``DESCRIBING``."""
         if replay.status != first.status:
             raise ViolationError(f"the first answer was {first}, and the retry's was {replay}", DIFFERS)
-        if replay.body != first.body:
+        if replay.content != first.content:
             raise ViolationError(f"the retry's body differs: {first} and {replay}", DIFFERS)
         for name in DESCRIBING:
             if replay.field(name) != first.field(name):
@@ -173,6 +174,8 @@ class Trial:
         operations = [each for operation in self.operations for each in (operation, *operation.controls)]
         self.shed += sum(operation.shed for operation in operations)
         sent = [(operation, request) for operation in operations for request in operation.answers]
+        if any(operation.shed and not operation.results() for operation in operations):
+            time.sleep(SHED_PAUSE)  # a server that gave up a request may still end it
         results = {
             (operation, request): found for operation in operations for request, found in operation.results().items()
         }
@@ -187,9 +190,9 @@ class Trial:
                 )
             if effects < len(results):
                 raise HarmError(f"{len(results)} requests got a success, and {effects} had an effect", NO_EFFECT)
-        for ((owner, request), found), (other, another) in product(results.items(), sent):
+        for ((owner, request), [result, *_]), (other, another) in product(results.items(), sent):
             if (owner, request) != (other, another):
-                for result, answer in product(set(found), set(other.answers[another])):
+                for answer in set(other.answers[another]):
                     self._require_no_leak(result, answer, other, another)
         for found in results.values():
             self.leaks.learn(found[0])
@@ -199,7 +202,9 @@ class Trial:
         if not receiver.profile.is_result(answer):
             if shown := self.leaks.shown(result, answer, request):
                 raise HarmError(f"a refusal shows {shown} of another request's result: {answer}", ANOTHERS_RESULT)
-        elif self.results_differ and (answer.body == result.body != b"" or self.leaks.is_same_place(result, answer)):
+            return
+        is_same = answer.content == result.content != b"" or self.leaks.is_same_place(result, answer)
+        if self.results_differ and is_same:
             raise HarmError(f"a request was answered with another one's result: {answer}", ANOTHERS_RESULT)
 
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 from .cases import meeting
 from .judging import Case, Trial
 from .profiles import PROMISE, Expected, KeyForm
-from .target import BROKEN, HarmError, NotJudgedError, Operation, ViolationError, new_key
+from .target import ANOTHERS_RESULT, BROKEN, HarmError, NotJudgedError, Operation, ViolationError, new_key
 from .wire import Answer, Request
 
 #: The only acceptable 5xx for a method that the server doesn't have.
@@ -150,6 +150,9 @@ def _with_white_space(operation: Operation) -> tuple[Request, Collection[int]]:
 #: Requests of another instance of the same client, by what differs, and the statuses with which a server may refuse it.
 _VARIATIONS: dict[str, Callable[[Operation], tuple[Request, Collection[int]]]] = {
     "User-Agent": _with_fields("User-Agent: another-instance/2.0"),
+    # A cookie or a language isn't varied: they may change who the client is, and what the answer says.
+    "Accept": _with_fields("Accept: application/json, */*;q=0.9", "Cache-Control: no-cache"),
+    "lower case": lambda operation: (operation.request(is_lower_case=True), ()),
     "traceparent": _with_fields("traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
     "X-Request-Id": _with_fields("X-Request-Id: 0f9c2f6e-another-instance"),
     "white space": _with_white_space,
@@ -197,14 +200,21 @@ def _no_credentials(trial: Trial) -> str:
 
 
 def _other_method(method: str, trial: Trial) -> str:
+    body = b"" if method == "GET" else None
     control = Operation(trial.target, trial.profile)
     control.start_counting()
-    if trial.profile.is_result(control.send(control.request(method=method))) and not control.effects():
+    if trial.profile.is_result(control.send(control.request(method=method, body=body))) and not control.effects():
+        operation = trial.operation()
+        first = operation.first()
+        reader = Operation(trial.target, trial.profile, key=operation.key)
+        answer = reader.send(reader.request(method=method, body=body))
+        if trial.results_differ and answer.content == first.content:
+            raise HarmError(f"{method} was answered with another method's result: {answer}", ANOTHERS_RESULT)
         raise NotJudgedError(f"{method} succeeds without an effect, so it is another operation")
     trial.operations.append(control)
     operation = trial.counted()
     operation.first()
-    return _refused_or_independent(trial, operation, operation.send(operation.request(method=method)))
+    return _refused_or_independent(trial, operation, operation.send(operation.request(method=method, body=body)))
 
 
 def _similar_keys(odd: str, plain: str, trial: Trial) -> str:
@@ -215,6 +225,8 @@ def _similar_keys(odd: str, plain: str, trial: Trial) -> str:
         fresh = uuid4().hex
         operations = [trial.operation(key=key.replace("{key}", fresh), unique=fresh) for key in (first, second)]
         answer = operations[0].send()
+        if answer.status >= 500:
+            raise HarmError(f"{operations[0].key!r} was not refused, but broke the server: {answer}", BROKEN)
         if not trial.profile.is_result(answer):
             raise NotJudgedError(f"the server refuses such a key: {answer}")
         other = operations[1].send()
@@ -276,8 +288,11 @@ _SIMILAR = {
     "case": ("K-{key}-ABC", "K-{key}-abc"),
     "blanks": ("k {key} a", "k {key}a"),
     "a blank at the end": ("{key} ", "{key}"),
+    "-": ("k-{key}", "k{key}"),
     "_": ("k_{key}", "kx{key}"),
+    "/": ("k/{key}", "{key}"),
     "%": ("k%{key}", "kxyz{key}"),
+    "%41": ("k%41{key}", "kA{key}"),
 }
 
 
@@ -317,7 +332,7 @@ def request_cases(trial: Trial) -> list[Case]:
         Case("other-path", "A key on another path never gets this path's answer.", PROMISE, _other_path),
         *(
             Case(f"other-method: {method}", alone, PROMISE, partial(_other_method, method))
-            for method in ("POST", "PUT", "PATCH")
+            for method in ("GET", "POST", "PUT", "PATCH")
             if method != trial.target.method
         ),
         *(

@@ -225,12 +225,15 @@ class Operation:
         is_anonymous: bool = False,
         more: tuple[str, ...] = (),
         is_chunked: bool = False,
+        is_lower_case: bool = False,
+        connection: bytes = b"close",
     ) -> Request:
         """
         :param keys: the values of the key's header field, which is sent once for each.
         :param account: a header field that replaces the field of the same name.
         :param is_anonymous: leave the caller's credentials out.
         :param more: other header fields to add.
+        :param is_lower_case: send the names of the fields in lower case, as a gateway from HTTP/2 does.
         """
         if keys is None:
             keys = ((f'"{self.key}"' if self.profile.quoted else self.key).encode(),)
@@ -241,8 +244,11 @@ class Operation:
             *more,
         )
         lines = [*_lines(fields), *((self.profile.header, value) for value in keys)]
+        if is_lower_case:
+            lines = [(name.lower(), value) for name, value in lines]
         body = self.body if body is None else body
-        return build(method or self.target.method, url or self.target.url, lines, body, is_chunked=is_chunked)
+        method, url = method or self.target.method, url or self.target.url
+        return build(method, url, lines, body, is_chunked=is_chunked, connection=connection)
 
     def start_counting(self) -> None:
         if self.target.is_counted:
@@ -252,7 +258,7 @@ class Operation:
         """The number of effects since ``start_counting``. Without a counter, the number of different results."""
         if self.target.is_counted:
             return self.target.effects() - self._before - sum(len(control.results()) for control in self.controls)
-        return len({result.body for results in self.results().values() for result in results})
+        return len({result.content for results in self.results().values() for result in results})
 
     def results(self) -> dict[Request, list[Answer]]:
         """The requests with the answers that report that the operation ran."""
@@ -294,22 +300,25 @@ class Operation:
 
         :param retries: the request that this one retries with different bytes.
         :raises NotJudgedError: there is no answer, or the server sheds all requests.
-        :raises HarmError: only requests with this key are shed.
+        :raises HarmError: only requests with this key are shed, or get no answer after a result.
         """
         request = request or self.request()
 
-        def attempt() -> Answer:
+        def attempt() -> Answer | Exception:
             self.note_sent(retries or request)
             started = time.monotonic()
             try:
                 answer = exchange(request, self.target.timeout)
             except (*WIRE_ERRORS, ValueError) as error:
-                raise NotJudgedError(f"{request.url} doesn't answer: {error!r}") from error
+                if not self.results():
+                    raise NotJudgedError(f"{request.url} doesn't answer: {error!r}") from error
+                return error
             self.took = time.monotonic() - started
             self.note(answer, retries or request)
             return answer
 
-        return self.unless_shed(attempt)
+        answer = self.unless_shed(attempt)
+        return answer if isinstance(answer, Answer) else self._refused_for_its_key(attempt, controls=1)
 
     def unless_shed(self, attempt: Callable[[], Sent]) -> Sent:
         """Attempt a request until it is not shed.
@@ -325,14 +334,14 @@ class Operation:
             self.shed, tries = self.shed + 1, tries + 1
             wait = answer.retry_after
             if time.monotonic() + (wait or SHED_PAUSE) > deadline or (wait is None and tries >= SHED_TRIES):
-                return self._shed_for_its_key(attempt)
+                return self._refused_for_its_key(attempt)
             time.sleep(wait or SHED_PAUSE)  # as the server demands
         return answer
 
-    def _shed_for_its_key(self, attempt: Callable[[], Sent]) -> Sent:
-        """Attempt the request between other operations, which show whether the server sheds those, too."""
+    def _refused_for_its_key(self, attempt: Callable[[], Answer | Exception], controls: int = CONTROLS) -> Answer:
+        """Attempt the request between other operations, which show whether the server refuses those, too."""
         answer: Answer | Exception | None = None
-        for _ in range(CONTROLS):
+        for _ in range(controls):
             control = Operation(self.target, self.profile)
             self.controls.append(control)
             request = control.request()
@@ -345,9 +354,10 @@ class Operation:
             if not self.profile.is_result(other):
                 raise NotJudgedError(f"the server sheds requests: {other}")
             answer = found = attempt()
-            if not self.is_shed(found):
+            if isinstance(found, Answer) and not self.is_shed(found):
                 return found
-        raise HarmError(f"{CONTROLS} other operations succeeded, but this request still got {answer}", NO_END)
+        seen = answer if isinstance(answer, Answer) else f"no answer: {answer!r}"
+        raise HarmError(f"{controls} other operations succeeded, but this request still got {seen}", NO_END)
 
     def together(self, requests: list[Request]) -> tuple[list[Answer | Exception], bool]:
         """As ``exchange_together``."""
@@ -395,8 +405,7 @@ class Operation:
                 self.shed += self.is_shed(answer)
             if time.monotonic() + pause > deadline:
                 if self.is_shed(answer):
-                    last = self._shed_for_its_key(attempt)
-                    return last if isinstance(last, Answer) else answer
+                    return self._refused_for_its_key(attempt)
                 return answer
             time.sleep(pause)  # before a retry: Retry-After, or a short pause after a broken connection
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import select
 import socket
 import ssl
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import cached_property
 from http.client import HTTPException, HTTPResponse
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -50,6 +52,14 @@ class Answer:
         except ValueError:
             return None
 
+    @cached_property
+    def content(self) -> bytes:
+        """The body in a form in which equal JSON is equal, because a server may store JSON instead of bytes."""
+        try:
+            return json.dumps(json.loads(self.body), sort_keys=True).encode()
+        except ValueError:
+            return self.body
+
     @property
     def succeeded(self) -> bool:
         return 200 <= self.status < 300
@@ -68,10 +78,13 @@ class Request:
     body: bytes
 
 
-def build(method: str, url: str, fields: Fields, body: bytes, *, is_chunked: bool = False) -> Request:
+def build(
+    method: str, url: str, fields: Fields, body: bytes, *, is_chunked: bool = False, connection: bytes = b"close"
+) -> Request:
     """
     :param fields: added to ``Host``, ``Content-Length`` and ``Connection``.
     :param is_chunked: send the body in two chunks instead of with its length.
+    :param connection: the value of ``Connection``.
     """
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -81,7 +94,7 @@ def build(method: str, url: str, fields: Fields, body: bytes, *, is_chunked: boo
         half = (len(body) + 1) // 2
         chunks = [b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in (*filter(None, (body[:half], body[half:])), b"")]
         body = b"".join(chunks)
-    own = [("Host", parts.netloc.encode()), length, ("Connection", b"close")]
+    own = [("Host", parts.netloc.encode()), length, ("Connection", connection)]
     lines = [
         f"{method} {target} HTTP/1.1".encode(),
         *(name.encode() + b": " + value for name, value in (*own, *fields)),
@@ -90,7 +103,10 @@ def build(method: str, url: str, fields: Fields, body: bytes, *, is_chunked: boo
 
 
 class Connection:
-    """A TCP connection for one request. As a context manager, it closes itself."""
+    """A TCP connection. As a context manager, it closes itself."""
+
+    #: Whether the server keeps the connection open after the answer that was read last.
+    is_kept = True
 
     def __init__(self, request: Request, timeout: float) -> None:
         """
@@ -153,6 +169,7 @@ class Connection:
         with HTTPResponse(self._socket) as response:
             response.begin()
             fields = tuple((name.lower(), value) for name, value in response.getheaders())
+            self.is_kept = not response.will_close
             return Answer(response.status, fields, response.read())
 
     def attempt(self) -> Answer | Exception:
