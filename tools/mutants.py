@@ -114,11 +114,11 @@ def copies(count: int) -> Iterator[queue.Queue[Path]]:
         yield free
 
 
-def run_tests(copy: Path, tests: Sequence[str], database: str) -> subprocess.CompletedProcess[str]:
-    """Run tests in a copy until the first one fails."""
+def run_tests(copy: Path, tests: Sequence[str], database: str, url: str = "") -> subprocess.CompletedProcess[str]:
+    """Run tests in a copy until the first one fails, on the database of ``url`` or on a new one."""
     # The figures of a broken copy must not be recorded.
     environment = {name: value for name, value in os.environ.items() if name not in {"DATABASE_URL", "RESULTS"}}
-    environment["PYTHONPATH"] = str(copy)
+    environment |= {"PYTHONPATH": str(copy)} | ({"DATABASE_URL": url} if url else {})
     options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout=240", f"--database={database}"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     return subprocess.run(
