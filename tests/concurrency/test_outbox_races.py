@@ -3,8 +3,6 @@
 ``tests/delivery`` kills and freezes relay processes; ``tests/database/test_relay.py`` simulates that in one process.
 """
 
-from functools import partial
-
 import pytest
 from django.db import transaction
 
@@ -13,10 +11,10 @@ from idempotency.exceptions import LeaseLostError
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox import publish
 from idempotency.outbox.models import OutboxMessage
-from idempotency.outbox.relay import relay_batches, relay_once
-from tests.concurrency.racing import Gate, elsewhere, held, race
+from idempotency.outbox.relay import relay_once
+from tests.concurrency.racing import Gate, held
 from tests.database.publishing import outside, send
-from tests.outbox import SENDER, broker, make_messages, statuses
+from tests.outbox import SENDER, broker
 from tests.records import HOUR, from_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -74,23 +72,3 @@ def test_two_attempts_that_publish_concurrently_make_one_message():
             published = second.result(60)
     assert OutboxMessage.objects.get().message_id == published
     assert relay_once().sent == 1
-
-
-def relay(batch_size=100):
-    return sum(batch.sent for batch in relay_batches(batch_size=batch_size))
-
-
-def test_concurrent_relays_send_each_message_once():
-    make_messages(120)
-    assert sum(race([partial(relay, 4)] * 4)) == 120
-    assert statuses() == [("sent", 1)] * 120
-    assert sorted(broker.payloads) == list(range(120))
-
-
-@pytest.mark.except_sqlite
-def test_a_relay_does_not_wait_for_a_locked_message():
-    _, second, _ = make_messages(3)
-    with transaction.atomic():
-        OutboxMessage.objects.select_for_update().get(pk=second)
-        assert elsewhere(relay) == 2
-    assert relay() == 1

@@ -1,4 +1,4 @@
-"""Run code just before a statement, and read PostgreSQL's plans: their text, and the number of rows read."""
+"""Run code just before a statement, and read plans: their text, and on PostgreSQL the number of rows read."""
 
 import json
 from contextlib import contextmanager
@@ -55,16 +55,17 @@ def before_statement(containing, call):
 @contextmanager
 def explaining(containing):
     """The plans of the block's statements that contain ``containing``, with current statistics."""
-    plans = []
+    plans, explain = [], "EXPLAIN" if connection.vendor == "postgresql" else "EXPLAIN QUERY PLAN"
 
     def wrapper(execute, sql, params, many, context):
         if containing in sql:
             with connection.cursor() as cursor:
-                cursor.cursor.execute(f"EXPLAIN {sql}", params)
-                plans.append("\n".join(line for (line,) in cursor.fetchall()))
+                cursor.cursor.execute(f"{explain} {sql}", params)
+                plans.append("\n".join(line for *_, line in cursor.fetchall()))
         return execute(sql, params, many, context)
 
-    execute("ANALYZE idempotency_record, idempotency_outbox_message")
+    if connection.vendor == "postgresql":
+        execute("ANALYZE idempotency_record, idempotency_outbox_message")
     with connection.execute_wrapper(wrapper):
         yield plans
 

@@ -146,18 +146,23 @@ def test_a_batch_takes_the_oldest(work):
     assert work.left() > {*newest}
 
 
-@pytest.mark.parametrize("work", [PURGE, PURGE_BODIES, PURGE_MESSAGES], ids=["purge", "bodies", "messages"])
-def test_a_batch_starts_where_the_one_before_it_ended(work):
-    """Otherwise it would read the index entries of all deleted rows again."""
+@pytest.mark.parametrize(
+    ("work", "due"),
+    [
+        (PURGE, "expires_at"),
+        (PURGE_BODIES, "body_expires_at"),
+        (PURGE_MESSAGES, "sent_at"),
+        (SWEEP, "lease_expires_at"),
+    ],
+    ids=["purge", "bodies", "messages", "sweep"],
+)
+def test_a_batch_starts_where_the_one_before_it_ended(work, due):
+    """Otherwise it would read the index entries of all deleted rows, or all skipped claims, again."""
     work.make_due(3)
     batches = work.batches(batch_size=2)
     next(batches)
-    if work is PURGE_MESSAGES:
-        late = {"sent_at": from_now(-200 * HOUR)}
-    else:
-        late = {"expires_at": from_now(-9 * HOUR), "body_expires_at": from_now(-9 * HOUR)}
     (last,) = work.left()
-    work.rows.filter(pk=last).update(**late)
+    work.rows.filter(pk=last).update(**{due: from_now(-200 * HOUR)})
     assert [batch.touched for batch in batches] == [0]
     assert work.left() == {last}
 
@@ -237,27 +242,6 @@ def test_a_batch_that_loses_a_race_is_retried_up_to_a_limit(kind, races):
                 work.take(10)
     assert len(rounds) == min(races + 1, 5)
     assert elsewhere(work.rows.count) == (0 if work is PURGE and races == 1 else 3)
-
-
-@pytest.mark.postgres
-@pytest.mark.parametrize(
-    ("work", "index"),
-    [
-        pytest.param(PURGE, "idempotency_record_due", id="records", marks=pytest.mark.whole_table),
-        pytest.param(PURGE_BODIES, "idempotency_record_body", id="bodies", marks=pytest.mark.whole_table),
-        pytest.param(PURGE_MESSAGES, "idempotency_outbox_sent", id="messages"),
-    ],
-)
-def test_a_purge_scans_its_index(work, index):
-    fill(2_000)
-    fill_outbox(2_000)
-    work.make_due(10)
-    with explaining("SKIP LOCKED") as plans:
-        assert work.take(5).touched == 5
-    (plan,) = plans
-    assert "LockRows" in plan
-    assert f"Index Scan using {index}" in plan
-    assert "Seq Scan on idempotency_record" not in plan
 
 
 #: For each kind of work, what its statements scan: the index of its search, then those that find rows by id.

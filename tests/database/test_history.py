@@ -25,11 +25,9 @@ parks = Operation.declare("tests.history.parks", transaction=False, recovery=PAR
 SCOPE = {"account_id": "1", "key": "k", "payload": {}}
 
 
-def entries():
-    return [
-        (entry["event"], entry.get("attempt"), entry.get("why"))
-        for entry in IdempotencyRecord.objects.get().history or ()
-    ]
+def entries(operation=again):
+    kept = IdempotencyRecord.objects.get(operation=operation.name).history or ()
+    return [(entry["event"], entry.get("attempt"), entry.get("why")) for entry in kept]
 
 
 def run(operation=again, error=None):
@@ -42,40 +40,32 @@ def run(operation=again, error=None):
         pass
 
 
-def abandon(status=Status.IN_PROGRESS, operation=again, **fields):
-    make_records(1, status, operation=operation.name, lease=-HOUR, expires=HOUR, **fields)
-
-
 def test_failures_and_take_overs_add_entries():
     run(error=ValueError("the card 4242 was declined"))
     run(error=KeyError("card"))
     run()
+    run(parks, error=ValueError("no answer"))
     assert entries() == [
         ("released", 1, "ValueError"),
         ("taken_over", 2, None),
         ("released", 2, "KeyError"),
         ("taken_over", 3, None),
     ]
+    assert entries(parks) == [("parked", 1, "ValueError")]
 
 
-def test_a_parked_attempt_adds_an_entry():
-    run(parks, error=ValueError("no answer"))
-    assert entries() == [("parked", 1, "ValueError")]
-
-
-def test_parking_an_abandoned_claim_adds_an_entry():
-    abandon(operation=parks)
-    row = IdempotencyRecord.objects.get()
-    assert store_for("default").park_abandoned(Fence.of(row))
-    assert entries() == [("lease_over", 1, None)]
-
-
-@pytest.mark.parametrize(("operation", "status"), [(again, "recoverable"), (parks, "parked")])
-def test_a_claim_settled_by_a_sweep_adds_an_entry(operation, status):
-    abandon(operation=operation)
-    next(recover_batches())
+@pytest.mark.parametrize(
+    ("operation", "status", "by"),
+    [(again, "recoverable", "a sweep"), (parks, "parked", "a sweep"), (parks, "parked", "a request")],
+)
+def test_a_settled_abandoned_claim_adds_an_entry(operation, status, by):
+    make_records(1, Status.IN_PROGRESS, operation=operation.name, lease=-HOUR, expires=HOUR)
+    if by == "a sweep":
+        next(recover_batches())
+    else:
+        assert store_for("default").park_abandoned(Fence.of(IdempotencyRecord.objects.get()))
     assert IdempotencyRecord.objects.get().status == status
-    assert entries() == [("lease_over", None, None)]
+    assert entries(operation) == [("lease_over", 1 if by == "a request" else None, None)]
 
 
 def test_a_request_after_the_retention_keeps_earlier_entries():

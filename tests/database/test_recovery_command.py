@@ -115,16 +115,6 @@ def test_a_sweep_reads_only_abandoned_claims():
     assert found == [13]
 
 
-def test_a_batch_of_a_sweep_starts_where_the_one_before_it_ended():
-    """Otherwise it would read all skipped claims again."""
-    *_, late = abandon(3, again)
-    batches = recover_batches(batch_size=2)
-    assert next(batches).settled == 2
-    IdempotencyRecord.objects.filter(pk=late).update(lease_expires_at=from_now(-9 * HOUR))
-    assert [batch.settled for batch in batches] == [0]
-    assert next(recover_batches()).settled == 1
-
-
 def test_a_sweep_that_declares_no_operation_of_the_claims_reads_them_once(monkeypatch):
     abandon(3, "tests.recover.elsewhere")
     with CaptureQueriesContext(connection) as captured:

@@ -13,7 +13,7 @@ from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template.response import SimpleTemplateResponse
 
 from idempotency import Operation
-from idempotency.exceptions import LeaseLostError, UnrecordableResponseError
+from idempotency.exceptions import UnrecordableResponseError
 from idempotency.http.adapter import response_of
 from idempotency.identity.fingerprint import Payload
 from idempotency.lifecycle import Status
@@ -22,7 +22,6 @@ from idempotency.operate import resolutions
 from idempotency.operate.resolutions import ResolutionRefusedError, forget, mark_not_executed, record_outcome, release
 from idempotency.outcome import Outcome
 from idempotency.protocol import ownership
-from idempotency.protocol.renewal import renew
 from idempotency.signals import recovered
 from tests.concurrency.racing import elsewhere
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire, again, asks, parks, plain
@@ -117,27 +116,6 @@ def test_an_abandoned_claim_is_released_with_the_next_attempt_number(operation):
     assert state(seen) == ("recoverable", 2)
     if isinstance(operation, Operation):
         assert acquire(operation).attempt == 3
-
-
-def assert_powerless(owner):
-    with pytest.raises(LeaseLostError), transaction.atomic():
-        ownership.complete(owner, OUTCOME)
-    assert [change(owner) for change in (ownership.release, ownership.park, renew)] == [False] * 3
-
-
-@pytest.mark.parametrize("operation", [plain, again])
-def test_the_owner_of_a_released_claim_has_lost_its_lease(operation):
-    """P1, P6: it can change nothing."""
-    owner = acquire(operation)
-    IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
-    seen = IdempotencyRecord.objects.get()
-    release(seen, by="ops")
-    assert state(seen) == ("recoverable", 2)
-    assert_powerless(owner)
-    winner = acquire(operation)
-    assert_powerless(owner)
-    ownership.record(winner, OUTCOME)
-    assert state(seen) == ("completed", 3)
 
 
 @pytest.mark.postgres  # SQLite has one writer at a time: the operator waits for the owner's commit

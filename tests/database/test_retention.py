@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from django.core.management import CommandError
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, transaction
 from django.utils import timezone
 
 from idempotency.bodies import BODY_GONE
@@ -26,7 +26,7 @@ from tests.aliases import at_level
 from tests.commands import run_command
 from tests.concurrency.racing import PATIENCE, elsewhere, is_waited_for, race
 from tests.database.claiming import OUTCOME, PAYLOAD, acquire, again, plain
-from tests.database.statements import execute
+from tests.database.statements import execute, explaining
 from tests.operations import receiving
 from tests.outbox import broker, make_messages, statuses
 from tests.providers import eventually
@@ -93,17 +93,10 @@ def test_kept_records_do_not_block_due_records_behind_them():
 @pytest.mark.sqlite
 def test_steps_are_deleted_by_account_and_record():
     make_records(3)
-    plans = []
-
-    def explain(execute, statement, parameters, many, context):
-        if statement.startswith("DELETE") and "idempotency_step" in statement:
-            plans.append([row[3] for row in execute(f"EXPLAIN QUERY PLAN {statement}", parameters, many, context)])
-        return execute(statement, parameters, many, context)
-
-    with connection.execute_wrapper(explain):
+    with explaining('DELETE FROM "idempotency_step"') as plans:
         assert next(purge_batches()).deleted == 3
     (plan,) = plans
-    assert any("(account_id=? AND record_id=?)" in line for line in plan), plan
+    assert "(account_id=? AND record_id=?)" in plan
 
 
 # The command: records first and then sent messages, its report, its exit codes, and its load

@@ -103,24 +103,18 @@ def test_a_later_claim_behind_a_pooler_does_not_keep_the_earlier_session(monkeyp
     assert record().session is None
 
 
-@of_postgres
-def test_a_retry_that_saw_an_earlier_attempt_does_not_end_the_lease():
-    """A transaction lists the sessions once, so a later attempt may name one that is missing from its list."""
-    acquire(plain)
-    observed = Fence.of(record())
-    IdempotencyRecord.objects.update(attempt=2, session=0)
-    assert not store_for("default").end_lease_of_gone_session(observed)
-    assert store_for("default").end_lease_of_gone_session(Fence.of(record()))
-
-
 @contextmanager
-def connection_closed_by(signal):
-    """In the block, a receiver of the signal closes the connection, as ``close_old_connections()`` may."""
+def connection_closed_by(signal, **changes):
+    """In the block, a receiver of the signal closes the connection, as ``close_old_connections()`` may.
+
+    :param changes: fields of the record that have changed when the handler begins.
+    """
 
     def close(**event):
         closed = own_session()
         connection.close()
         assert eventually(lambda: not is_listed(closed))
+        IdempotencyRecord.objects.update(**changes)
 
     signal.connect(close)
     try:
@@ -148,31 +142,20 @@ def test_no_retry_overtakes_a_handler_claimed_in_another_session(signal):
 @of_postgres
 @pytest.mark.failure_116
 def test_a_handler_overtaken_before_its_transaction_does_not_run():
-    def close(**event):
-        connection.close()
-        IdempotencyRecord.objects.update(attempt=2)
-
-    signals.claimed.connect(close)
-    try:
-        with pytest.raises(LeaseLostError), claim(plain, account_id="1", key="k"):
-            raise AssertionError
-    finally:
-        signals.claimed.disconnect(close)
+    with (
+        connection_closed_by(signals.claimed, attempt=2),
+        pytest.raises(LeaseLostError),
+        claim(plain, account_id="1", key="k"),
+    ):
+        raise AssertionError
     assert (record().attempt, record().status) == (2, Status.IN_PROGRESS)
 
 
 @of_postgres
 def test_a_lease_that_ended_with_the_closed_session_begins_again():
-    def close(**event):
-        connection.close()
-        IdempotencyRecord.objects.update(lease_expires_at=from_now(-SECOND))
-
-    signals.claimed.connect(close)
-    try:
-        with claim(plain, account_id="1", key="k"), pytest.raises(InProgressError):
-            elsewhere(lambda: acquire(plain, payload=Payload(None)))
-    finally:
-        signals.claimed.disconnect(close)
+    closed = connection_closed_by(signals.claimed, lease_expires_at=from_now(-SECOND))
+    with closed, claim(plain, account_id="1", key="k"), pytest.raises(InProgressError):
+        elsewhere(lambda: acquire(plain, payload=Payload(None)))
 
 
 @of_postgres

@@ -4,13 +4,11 @@ import re
 import subprocess
 import tomllib
 
-import pytest
 import yaml
 
 import idempotency
 from tests.docs.pages import ROOT, text_of
 from tests.plugin import marks
-from tools.phrases import refused_phrases
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CI_RUN = ROOT / ".ci/run"
@@ -57,18 +55,6 @@ def test_the_version_has_one_source():
     assert PROJECT["tool"]["hatch"]["version"]["path"] == "idempotency/__init__.py"
     changelog = (ROOT / "CHANGELOG.md").read_text()
     assert re.search(rf"^## \[{re.escape(idempotency.__version__)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [("One.\nNothing is\nasked for.", 2), ("A record of its own.", 1), ("It is no answer.", 1), ("`anew`\nanew", 2)],
-)
-def test_a_refused_phrase_is_found_on_its_line(text, line):
-    assert [found for found, _ in refused_phrases(text)] == [line]
-
-
-def test_necessary_negations_are_not_refused():
-    assert [*refused_phrases("There is no key. It is no longer kept, and is no later than today.")] == []
 
 
 def test_the_configurations_are_valid():

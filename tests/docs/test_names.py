@@ -284,36 +284,6 @@ def test_the_pages_name_the_indexes_of_the_model():
     assert named == {index.name for index in IdempotencyRecord._meta.indexes}
 
 
-def test_a_search_finds_each_setting_code_and_command_by_its_name():
-    """Built pages and ``llms-full.txt`` keep the spelling. ``test_every_system_check_is_listed`` covers the checks."""
-    settings = {name for option in (*OPTIONS.values(), *SETTINGS.values()) for name in (option.setting, option.name)}
-    codes = {answer.code for profile in PROFILES.values() for answer in profile.answers.values()}
-    reference = "\n".join(text_of(name) for name in PAGES if name.startswith("reference/") or "troubleshoot" in name)
-    named = {*filter(None, settings), *codes, *COMMANDS}
-    assert {name for name in named if f"`{name}`" not in reference and f"`{name.upper()}`" not in reference} == set()
-
-
-#: Terms that people search for, and the page that must answer.
-SEARCHED = {
-    **dict.fromkeys(["load balancer", "proxy", "Kubernetes", "CronJob", "blue/green", "SECRET_KEY"], "how-to/"),
-    **dict.fromkeys(["GDPR", "PCI", "card number"], "how-to/protect-recorded-data.md"),
-    **dict.fromkeys(["mobile", "one key per logical operation"], "how-to/write-a-client.md"),
-    **dict.fromkeys(["broken table", "disk space"], "how-to/troubleshoot.md"),
-    **dict.fromkeys(["key format", "rate limit"], "reference/wire.md"),
-    **dict.fromkeys(["response size", "partial failure"], "reference/outcomes.md"),
-    "multi-region": "how-to/large-installations.md",
-    "alert thresholds": "how-to/monitor.md",
-    "read-your-writes": "reference/limits.md",
-    **dict.fromkeys(["Redis", "unique constraint", "503", "three days", "middleware"], "explanation/questions.md"),
-}
-
-
-@pytest.mark.parametrize("words", SEARCHED)
-def test_a_search_for_a_term_finds_its_page(words):
-    pages = [name for name in PAGES if name.startswith(SEARCHED[words])]
-    assert any(words.lower() in " ".join(text_of(name).lower().split()) for name in pages)
-
-
 # The diagrams match their sources
 
 

@@ -14,8 +14,8 @@ from idempotency.models import IdempotencyRecord
 from idempotency.signals import completed
 from idempotency.store import store_for
 from testproject.models import Transfer
-from tests.concurrency.failures import BROKEN, UNAVAILABLE, UNKNOWN, error_of, fail, problem, server_error, unreachable
-from tests.concurrency.traces import effects, end_lease, record, session_settings, state
+from tests.concurrency.failures import BROKEN, UNKNOWN, fail, problem, server_error, unreachable
+from tests.concurrency.traces import effects, record, session_settings, state
 from tests.concurrency.urls import handler
 from tests.operations import receiving
 
@@ -51,46 +51,6 @@ def lose(commit):
     if connection.vendor == "postgresql":
         connection.connection.pgconn.finish()
     unreachable()
-
-
-@pytest.mark.failure_12
-def test_a_commit_whose_answer_is_lost_does_not_count_as_failed(post):
-    with business_commit(lambda commit: commit() or unreachable()):
-        answer = post()
-
-    assert (problem(answer), answer["Retry-After"]) == (UNAVAILABLE, "1")
-    retry = post()
-    assert (retry.status_code, retry["Idempotency-Replayed"]) == (201, "true")
-    assert (effects(), handler.attempts) == (["one"], [1])
-
-
-@pytest.mark.failure_12
-def test_a_commit_that_never_arrived_is_retried_only_after_the_lease(post):
-    with business_commit(lose):
-        assert post().status_code == 503
-
-    assert state() == ("in_progress", [])
-    assert post().status_code == 409
-    end_lease()
-    assert post().json()["attempt"] == 2
-    assert (effects(), handler.attempts) == (["one"], [1, 2])
-
-
-def test_a_commit_that_the_server_refuses_releases_the_claim_at_once(post, monkeypatch):
-    error = error_of(monkeypatch, "40001", "lost_a_race", "commit_was_refused")
-
-    def refuse(commit):
-        connection.connection.rollback()
-        raise error
-
-    with business_commit(refuse):
-        answer = post()
-
-    assert (problem(answer), answer["Retry-After"]) == (UNAVAILABLE, "1")
-    assert state() == ("recoverable", [])
-    assert "OperationalError" in record().error
-    assert post().status_code == 201
-    assert effects() == ["one"]
 
 
 @pytest.mark.postgres
