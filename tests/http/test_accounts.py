@@ -125,17 +125,20 @@ def test_an_identity_that_does_not_fit_is_recorded_as_its_digest(account_of):
     assert not account_of("sha256:7").startswith("sha256:")  # so no caller can choose the digest of another
 
 
-@pytest.mark.parametrize("returned", ["", "a" * 256, "a\x00", "a\nb", "\ud800", 7, b"7"], ids=ascii)
-def test_an_unusable_account_is_the_resolvers_fault(alice, framework, serve, caplog, returned):
+def test_an_unusable_account_is_the_resolvers_fault(alice, framework, serve, caplog):
     """The caller is authenticated, and can do nothing about it."""
 
     def account_of_shop(request):
-        return returned
+        return accounts[0]
 
+    accounts = ["", "a" * 256, "a\x00", "a\nb", "\ud800", 7, b"7"]
     view = framework.view(work, idempotent("accounts.unusable", account=account_of_shop))
     serve(view, **{"key/": KeyStatusView.as_view(operation="accounts.unusable")})
+    answers = []
     with caplog.at_level("ERROR", "idempotency"):
-        answers = [alice.post(key="k"), alice.get("/key/", key="k")]
+        while accounts:
+            answers += [alice.post(key="k"), alice.get("/key/", key="k")]
+            accounts.pop(0)
     lines = [record.getMessage() for record in caplog.records if record.name == "idempotency"]
     for answer, line in zip(answers, lines, strict=True):
         assert (answer.status_code, answer.json()["code"]) == (500, "idempotency_account_invalid")

@@ -18,12 +18,12 @@ from django.utils.functional import SimpleLazyObject
 from django.utils.translation import trans_real
 from rest_framework.response import Response
 
-from idempotency import Operation, checks_nothing, idempotent, require_claim
-from idempotency.http.adapter import Adapter, adapter_for, adapters, register
+from idempotency import checks_nothing, idempotent, require_claim
+from idempotency.http.adapter import Adapter, adapters, register
 from idempotency.models import IdempotencyRecord
-from tests.http.callers import assert_nothing_kept, effects, problem_code, replayed
+from tests.http.callers import assert_nothing_kept, problem_code, replayed
 from tests.http.serving import serve_answer
-from tests.http.views import CrashError, work
+from tests.http.views import work
 
 # The stored form of responses is tested on each database in ``test_responses``.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -273,115 +273,7 @@ def test_a_replay_bears_the_language_of_its_body(alice, serve, settings, monkeyp
     assert [answer.content for answer in answers] == [b"de", b"de"]
 
 
-class RefusedError(Exception):
-    """The refusal of a handler in the toy framework."""
-
-
-class ToyRequest:
-    """The request that handlers of the toy framework receive."""
-
-    def __init__(self, http):
-        self.http = http
-        self.method = http.method
-        self.user = http.user
-        self.GET = http.GET
-
-
-def toy_view(handler):
-    """The toy framework: handlers take a ``ToyRequest``, return dictionaries and raise ``RefusedError``."""
-
-    def view(http):
-        answer = handler(ToyRequest(http))
-        return answer if isinstance(answer, HttpResponse) else toy_response(answer)
-
-    return view
-
-
-def toy_response(answer):
-    response = JsonResponse({"toy": answer}, status=answer.get("status", 200))
-    response.toy = answer
-    return response
-
-
-class ToyAdapter(Adapter):
-    @classmethod
-    def speaks_for(cls, request):
-        return isinstance(request, ToyRequest)
-
-    def __init__(self, request):
-        super().__init__(request, http=request.http)
-
-    def payload(self, policy):
-        return json.loads(self.http.body)["command"]
-
-    def render(self, answer):
-        return toy_response(answer) if isinstance(answer, dict) else answer
-
-    def answer_to_exception(self, error):
-        if isinstance(error, RefusedError):
-            return toy_response({"refused": str(error), "status": 409})
-        return super().answer_to_exception(error)
-
-    def answer_to_error(self, error):
-        return toy_response({"code": error.code, "status": error.status_code})
-
-    def replay(self, outcome):
-        response = super().replay(outcome)
-        response.toy = json.loads(response.content)["toy"]
-        return response
-
-
-@pytest.fixture(autouse=True)
-def _registered():
-    register(ToyAdapter)
-    yield
-    adapters.remove(ToyAdapter)
-
-
-def test_a_third_frameworks_handler_runs_once_and_its_refusal_is_recorded(alice, serve):
-    @serve
-    @toy_view
-    @idempotent("tests.toy")
-    def view(request):
-        answer, _ = work(request)
-        if "refuse" in request.GET:
-            raise RefusedError("no")
-        return {"id": answer["id"], "status": 201}
-
-    first, _ = replayed(alice, data={"command": 1})
-    assert (first.status_code, first.toy["status"], first["Idempotency-Key"]) == (201, 201, "k")
-    again = alice.post(data={"command": 1, "not compared": True}, key="k")
-    assert (again.content, again.toy) == (first.content, first.toy)
-    # The adapter makes the responses to our errors.
-    assert alice.post(data={"command": 2}, key="k").toy["code"] == "idempotency_key_reused"
-    assert alice.post(data={"command": 1}).toy["code"] == "idempotency_key_missing"
-    refused, _ = replayed(alice, "/?refuse=1", {"command": 1}, key="refused", wrote=0)
-    assert (refused.status_code, refused.toy["refused"]) == (409, "no")
-    assert alice.post("/?crash=1", data={"command": 1}, key="crash").status_code == 500
-    assert effects() == 1
-
-
-def test_the_adapter_registered_last_is_tried_first_and_djangos_last(rf):
-    class Later(ToyAdapter):
-        """An adapter for the same requests."""
-
-    http = rf.post("/")
-    http.user = None
-    request = ToyRequest(http)
-    assert type(adapter_for(request)) is ToyAdapter
-    assert adapter_for(request).http is http
-    register(Later)
-    register(ToyAdapter)  # again, like a module that is imported twice: it keeps its position
-    try:
-        assert type(adapter_for(request)) is adapters[0] is Later
-    finally:
-        adapters.remove(Later)
-    assert type(adapter_for(request)) is ToyAdapter
-    assert adapter_for("request") is None
-    adapter = adapter_for(rf.post("/"))
-    assert type(adapter) is Adapter
-    assert adapter.answer_to_exception(CrashError()) is None
-    assert adapter.http is adapter.request
-    assert adapter.payload(Operation.declare("tests.command", payload=lambda request: [request]).policy) == [
-        adapter.http
-    ]
+def test_an_adapter_of_a_module_imported_again_keeps_its_position():
+    before = list(adapters)
+    assert register(before[-1]) is Adapter
+    assert adapters == before

@@ -82,10 +82,6 @@ def count_payments():
     return len(ledger)
 
 
-def staff_only_below(view):
-    return idempotent("kit.order")(lambda request: view(request) if request.user.is_staff else HttpResponse(status=403))
-
-
 def cached(view):
     answers = {}
 
@@ -133,7 +129,12 @@ MUTANTS = {
             "lost_response": "(3 effects instead of 1)",
         },
     ),
-    "a permission below": (staff_only_below, {"revoked": "below every decorator that checks"}),
+    "a permission below": (
+        lambda view: idempotent("kit.order")(
+            lambda request: view(request) if request.user.is_staff else HttpResponse(status=403)
+        ),
+        {"revoked": "below every decorator that checks"},
+    ),
     "a cache of responses above": (
         lambda view: cached(idempotent("kit.cached")(view)),
         {"new_key": "Look for a response cache"},
@@ -177,19 +178,9 @@ def test_each_mistake_breaks_the_expected_promises(mutant, serve):
     assert [name for name, text in expected.items() if text not in found[name]] == []
 
 
-def in_its_own_transaction(request):
-    with transaction.atomic():
-        return plain_answer(request)
-
-
 def pay_and_begin(request):
     pay(request)
     require_claim().begin()
-    return plain_answer(request)
-
-
-def pay_and_write(request):
-    pay(request)
     return plain_answer(request)
 
 
@@ -207,7 +198,7 @@ SAME_ANSWER = ["retry", "lost_response"]
     ("view", "policy", "checks"),
     [
         *[(pay, {"transaction": False, "recovery": recovery}, ["crash"]) for recovery in (FOUND, UNKNOWN, PARK)],
-        (in_its_own_transaction, {"transaction": False, "recovery": PARK}, ["lost_response"]),
+        (transaction.atomic(plain_answer), {"transaction": False, "recovery": PARK}, ["lost_response"]),
         (pay_and_begin, {"transaction": False, "recovery": REEXECUTE}, all_but()),
         (signed(plain_answer), {}, SAME_ANSWER),  # as the advice for a differing answer recommends
         (with_a_reference, {"rebuild": lambda reference, request: HttpResponse(f"still {reference}")}, SAME_ANSWER),
@@ -232,7 +223,12 @@ REDACTED = {"redact": lambda *outcome: b"{}", "recorded_headers": []}
     [
         (pay, {}, "crash", "The effect is not in the record's transaction"),
         (pay, RUN_AGAIN, "crash", "REEXECUTE needs a key from current_claim().derive_key(…)"),
-        (pay_and_write, RUN_AGAIN, "crash", "current_claim().begin() before the first row"),
+        (
+            lambda request: pay(request) and plain_answer(request),
+            RUN_AGAIN,
+            "crash",
+            "current_claim().begin() before the first row",
+        ),
         (pay_and_begin, {"transaction": False, "recovery": FOUND}, "crash", "must first write the handler's rows"),
         (pay, FINDING_NOTHING, "crash", "A reconciler must find what has happened"),
         (pay, {**RUN_AGAIN, "recordable": lambda status: status == 200}, "retry", "(2 effects instead of 1)"),

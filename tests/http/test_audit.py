@@ -3,10 +3,11 @@
 import functools
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 from django.contrib import admin
-from django.contrib.auth import get_user_model
+from django.contrib.auth.models import User
 from django.core.management import CommandError
 from django.db import connection, transaction
 from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
@@ -14,7 +15,6 @@ from django.urls import URLResolver, include, path, re_path
 from django.urls.resolvers import LocalePrefixPattern
 from django.utils.decorators import method_decorator
 from django.views import View
-from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST, require_safe
 from django.views.generic import CreateView, FormView, RedirectView
@@ -307,38 +307,6 @@ def test_routes_of_django_ninja_are_listed(settings):
     assert set(found.values()) == {"undeclared"}  # Ninja's built-in pages
 
 
-class Table(PlainView):
-    post = idempotent("audit.table")(PlainView.post)
-
-    def dispatch(self, request, *args, **kwargs):
-        return PlainView.post(self, request)
-
-
-class Replaced(PlainView):
-    post = idempotent("audit.replaced")(PlainView.post)
-
-    def setup(self, request, *args, **kwargs):
-        super().setup(request, *args, **kwargs)
-        self.post = functools.partial(PlainView.post, self)
-
-
-class Checking(PlainView):
-    post = idempotent("audit.checking")(PlainView.post)
-
-    @method_decorator(never_cache)
-    def dispatch(self, request, *args, **kwargs):
-        return super().dispatch(request, *args, **kwargs)
-
-
-def test_a_way_around_the_protected_handler_is_doubtful(settings):
-    views = (Table, Replaced, Checking)
-    settings.ROOT_URLCONF = tuple(path(view.__name__, view.as_view()) for view in views)
-    found = {route.route: route for route in audit().routes if route.method == "POST"}
-    assert [found[f"/{view.__name__}"].verdict for view in views] == ["doubtful", "doubtful", "protected"]
-    assert "test_audit.Table.dispatch() finds its handler in another way" in found["/Table"].reasons[0]
-    assert "test_audit.Replaced.setup() assigns post of an instance" in found["/Replaced"].reasons[0]
-
-
 def test_the_command_lists_each_route_with_its_protection():
     code, lines, _ = run_command("idempotency_audit")
     assert code == 0
@@ -386,11 +354,6 @@ def test_the_command_fails_on_the_named_verdicts():
     assert failed.value.returncode == 2
 
 
-@pytest.mark.urls("tests.base.urls")
-def test_a_project_with_one_route_is_listed():
-    assert run_command("idempotency_audit")[0] == 0
-
-
 @pytest.mark.django_db
 @pytest.mark.failure_112
 @pytest.mark.urls("tests.base.urls")
@@ -403,25 +366,11 @@ def test_the_command_lists_operations_of_records_that_no_code_declares():
     assert found["undeclared_operations"] == {"charges.renamed": 2}
 
 
+redis = provider = block = SimpleNamespace()
+
+
 def lock_by_redis(request):
-    with redis.lock("numbers"):  # noqa: F821
-        return HttpResponse()
-
-
-def lock_by_sql(request):
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(42)")
-    return HttpResponse()
-
-
-def lock_for_the_transaction(request):
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(42)")
-    return HttpResponse(get_user_model().objects.select_for_update().count())
-
-
-def lock_in_a_function(request):
-    return lock_by_redis(request)
+    return redis.lock("numbers")
 
 
 def lock_in_a_closure(request):
@@ -434,35 +383,7 @@ def lock_in_a_closure(request):
     return allocate()
 
 
-def hold_a_lock(request):
-    with hold(redis.lock("numbers")):  # noqa: F821
-        return HttpResponse()
-
-
-def block_by_the_clock(request):
-    return HttpResponse(block.clock(request))  # noqa: F821
-
-
-def charge_and_write(request):
-    return HttpResponse(get_user_model().objects.create(username=provider.charge()))  # noqa: F821
-
-
-def charge_and_save(request):
-    get_user_model()(username=provider.charge()).save()  # noqa: F821
-    return HttpResponse()
-
-
-def charge_and_read(request):
-    return HttpResponse([get_user_model().objects.get(), provider.charge()])  # noqa: F821
-
-
-def charge_and_begin(request):
-    provider.charge()  # noqa: F821
-    current_claim().begin()
-    return HttpResponse(get_user_model().objects.create())
-
-
-def charge_begin_and_lock(request):
+def begin_and_lock(request):
     current_claim().begin()
     return lock_by_redis(request)
 
@@ -479,18 +400,19 @@ class Creating(IdempotentMixin, CreateModelMixin, GenericAPIView):
     [
         (lock_by_redis, True, "seems to take a lock (lock)"),
         (lock_by_redis, False, ""),
-        (lock_by_sql, True, "seems to take a lock (pg_advisory_lock)"),
-        (lock_for_the_transaction, True, ""),
-        (lock_in_a_function, True, "seems to take a lock (lock)"),
+        (lambda request: connection.execute("SELECT pg_advisory_lock(42)"), True, "a lock (pg_advisory_lock)"),
+        (lambda request: connection.execute("SELECT pg_advisory_xact_lock(42)"), True, ""),
+        (lambda request: User.objects.select_for_update(), True, ""),
+        (lambda request: lock_by_redis(request), True, "seems to take a lock (lock)"),
         (lock_in_a_closure, True, "seems to take a lock (Lock, lock)"),
-        (hold_a_lock, True, ""),
-        (block_by_the_clock, True, ""),
-        (charge_and_write, False, "seems to write rows without begin()"),
-        (charge_and_write, True, ""),
-        (charge_and_save, False, "seems to write rows without begin()"),
-        (charge_and_read, False, ""),
-        (charge_and_begin, False, ""),
-        (charge_begin_and_lock, False, "seems to take a lock (lock)"),
+        (lambda request: hold(redis.lock("numbers")), True, ""),
+        (lambda request: block.clock(request), True, ""),
+        (lambda request: User.objects.create(username=provider.charge()), False, "seems to write rows without begin()"),
+        (lambda request: User.objects.create(username=provider.charge()), True, ""),
+        (lambda request: User(username=provider.charge()).save(), False, "seems to write rows without begin()"),
+        (lambda request: [User.objects.get(), provider.charge()], False, ""),
+        (lambda request: [current_claim().begin(), User.objects.create()], False, ""),
+        (begin_and_lock, False, "seems to take a lock (lock)"),
     ],
 )
 def test_names_in_the_code_of_a_handler_raise_doubts(view, is_in_transaction, doubt, settings):

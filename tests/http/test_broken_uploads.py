@@ -107,6 +107,7 @@ def reading(read):
     return handler
 
 
+@pytest.mark.failure_87
 @pytest.mark.parametrize("sent", SENT.values(), ids=SENT)
 @policies
 def test_half_a_body_is_refused_before_its_key_is_claimed(alice, framework, sent, policy):
@@ -117,12 +118,7 @@ def test_half_a_body_is_refused_before_its_key_is_claimed(alice, framework, sent
 @pytest.mark.parametrize("name", [name for name in READS if not name.startswith("a ")])
 def test_a_handler_that_reads_half_a_body_is_rolled_back(alice, serve, name):
     Framework("plain", serve).serve(reading(READS[name]), payload=digest)
-    refuses_half(alice, SENT["form"])
-
-
-def test_half_of_a_large_body_that_the_handler_reads_is_refused(alice, serve):
-    Framework("plain", serve).serve(reading(READS["pieces"]), payload=digest)
-    refuses_half(alice, LARGE_TEXT)
+    refuses_half(alice, LARGE_TEXT if name == "pieces" else SENT["form"])
 
 
 @pytest.mark.parametrize("parser", [FileUploadParser, BaseParser])
@@ -165,7 +161,8 @@ def test_no_outcome_of_half_a_body_is_kept(alice, framework, how):
         return answer
 
     framework.serve(handler, payload=digest)
-    refuses_half(alice, SENT["text"])
+    # The stream ends early, or breaks.
+    refuses_half(alice, SENT["text"], BytesIO if framework.name == "plain" else Broken)
 
 
 def test_half_a_body_read_during_rendering_is_refused(alice, serve):
@@ -199,15 +196,7 @@ def test_half_a_body_outside_a_transaction_ends_like_a_crash(alice, serve, recov
     assert whole.status_code == 201 if code is None else problem_code(whole) == code
 
 
-def in_memory(request):
-    request.body  # noqa: B018 - buffers it
-
-
-def parsed(request):
-    request.POST  # noqa: B018 - parses a form
-
-
-@pytest.mark.parametrize("act", [in_memory, parsed])
+@pytest.mark.parametrize("act", [lambda request: request.body, lambda request: request.POST], ids=["body", "form"])
 @pytest.mark.parametrize("policy", [{}, {"payload": digest}, {"key": FromForm("a")}], ids=["", "command", "key"])
 def test_half_a_body_read_by_a_middleware_is_refused(alice, serve, act, policy):
     serve(after(act, idempotent("tests.read", **policy)(plain_answer)))
@@ -265,13 +254,6 @@ def test_a_connection_reset_is_refused_like_half_a_body(alice, framework, length
     refuses_half(alice, SENT["text"], lambda arrived: Broken(arrived[:length]))
 
 
-def test_a_connection_reset_while_the_handler_reads_is_refused(alice, framework):
-    framework.serve(lambda request: [getattr(request, "_request", request).read(), work(request)], payload=digest)
-    cut = alice.post(key="k", **half(SENT["text"], Broken))
-    assert problem_code(cut) == "idempotency_payload_invalid"
-    assert effects() == 0
-
-
 @pytest.mark.parametrize("ignores_it", [False, True])
 def test_a_cut_off_chunked_body_read_from_the_server_is_refused(alice, framework, ignores_it):
     """Django treats a chunked body as empty."""
@@ -323,27 +305,17 @@ class Ending(Broken):
 def test_an_unprotected_request_reads_half_a_body_as_without_this_package(alice, serve, stream):
     def read(request):
         seen = []
-        with suppress(UnreadablePostError):
+        try:
             while data := request.read(100_000):
                 seen.append(len(data))
-        return JsonResponse({"seen": seen})
+        except UnreadablePostError:  # Django's error for a connection that was reset
+            return JsonResponse({"seen": seen, "reset": True})
+        return JsonResponse({"seen": seen, "reset": False})
 
     serve(idempotent("tests.optional", key_required=False)(read), **{"twin/": read})
     for url, key in (("/", None), ("/twin/", None), ("/twin/", "k")):
-        seen = alice.post(url, key=key, **half(SENT["text"], stream)).json()["seen"]
-        assert sum(seen) == len(SENT["text"]["data"]) // 2
-
-
-def test_an_unprotected_request_gets_djangos_error_for_a_reset_connection(alice, serve):
-    @serve
-    def read(request):
-        with pytest.raises(UnreadablePostError):
-            request.read()
-        return JsonResponse({})
-
-    sent = half(SENT["text"], Broken)
-    sent["wsgi.input"].read()
-    assert alice.post(**sent).status_code == 200
+        found = alice.post(url, key=key, **half(SENT["text"], stream)).json()
+        assert (sum(found["seen"]), found["reset"]) == (len(SENT["text"]["data"]) // 2, stream is not BytesIO)
 
 
 def streams_that_views_get(alice, serve, monkeypatch, sent, **policy):

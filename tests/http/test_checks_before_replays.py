@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from rest_framework import exceptions, viewsets
 from rest_framework.decorators import action
 from rest_framework.generics import GenericAPIView
-from rest_framework.permissions import BasePermission, DjangoObjectPermissions, IsAuthenticated
+from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView, exception_handler
@@ -20,7 +20,7 @@ from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.exceptions import InProgressError
 from testproject.models import Transfer
 from tests.aliases import added
-from tests.http.callers import problem_code, replayed
+from tests.http.callers import replayed
 from tests.http.views import CrashError, LabelSerializer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.failure_66]
@@ -176,11 +176,21 @@ def get_or_403(view):
     return found
 
 
-def get_or_404(view):
-    """The same response for a missing object and for another account's object."""
-    found = Transfer.objects.filter(pk=view.kwargs["pk"]).first()
-    if found is None or found.account != view.request.user:
-        raise Http404
+class RefusedError(Exception):
+    """An error that the project's exception handler handles."""
+
+
+def handle_refused(error, context):
+    """An exception handler of a project that handles every error itself."""
+    if isinstance(error, RefusedError):
+        return Response(status=409)
+    return exception_handler(error, context) or Response(status=500)
+
+
+def get_or_409(view):
+    found = get_object_or_404(Transfer, pk=view.kwargs["pk"])
+    if found.account != view.request.user:
+        raise RefusedError
     return found
 
 
@@ -203,7 +213,7 @@ CHECKS = {
     "a permission's query": ({"permission_classes": [Querying]}, 404),
     "the view's own check": ({"check_object_permissions": check_by_402}, 402),
     "its own lookup, 403": ({"get_object": get_or_403}, 403),
-    "its own lookup, 404": ({"get_object": get_or_404}, 404),
+    "the project's error": ({"get_object": get_or_409, "get_exception_handler": lambda view: handle_refused}, 409),
     "another object's lookup": ({"get_object": get_as_member}, 404),
     "a 403 behind a 404": ({"get_object": hide_403}, 404),
     "another name in the URL": (
@@ -271,22 +281,17 @@ def test_a_deletion_that_answered_with_a_body_is_refused(lookup):
     assert_refusal(send(), 404)
 
 
-def test_drfs_object_permissions_refuse_a_replay_with_404(lookup):
-    class Permissions(DjangoObjectPermissions):
-        perms_map = {"PATCH": []}
+class Closing(viewsets.GenericViewSet):
+    """Its handler looks up no object, so the view declares no queryset."""
 
-        def get_required_object_permissions(self, method, model_cls):
-            return needed
+    permission_classes = [IsAuthenticated & IsOwner]
 
-    needed = []
-    send = lookup(permission_classes=[Permissions])
-    first = send()
-    assert_replayed(first, first)
-    needed.append("testproject.change_transfer")  # Django's ModelBackend grants no permission on a single object
-    assert_refusal(send(), 404)
+    @idempotent("objects.close")
+    def close(self, request, pk):
+        return Response({"closed": pk})
 
 
-def test_a_recorded_404_for_an_impossible_id_is_replayed(alice, serve):
+def test_an_outcome_without_an_object_is_replayed(alice, serve):
     def get_object(view):
         if not view.kwargs["pk"].isdigit():
             raise Http404
@@ -297,12 +302,12 @@ def test_a_recorded_404_for_an_impossible_id_is_replayed(alice, serve):
         **{
             "own/<str:pk>/": type("Own", (Base,), {**members, "get_object": get_object}).as_view(),
             "drf/<str:pk>/": type("View", (Base,), {**members, "permission_classes": [IsOwner]}).as_view(),
+            "<int:pk>/": Closing.as_view({"post": "close"}),
         }
     )
-    for url in ("/own/x/", "/drf/x/"):
+    for url, status in {"/own/x/": 404, "/drf/x/": 404, "/1/": 200}.items():
         first, replay = replayed(alice, url, wrote=0, key=url)
-        assert first.status_code == 404
-        assert replay["Idempotency-Status"] == "replayed"
+        assert (first.status_code, replay["Idempotency-Status"]) == (status, "replayed")
 
 
 class Tutorial(APIView):
@@ -362,90 +367,45 @@ def test_an_object_without_a_url_argument_is_found_by_the_view(lookup, bob, meth
         assert_replayed(send(), first)
 
 
-class Closing(viewsets.GenericViewSet):
-    """Its handler looks up no object, so the view declares no queryset."""
+def raising(error):
+    def raise_it():
+        raise error
 
-    permission_classes = [IsAuthenticated & IsOwner]
-
-    @idempotent("objects.close")
-    def close(self, request, pk):
-        return Response({"closed": pk})
+    return raise_it
 
 
-def test_a_view_without_an_object_lookup_replays(alice, serve):
-    serve(**{"<int:pk>/": Closing.as_view({"post": "close"})})
-    first, _ = replayed(alice, "/1/", wrote=0)
-    assert first.status_code == 200
-
-
-class RefusedError(Exception):
-    """An error that the project's exception handler handles."""
-
-
-def handle_refused(error, context):
-    """An exception handler of a project that handles every error itself."""
-    if isinstance(error, RefusedError):
-        return Response(status=409)
-    return exception_handler(error, context) or Response(status=500)
-
-
+#: What the log must name, the failing call, and the Retry-After.
 ERRORS = {
-    "several objects": (Transfer.MultipleObjectsReturned(), None),
-    "a bug": (CrashError(), None),
-    "a crash by DRF": (exceptions.APIException(), None),
-    "another claim": (InProgressError(retry_after=7), None),
-    "a lock": (OperationalError("lock not available"), "1"),
-    "a lost connection": (InterfaceError("connection already closed"), "1"),
+    "MultipleObjectsReturned": (raising(Transfer.MultipleObjectsReturned()), None),
+    "CrashError": (raising(CrashError()), None),
+    "APIException": (raising(exceptions.APIException()), None),
+    "InProgressError": (raising(InProgressError(retry_after=7)), None),
+    "lock not available": (raising(OperationalError("lock not available")), "1"),
+    "InterfaceError": (raising(InterfaceError("connection already closed")), "1"),
+    "no_such_table": (lambda: connection.cursor().execute("SELECT * FROM no_such_table"), None),
 }
 
 
 @pytest.mark.parametrize("handler", [exception_handler, handle_refused])
-@pytest.mark.parametrize(("error", "retry_after"), ERRORS.values(), ids=ERRORS)
-def test_a_check_that_cannot_be_made_is_answered_with_503(lookup, settings, caplog, error, retry_after, handler):
-    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": handler}
+@pytest.mark.parametrize("named", ERRORS)
+def test_a_check_that_cannot_be_made_is_answered_with_503(lookup, caplog, named, handler):
+    fail, retry_after = ERRORS[named]
 
     def get_object(view):
-        if errors:
-            raise errors[0]
+        for fail in failing:
+            fail()
         return Transfer.objects.get()
 
-    errors = []
-    send = lookup(get_object=get_object)
+    failing = []
+    send = lookup(get_object=get_object, get_exception_handler=lambda view: handler)
     first = send()
-    errors.append(error)
+    failing.append(fail)
     refused = send()
     assert_refusal(refused, 503)
     assert (refused.json()["code"], refused.get("Retry-After")) == ("idempotency_unavailable", retry_after)
-    assert type(error).__name__ in caplog.text
-    errors.clear()
+    assert named in caplog.text
+    failing.clear()
     assert_replayed(send(), first)
-
-
-def test_a_permanent_database_error_has_no_retry_after(lookup):
-    def get_object(view):
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT * FROM {table}")
-        return Transfer.objects.get()
-
-    table = Transfer._meta.db_table
-    send = lookup(get_object=get_object)
-    table = "no_such_table"
-    refused = send()
-    assert (problem_code(refused), "Retry-After" in refused) == ("idempotency_unavailable", False)
-
-
-def test_the_projects_own_errors_refuse_with_their_response(lookup, settings):
-    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": handle_refused}
-
-    def get_object(view):
-        if revoked:
-            raise RefusedError
-        return Transfer.objects.get()
-
-    revoked = []
-    send = lookup(get_object=get_object)
-    revoked.append(True)
-    assert_refusal(send(), 409)
 
 
 @pytest.mark.parametrize("refuses", [False, True])

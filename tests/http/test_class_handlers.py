@@ -273,12 +273,6 @@ def test_a_protected_handler_may_be_called_by_keyword(alice, serve, way, bases):
     assert runs_once(alice, "PUT")
 
 
-def test_a_protected_function_may_be_called_by_keyword(alice, settings):
-    function = idempotent("tests.function_by_keyword")(plain_answer)
-    settings.ROOT_URLCONF = (path("", served(lambda request: function(request=request))),)
-    assert runs_once(alice, "POST")
-
-
 def test_without_a_url_the_request_is_not_a_route_argument(rf, async_rf):
     """The request's text differs if the retry arrives over ASGI."""
 

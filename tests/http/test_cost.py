@@ -67,7 +67,7 @@ def statements():
     made += [in_short(query["sql"]) for query in captured.captured_queries]
 
 
-@pytest.fixture(params=["function", "async_function", "method", "api_view", "mixin_model_viewset", "both"])
+@pytest.fixture(params=["function", "async_function", "mixin_model_viewset"])
 def protected(request, settings):
     """One kind of protected view at ``/``, and the same work unprotected at ``/bare/``."""
     view, _ = KINDS[request.param]

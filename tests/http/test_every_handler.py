@@ -2,7 +2,6 @@
 
 import pytest
 from django.contrib.auth.decorators import permission_required
-from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from rest_framework import viewsets
@@ -11,9 +10,8 @@ from rest_framework.views import APIView
 
 from idempotency import EVERY, IdempotentMixin, idempotent
 from idempotency.models import IdempotencyRecord
-from idempotency.views.route_audit import audit
 from tests.http.callers import assert_refused, effects, records, replayed
-from tests.http.serving import Calling, EveryMethod, refused, served
+from tests.http.serving import Calling, EveryMethod, refused
 from tests.http.views import AsyncView, Methods, ModelActions, PlainView, drf_answer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -155,9 +153,3 @@ def test_a_value_other_than_a_mapping_is_refused():
     with refused("or be EVERY: 'post'"):
         type("Wrong", (IdempotentMixin, View), {"idempotent_operations": "post"})
     assert repr(EVERY) == "EVERY"
-
-
-def test_the_audit_lists_a_handler_of_every(settings):
-    settings.ROOT_URLCONF = (path("", served(VIEWS["Plain.post"])),)
-    found = {route.method: (str(route.verdict), route.operation.name) for route in audit().routes}
-    assert found["POST"] == ("protected", f"{__name__}.Plain.post")

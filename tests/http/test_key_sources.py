@@ -84,40 +84,40 @@ def test_the_error_for_a_missing_key_names_its_place(alice, serve, source, place
 
 
 @each_source
-@pytest.mark.parametrize("key", ["", "x" * 256, "a b", "é"], ids=["empty", "long", "space", "not ASCII"])
-def test_a_key_from_another_source_is_validated_like_the_header(alice, framework, source, sent, key):
+def test_a_key_from_another_source_is_validated_like_the_header(alice, framework, source, sent):
     framework.serve(key=source)
-    assert_refused(alice, "idempotency_key_invalid", **sent(key))
+    for key in ("", "x" * 256, "a b", "é"):
+        assert_refused(alice, "idempotency_key_invalid", **sent(key))
 
 
-@pytest.mark.parametrize(
-    ("source", "sent", "code"),
-    [
-        (FromForm(), form(idempotency_key=["a", "b"]), "idempotency_key_invalid"),
-        (FromForm("f"), multipart({"f": SimpleUploadedFile("a", b"k")}), "idempotency_key_invalid"),
-        (FromForm(), {**form(idempotency_key="k"), "method": "PATCH"}, "idempotency_key_missing"),
-        (FromForm(), body(idempotency_key="k"), "idempotency_key_missing"),
-        (FromJSON("id"), body(id=7.5), "idempotency_key_invalid"),
-        (FromJSON("id"), body(id=True), "idempotency_key_invalid"),
-        (FromJSON("id"), body(id=["k"]), "idempotency_key_invalid"),
-        (FromJSON("id"), body(id=10**255), "idempotency_key_invalid"),
-        (FromJSON("id"), {"data": b'{"id": ' + b"1" * 5000 + b"}"}, "idempotency_key_missing"),
-        (FromJSON("ids", 0), body(ids=[]), "idempotency_key_missing"),
-        (FromJSON("ids", 0), body(ids={"0": "k"}), "idempotency_key_missing"),
-        (FromJSON("ids", 0), body(ids="k"), "idempotency_key_missing"),
-        (FromJSON("ids.0"), body(ids=["k"]), "idempotency_key_missing"),
-        (FromBody(), {"data": b""}, "idempotency_key_missing"),
-        (FromBody(), multipart({"a": "b"}), "idempotency_key_missing"),
-        (FromJSON("id"), body(id=None), "idempotency_key_missing"),
-        (FromJSON("id.of"), body(id="k"), "idempotency_key_missing"),
-        (FromJSON("id"), {"data": b"{"}, "idempotency_key_missing"),
-        (FromJSON("id"), multipart({"a": "b"}), "idempotency_key_missing"),
-        (FromJSON("id"), {"data": b"[" * 100_000}, "idempotency_key_missing"),
-    ],
-)
-def test_an_invalid_key_is_refused(alice, framework, source, sent, code):
-    framework.serve(key=source)
-    assert_refused(alice, code, **sent)
+INVALID = [
+    (FromForm(), form(idempotency_key=["a", "b"]), "idempotency_key_invalid"),
+    (FromForm("f"), multipart({"f": SimpleUploadedFile("a", b"k")}), "idempotency_key_invalid"),
+    (FromForm(), {**form(idempotency_key="k"), "method": "PATCH"}, "idempotency_key_missing"),
+    (FromForm(), body(idempotency_key="k"), "idempotency_key_missing"),
+    (FromJSON("id"), body(id=7.5), "idempotency_key_invalid"),
+    (FromJSON("id"), body(id=True), "idempotency_key_invalid"),
+    (FromJSON("id"), body(id=["k"]), "idempotency_key_invalid"),
+    (FromJSON("id"), body(id=10**255), "idempotency_key_invalid"),
+    (FromJSON("id"), {"data": b'{"id": ' + b"1" * 5000 + b"}"}, "idempotency_key_missing"),
+    (FromJSON("ids", 0), body(ids=[]), "idempotency_key_missing"),
+    (FromJSON("ids", 0), body(ids={"0": "k"}), "idempotency_key_missing"),
+    (FromJSON("ids", 0), body(ids="k"), "idempotency_key_missing"),
+    (FromJSON("ids.0"), body(ids=["k"]), "idempotency_key_missing"),
+    (FromBody(), {"data": b""}, "idempotency_key_missing"),
+    (FromBody(), multipart({"a": "b"}), "idempotency_key_missing"),
+    (FromJSON("id"), body(id=None), "idempotency_key_missing"),
+    (FromJSON("id.of"), body(id="k"), "idempotency_key_missing"),
+    (FromJSON("id"), {"data": b"{"}, "idempotency_key_missing"),
+    (FromJSON("id"), multipart({"a": "b"}), "idempotency_key_missing"),
+    (FromJSON("id"), {"data": b"[" * 100_000}, "idempotency_key_missing"),
+]
+
+
+def test_an_invalid_key_is_refused(alice, framework):
+    for number, (source, sent, code) in enumerate(INVALID):
+        framework.serve(key=source, operation=f"tests.invalid_{number}")
+        assert_refused(alice, code, **sent)
 
 
 def test_a_number_in_a_body_is_a_key(alice, framework):

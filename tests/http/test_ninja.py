@@ -288,15 +288,3 @@ def test_errors_of_another_shape_or_under_wrong_settings_are_undescribed(api, se
     assert described(ninja.NinjaAPI(urls_namespace="wrong"), {"name": "tests.ninja_wrong"})["responses"].keys() == {
         "200"
     }
-
-
-def test_without_an_account_an_optional_key_is_ignored(api, anonymous, middleware):
-    @api.post("/open", auth=None)
-    @idempotent("tests.open", key_required=False)
-    def create(request: HttpRequest) -> dict[str, str]:
-        return {"open": "yes"}
-
-    for _ in range(2):
-        answer = anonymous.post("/open", key="k")
-        assert (answer.status_code, answer.json(), answer["Idempotency-Status"]) == (200, {"open": "yes"}, "ignored")
-    assert not IdempotencyRecord.objects.exists()

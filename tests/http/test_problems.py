@@ -218,10 +218,8 @@ def test_a_function_makes_the_response_of_an_error(settings, rf, caplog):
 
 INNER = [
     exceptions.InProgressError(retry_after=3),
-    exceptions.KeyReusedError(),
     exceptions.LeaseLostError(),
     exceptions.UnavailableError(retry_after=1),
-    exceptions.OuterTransactionError(),
 ]
 
 

@@ -12,12 +12,12 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
 from idempotency import ACCEPTED, PARK, REEXECUTE, Operation, exceptions, idempotent
-from idempotency.accounts import InTenant
 from idempotency.http.problems import PROFILES, response_for
 from idempotency.models import IdempotencyRecord
 from idempotency.views.checks import check_profiles
 from tests.http.callers import effects, refusals
 from tests.http.serving import OUTSIDE, drf_view, serve_answer
+from tests.http.test_checks_of_urls import Replaced, Table
 from tests.http.views import CrashError, PlainView, drf_answer, plain_answer, work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -75,8 +75,7 @@ def test_a_profile_matches_its_source(alice, framework, settings, profile):
 
 
 @pytest.mark.failure_112
-@pytest.mark.parametrize("before", PROFILES)
-@pytest.mark.parametrize("after", PROFILES)
+@pytest.mark.parametrize(("before", "after"), [("ietf", "stripe"), ("stripe", "acp"), ("acp", "ietf")])
 def test_a_change_of_profile_changes_no_identity(alice, framework, serve, settings, before, after):
     """Retries of a request from before the deploy replay it, and its payload stays bound to its key."""
     view = framework.view(lambda request, **route: work(request), idempotent("checkout"))
@@ -90,19 +89,6 @@ def test_a_change_of_profile_changes_no_identity(alice, framework, serve, settin
         assert alice.post(url, data=data, key="k")["Idempotency-Status"] == "reused"
     assert effects() == 1
     assert IdempotencyRecord.objects.get().idempotency_key == "k"
-
-
-def test_a_project_can_scope_keys_by_path(alice, bob, framework, serve, settings):
-    """As section 6.1 of the Agentic Commerce Protocol has it, on the page of the wire."""
-    settings.IDEMPOTENCY = {"PROFILE": "acp", "ACCOUNT": InTenant(tenant=lambda request: request.path)}
-    view = framework.view(lambda request, **route: work(request), idempotent("checkout"))
-    serve(view, **{"sessions/<str:session>/": view})
-    paths = ["/", "/sessions/1/", "/sessions/2/", "/sessions/é/", f"/sessions/{'x' * 300}/"]
-    for caller in (alice, bob):
-        for url in paths:
-            first, replay = (caller.post(url, key="k" * 255) for _ in range(2))
-            assert (first.status_code, replay["Idempotent-Replayed"]) == (201, "true")
-    assert effects() == 2 * len(paths)
 
 
 def test_an_operation_may_have_a_separate_profile(alice, serve, settings):
@@ -255,21 +241,6 @@ def test_a_route_that_takes_no_key_ignores_it(alice, anonymous, serve):
     assert HEADER not in alice.post("/nowhere/", key="k")
 
 
-class Table(PlainView):
-    post = idempotent("declarations.table")(PlainView.post)
-
-    def dispatch(self, request, *args, **kwargs):
-        return PlainView.post(self, request)
-
-
-class Replaced(PlainView):
-    post = idempotent("declarations.replaced")(PlainView.post)
-
-    def setup(self, request, *args, **kwargs):
-        super().setup(request, *args, **kwargs)
-        self.post = functools.partial(PlainView.post, self)
-
-
 @pytest.mark.failure_88
 @pytest.mark.usefixtures("middleware")
 @pytest.mark.parametrize("view", [Table, Replaced])
@@ -286,7 +257,7 @@ def test_a_success_without_the_protected_handler_is_logged_once(alice, serve, ca
 
 @pytest.mark.failure_88
 @pytest.mark.usefixtures("middleware")
-@pytest.mark.parametrize("status", [302, 403, 404, 412, 429, 503])
+@pytest.mark.parametrize("status", [302, 403, 503])
 def test_a_refusal_above_the_handler_has_not_looked_up_the_key(alice, serve, status):
     def refusing(view):
         def refuse(request):

@@ -342,96 +342,67 @@ def _ended():
 
 
 LEFT_OPEN = {
-    "a block": enter,
-    "a block without a savepoint": lambda: enter(savepoint=False),
-    "two blocks": lambda: [enter(), enter()],
-    "a generator": suspend,
+    "a block": lambda request: enter() or plain_answer(request),
+    "a block without a savepoint": lambda request: enter(savepoint=False) or plain_answer(request),
+    "two blocks": lambda request: enter() or enter() or plain_answer(request),
+    "a generator": lambda request: suspend() or plain_answer(request),
+    "a response that is not recorded": lambda request: enter() or HttpResponse(status=503),
+    "an async handler": async_answer,
 }
+
+
+def serve_leaving(serve, leave, **policy):
+    """Serve an operation whose first run is ``leave``."""
+    runs = [leave]
+
+    def view(request):
+        return runs.pop()(request) if runs else plain_answer(request)
+
+    async def async_view(request):
+        if runs:
+            runs.clear()
+            await sync_to_async(enter)()
+        return await async_answer(request)
+
+    serve(idempotent("tests.leaving", **policy)(async_view if leave is async_answer else view))
 
 
 def assert_as_before(caller):
     """The thread's next request is served and recorded."""
     assert not connection.in_atomic_block
     assert connection.get_autocommit()
-    assert caller.post(key="next").status_code == 201
+    assert (effects(), caller.post(key="next").status_code, effects()) == (0, 201, 1)
     assert records()[-1] == ("completed", 1)
 
 
 @pytest.mark.usefixtures("_ended")
 @policies
-@pytest.mark.parametrize("way", LEFT_OPEN)
-def test_a_handler_that_leaves_a_transaction_open_fails(alice, serve, policy, way, caplog):
-    leaving = [LEFT_OPEN[way]]
-
-    @serve
-    @idempotent("tests.leaving", **policy)
-    def view(request):
-        if leaving:
-            leaving.pop()()
-        return plain_answer(request)
-
+@pytest.mark.parametrize("leave", LEFT_OPEN.values(), ids=LEFT_OPEN)
+def test_a_handler_that_leaves_a_transaction_open_fails(alice, serve, policy, leave, caplog):
+    serve_leaving(serve, leave, **policy)
     assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
-    assert (effects(), records()) == (0, [("parked" if policy else "recoverable", 1)])
+    assert records() == [("parked" if policy else "recoverable", 1)]
     assert "'default'" in caplog.text
     assert "tests.leaving" in caplog.text
-    assert_as_before(alice)
-    assert effects() == 1
-
-
-@policies
-def test_an_async_handler_that_leaves_a_transaction_open_fails(alice, serve, policy):
-    leaving = [enter]
-
-    @serve
-    @idempotent("tests.leaving", **policy)
-    async def view(request):
-        if leaving:
-            await sync_to_async(leaving.pop())()
-        return await async_answer(request)
-
-    assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
-    assert effects() == 0
     assert_as_before(alice)
 
 
 @policies
 @pytest.mark.parametrize(("error", "status"), [(ValueError, 500), (Http404, 404)])
 def test_an_error_within_a_transaction_left_open_keeps_its_status(alice, serve, policy, error, status):
-    leaving = [error]
+    def leave(request):
+        enter()
+        plain_answer(request)
+        raise error
 
-    @serve
-    @idempotent("tests.leaving", **policy)
-    def view(request):
-        if leaving:
-            enter()
-            plain_answer(request)
-            raise leaving.pop()
-        return plain_answer(request)
-
+    serve_leaving(serve, leave, **policy)
     assert alice.post(key="k").status_code == status
-    assert effects() == 0
     assert_as_before(alice)
     if status == 404:
         assert alice.post(key="k")["Idempotency-Replayed"] == "true"
 
 
 @policies
-def test_an_unrecorded_outcome_does_not_hide_a_transaction_left_open(alice, serve, policy):
-    leaving = [enter]
-
-    @serve
-    @idempotent("tests.leaving", **policy)
-    def view(request):
-        if leaving:
-            leaving.pop()()
-            return HttpResponse(status=503)
-        return plain_answer(request)
-
-    assert problem_code(alice.post(key="k")) == "idempotency_transaction_broken"
-    assert_as_before(alice)
-
-
-@pytest.mark.parametrize("policy", [{}, OUTSIDE], ids=["in a transaction", "outside"])
 def test_a_savepoint_left_open_ends_with_its_transaction(alice, serve, policy):
     """As without protection. Outside a transaction Django sets no savepoint."""
 

@@ -23,7 +23,11 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.h
 @pytest.mark.scenario_8
 @pytest.mark.scenario_20
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_view_runs_once_replays_and_refuses_another_payload(alice, kind, transport, atomic):
+@pytest.mark.parametrize("way", ["wsgi", "asgi", "ATOMIC_REQUESTS"])
+def test_every_kind_of_view_runs_once_replays_and_refuses_another_payload(alice, kind, way, request):
+    if way == "ATOMIC_REQUESTS":
+        request.getfixturevalue("atomic_requests")
+    alice.transport = "asgi" if way == "asgi" else "wsgi"
     url = f"/kinds/{kind}/"
     first, replay = replayed(alice, url, {"amount": 1})
     assert first.status_code == 201
