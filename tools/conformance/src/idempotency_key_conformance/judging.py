@@ -174,8 +174,8 @@ class Trial:
         operations = [each for operation in self.operations for each in (operation, *operation.controls)]
         self.shed += sum(operation.shed for operation in operations)
         sent = [(operation, request) for operation in operations for request in operation.answers]
-        if any(operation.shed and not operation.results() for operation in operations):
-            time.sleep(SHED_PAUSE)  # a server that gave up a request may still end it
+        if any(operation.may_still_run for operation in operations):
+            time.sleep(SHED_PAUSE)  # otherwise the effect would be counted in the next case
         results = {
             (operation, request): found for operation in operations for request, found in operation.results().items()
         }

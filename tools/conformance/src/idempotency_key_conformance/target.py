@@ -274,6 +274,12 @@ class Operation:
         is_refused = all(answer.status < 500 and not self.profile.is_result(answer) for answer in answers)
         return bool(self.fails_with) or self.sent[request] > len(answers) or not is_refused
 
+    @property
+    def may_still_run(self) -> bool:
+        """Whether a request without a result may run after its answer: it was shed, or has no answer."""
+        is_unanswered = any(count > len(self.answers[request]) for request, count in self.sent.items())
+        return not self.results() and (self.shed > 0 or is_unanswered)
+
     def connect(self, request: Request | None = None) -> Connection:
         request = request or self.request()
         self.note_sent(request)
