@@ -44,8 +44,8 @@ for command in ("recover_idempotency", "purge_idempotency", "idempotency_stats")
 statistics.write_counts()
 counted, gauges = stats(), []
 if "idempotency.contrib.prometheus" in sys.argv:
-    from idempotency.contrib.prometheus.definitions import read_gauges
-    gauges = sorted(name for name, values in read_gauges().items() if "outbox" in name and values)
+    from idempotency.contrib.prometheus.exporter import read_gauges
+    gauges = sorted(name for name in read_gauges() if "outbox" in name)
 report = {
     "tables": [name for name in sorted(connection.introspection.table_names()) if name.startswith("idempotency")],
     "adapters": [known.__name__ for known in adapter.adapters],

@@ -13,10 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from prometheus_client import CollectorRegistry, generate_latest
 
 from idempotency import Operation, signals
-from idempotency.contrib.prometheus import definitions as gauges
 from idempotency.contrib.prometheus import exporter
-from idempotency.contrib.prometheus.definitions import AVAILABLE
-from idempotency.contrib.prometheus.exporter import connect, metrics
+from idempotency.contrib.prometheus.exporter import AVAILABLE, connect, metrics
 from idempotency.lifecycle import Status
 from idempotency.models import IdempotencyRecord
 from idempotency.outbox.models import MessageStatus
@@ -94,6 +92,17 @@ def test_connecting_reads_nothing_and_a_scrape_reads_each_table_once():
     assert len(read) == len(set(read))
 
 
+def test_each_connected_registry_counts(registry):
+    other = CollectorRegistry()
+    connect(other)
+    happen(signals.claimed, Operation("tests.scraped"))
+    signals.purged.send(None, count=3)
+    for one in (registry, other):
+        seen = scrape(one)
+        assert seen['idempotency_events_total{event="claimed",operation="tests.scraped"}'] == 1
+        assert seen["idempotency_purged_records_total"] == 3
+
+
 async def scrape_in_a_loop(registry):
     return scrape(registry)
 
@@ -117,7 +126,7 @@ def test_a_scrape_does_not_wait_for_a_migration_that_has_locked_the_table(regist
     try:
         with migrating.cursor() as cursor, monkeypatch.context() as patch:
             cursor.execute(f"BEGIN; LOCK TABLE {IdempotencyRecord._meta.db_table} IN ACCESS EXCLUSIVE MODE")
-            patch.setattr(gauges, "TIME_LIMIT", 0.05)
+            patch.setattr(exporter, "TIME_LIMIT", 0.05)
             assert scrape(registry)[AVAILABLE] == 0
     finally:
         migrating.close()

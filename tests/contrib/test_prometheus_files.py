@@ -11,7 +11,7 @@ import yaml
 
 from idempotency import signals
 from idempotency.contrib import prometheus
-from idempotency.contrib.prometheus.definitions import AVAILABLE, COUNTS, EVENTS, GAUGES
+from idempotency.contrib.prometheus.exporter import AVAILABLE, COUNTS, EVENTS, GAUGES
 from idempotency.lifecycle import Status
 from idempotency.outbox.models import MessageStatus
 from tests.docs.pages import DOCS, code, section, table
@@ -25,9 +25,8 @@ RULES = {
 }
 LABELS = {
     f"{EVENTS}_total": ("operation", "event"),
-    **{f"{one.name}_total": () for one in COUNTS},
-    **{gauge.name: gauge.labels for gauge in GAUGES},
-    AVAILABLE: (),
+    **{f"{name}_total": () for name in COUNTS},
+    **{name: (label,) if label else () for name, (_description, label) in GAUGES.items()},
 }
 #: The values that a label may be compared with, including the dashboard's variable.
 VALUES = {

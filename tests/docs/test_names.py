@@ -21,7 +21,7 @@ from django.urls import Resolver404, path, resolve
 import idempotency
 from idempotency import exceptions, lifecycle, log, signals, testing
 from idempotency.contrib.opentelemetry import tracing
-from idempotency.contrib.prometheus import definitions as metrics
+from idempotency.contrib.prometheus import exporter as metrics
 from idempotency.http.problems import PROFILES, problem
 from idempotency.management import commands
 from idempotency.models import IdempotencyRecord
@@ -193,7 +193,7 @@ def is_endpoint(path):
 #: Loggers, and OpenTelemetry's names: span attributes, span events and metrics.
 LOGGED_AND_TRACED = {"idempotency.audit", log.EVENTS, tracing.OPERATION, tracing.ATTEMPT, tracing.RESULT} | {
     f"idempotency.{name.removeprefix('idempotency_')}"
-    for name in (*signals.EVENTS, metrics.EVENTS, *(one.name for one in (*metrics.COUNTS, *metrics.GAUGES)))
+    for name in (*signals.EVENTS, metrics.EVENTS, *metrics.COUNTS, *metrics.GAUGES)
 }
 
 

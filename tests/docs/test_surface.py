@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from idempotency.contrib.prometheus import definitions as metrics
+from idempotency.contrib.prometheus import exporter as metrics
 from idempotency.http.key_headers import RETENTION_HEADER, STATUS_HEADER, STATUSES
 from idempotency.http.problems import PROFILES
 from idempotency.identity import keys
@@ -26,7 +26,7 @@ def surface():
     """Every promised name, by kind."""
     names = {name: importlib.import_module(name).__all__ for name in MODULES}
     answers = [answer for profile in PROFILES.values() for answer in profile.answers.values()]
-    counters = [metrics.EVENTS, *(count.name for count in metrics.COUNTS)]
+    counters = [metrics.EVENTS, *metrics.COUNTS]
     return names | {
         "Options": OPTIONS,
         "Entries of IDEMPOTENCY": SETTINGS,
@@ -41,7 +41,7 @@ def surface():
             for status in sorted({answer.status for answer in answers})
         },
         "Counters": [f"{name}_total" for name in counters],
-        "Gauges": [gauge.name for gauge in metrics.GAUGES],
+        "Gauges": metrics.GAUGES,
     }
 
 

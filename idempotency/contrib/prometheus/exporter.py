@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from datetime import timedelta
+from importlib import import_module
+from typing import Any, Final
 
 from django.apps import apps
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
+from django.db import DatabaseError, InterfaceError
+from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
@@ -16,7 +25,56 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from ... import signals
-from .definitions import COUNTS, EVENTS, EVENTS_DESCRIPTION, GAUGES, connect_counters, read_gauges
+from ...lifecycle import Status
+from ...operate.statistics import purge_overdue, stats
+from ...store import records_database, statement_timeout
+from ...store.statement_timeout import connection_as_found
+
+logger: Final = logging.getLogger("idempotency")
+
+#: The counter of events, with the labels ``operation`` and ``event``. Prometheus adds the suffix of counters.
+EVENTS: Final = "idempotency_events"
+
+#: The other counters, by name: the description, and the signal, which adds its ``count``, or else 1.
+COUNTS: Final[Mapping[str, tuple[str, Signal]]] = {
+    "idempotency_unprotected_requests": ("Requests without a key, which ran unprotected", signals.unprotected),
+    "idempotency_purged_records": ("Records deleted past their retention", signals.purged),
+    "idempotency_relayed_messages": ("Messages of the outbox confirmed by a broker", signals.relayed),
+    "idempotency_dead_messages": ("Messages of the outbox tried too often", signals.message_dead),
+    "idempotency_dead_letters": ("Messages dead-lettered or rejected by consumers", signals.dead_lettered),
+}
+
+#: Distinguishes an unreadable database from a healthy one.
+AVAILABLE: Final = "idempotency_stats_available"
+
+#: The gauges, by name: the description and the label. They are read from the tables, so they are the same in every
+#: process.
+GAUGES: Final[Mapping[str, tuple[str, str | None]]] = {
+    AVAILABLE: ("1 if the statistics could be read from the database, 0 if not", None),
+    "idempotency_records": (
+        "Records by status. Counting stops at 10,000; larger numbers of completed ones are the database's estimate",
+        "status",
+    ),
+    "idempotency_parked_records": ("Records whose outcome is unknown, by operation", "operation"),
+    "idempotency_abandoned_claims": ("Claims whose lease is over, by operation", "operation"),
+    "idempotency_overdue_seconds": ("The time since the oldest lease of a record in progress ended", None),
+    "idempotency_oldest_in_progress_seconds": ("The age of the oldest record in progress", None),
+    "idempotency_most_attempts": ("The highest attempt number of the records in progress", None),
+    "idempotency_purge_overdue_seconds": (
+        "The time since the oldest record that a purge would delete became due, read every ten minutes",
+        None,
+    ),
+    "idempotency_table_bytes": ("The size of the table of records with its indexes, if the database reports it", None),
+    "idempotency_outbox_messages": ("Unsent messages of the outbox, by status. Counting stops at 10,000", "status"),
+    "idempotency_outbox_oldest_due_seconds": ("The time since the oldest due message of the outbox became due", None),
+}
+
+#: Seconds per statement on PostgreSQL, because a scrape times out after ten. Without a limit, every scrape would block
+#: a thread while a migration locks a table.
+TIME_LIMIT: Final = 3.0
+
+#: Seconds. See ``operate.statistics.purge_overdue``.
+PURGE_PERIOD: Final = 600.0
 
 #: The registries passed to ``connect``, because a registry rejects a second metric of the same name.
 _connected: list[CollectorRegistry] = []
@@ -29,12 +87,10 @@ def connect(registry: CollectorRegistry = REGISTRY) -> None:
     """
     if registry in _connected:
         return
-    events = Counter(EVENTS, EVENTS_DESCRIPTION, ["operation", "event"], registry=registry)
-    counters = [Counter(count.name, count.description, registry=registry) for count in COUNTS]
-    registry.register(StatsCollector())
+    events = Counter(EVENTS, "Events of records, by operation and event", ["operation", "event"], registry=registry)
     seen: set[str] = set()
 
-    def count_event(operation: str, event: str) -> None:
+    def count_event(operation: str, event: str, attempt: int) -> None:
         if operation not in seen:
             # Prometheus detects no increase in a series that begins with 1, so each series begins with 0.
             for name in signals.EVENTS:
@@ -42,8 +98,18 @@ def connect(registry: CollectorRegistry = REGISTRY) -> None:
             seen.add(operation)
         events.labels(operation, event).inc()
 
-    connect_counters(count_event, [counter.inc for counter in counters])
+    signals.connect_events(f"prometheus.{len(_connected)}", count_event)
+    for name, (description, signal) in COUNTS.items():
+        _count(signal, Counter(name, description, registry=registry))
+    registry.register(StatsCollector())
     _connected.append(registry)
+
+
+def _count(signal: Signal, counter: Counter) -> None:
+    def receive(sender: Any, count: int = 1, **arguments: Any) -> None:
+        counter.inc(count)
+
+    signal.connect(receive, weak=False)
 
 
 class StatsCollector(Collector):
@@ -51,18 +117,65 @@ class StatsCollector(Collector):
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         # Without this method, a registry would read the gauges to learn their names.
-        yield from _families().values()
+        for name, (description, _label) in GAUGES.items():
+            yield GaugeMetricFamily(name, description)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        families = _families()
-        for name, values in read_gauges().items():
-            for labels, value in values.items():
-                families[name].add_metric(labels, value)
-            yield families[name]
+        for name, value in read_gauges().items():
+            description, label = GAUGES[name]
+            family = GaugeMetricFamily(name, description, labels=[label] if label else [])
+            for of, number in value.items() if isinstance(value, Mapping) else [(None, value)]:
+                family.add_metric([of] if of is not None else [], number)
+            yield family
 
 
-def _families() -> dict[str, GaugeMetricFamily]:
-    return {gauge.name: GaugeMetricFamily(gauge.name, gauge.description, labels=gauge.labels) for gauge in GAUGES}
+def read_gauges() -> dict[str, float | Mapping[str, float]]:
+    """Read all gauges: the table of records once, and the outbox once. Closes the connections that it opened.
+
+    :returns: for each gauge a number, or numbers by the values of its label; only ``AVAILABLE`` if the database refuses
+        or is too slow, so that the process's counters can still be exported.
+    """
+    try:
+        return {AVAILABLE: 1, **_read_gauges()}
+    except (DatabaseError, InterfaceError, statement_timeout.OutOfTimeError):
+        logger.warning("The statistics could not be read for the metrics", exc_info=True)
+    except SynchronousOnlyOperation:
+        logger.error(
+            "The metrics were collected in an event loop's thread, which can't read the database. Serve them with "
+            "idempotency.contrib.prometheus.metrics or another synchronous view."
+        )
+    return {AVAILABLE: 0}
+
+
+def _read_gauges() -> dict[str, float | Mapping[str, float]]:
+    has_outbox = apps.is_installed("idempotency.outbox")
+    outbox: Any = import_module("idempotency.outbox.upkeep") if has_outbox else None
+    with ExitStack() as stack:
+        for using in sorted({records_database(), *([outbox.outbox_database()] if outbox else [])}):
+            stack.enter_context(connection_as_found(using))
+            stack.enter_context(statement_timeout.time_limit(using, TIME_LIMIT))
+        read, waiting = stats(), outbox.backlog() if outbox else None
+        late = _purge_overdue(int(time.monotonic() // PURGE_PERIOD))
+    gauges: dict[str, float | Mapping[str, float]] = {
+        "idempotency_records": {str(status): getattr(read, str(status)).value or 0 for status in Status},
+        "idempotency_parked_records": read.parked.by_operation or {},
+        "idempotency_abandoned_claims": read.abandoned.by_operation or {},
+        "idempotency_overdue_seconds": read.overdue.value or 0,
+        "idempotency_oldest_in_progress_seconds": read.oldest_in_progress.value or 0,
+        "idempotency_most_attempts": read.most_attempts.value or 0,
+        "idempotency_purge_overdue_seconds": late,
+    }
+    if read.table_bytes.value is not None:
+        gauges["idempotency_table_bytes"] = read.table_bytes.value
+    if waiting is not None:
+        gauges["idempotency_outbox_messages"] = {"pending": waiting.pending, "dead": waiting.dead}
+        gauges["idempotency_outbox_oldest_due_seconds"] = (waiting.oldest_due or timedelta()).total_seconds()
+    return gauges
+
+
+@functools.lru_cache(maxsize=1)
+def _purge_overdue(period: int) -> float:
+    return purge_overdue()
 
 
 @require_safe
