@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from django.db import connections
@@ -279,7 +278,15 @@ def assert_idempotent(
     :raises ValueError: ``leave_out`` contains an unknown name.
     """
     __tracebackhide__ = True  # pytest then shows the test's line and not this function
-    _refuse_unusable([client, other_client], leave_out)
+    for each in (client, other_client):
+        if each is not None and not isinstance(each, Client):
+            raise TypeError(
+                f"assert_idempotent() needs Django's test client or Django REST framework's, not "
+                f"{type(each).__module__}.{type(each).__qualname__}. They also serve async views and routes of Django "
+                f"Ninja."
+            )
+    if unknown := set(leave_out) - CHECKS.keys():
+        raise ValueError(f"There is no check {min(unknown)!r}. There are {', '.join(CHECKS)}.")
     make_request = request if callable(request) else lambda: request
     # all(), because an evaluated queryset counts its cached rows
     count = effects if callable(effects) else effects.all().count
@@ -319,18 +326,3 @@ def _find(check: Callable[[Trial], None], trial: Trial) -> Broken | NotRun | Non
     except (Broken, NotRun) as finding:
         return finding
     return None
-
-
-def _refuse_unusable(clients: Sequence[Any], names: Collection[str]) -> None:
-    for client in clients:
-        if client is not None and not isinstance(client, Client):
-            raise TypeError(
-                f"assert_idempotent() needs Django's test client or Django REST framework's, not "
-                f"{type(client).__module__}.{type(client).__qualname__}. They also serve async views and routes of "
-                f"Django Ninja."
-            )
-    for name in names:
-        if name not in CHECKS:
-            near = get_close_matches(name, CHECKS, n=1)
-            advice = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(CHECKS)}."
-            raise ValueError(f"There is no check {name!r}. {advice}")

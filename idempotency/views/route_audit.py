@@ -58,8 +58,6 @@ class Verdict(StrEnum):
     IDEMPOTENT = "idempotent"  # an unprotected PUT or DELETE, which HTTP defines as idempotent
     ALLOWED = "allowed"  # unprotected, as the project intends
 
-    __str__ = str.__str__
-
 
 @dataclass(frozen=True)
 class AuditedRoute:
@@ -192,10 +190,9 @@ def _judged(
     if (model := model_written_elsewhere(view_class, operation)) is not None:
         elsewhere = f"{model._meta.label} is written to another database than the records, outside of the transaction."
         doubts = [elsewhere, *doubts]
-    function = [*decorator_stack(routed.handler)][-1]
-    code = getattr(function, "__code__", None)
-    doubts += _refused_by(operation, set() if code is None else {*_names_in(code)})
-    doubts += _too_early(operation, [*_codes(function, view_class)])
+    codes = [*_codes([*decorator_stack(routed.handler)][-1], view_class)]
+    doubts += _refused_by(operation, codes)
+    doubts += _too_early(operation, codes)
     notes = [] if operation.policy.key_required else ["A request without a key runs unprotected (key_required=False)."]
     notes += [
         f"{dotted(base)}.dispatch() runs before a replay. If it validates or throttles, a retry may get its refusal "
@@ -231,35 +228,28 @@ def _own_bases(view_class: Any) -> Iterator[type]:
             yield base
 
 
-def _refused_by(operation: Operation, names: Collection[str]) -> Iterator[str]:
-    """What a handler may do that an operation answers with 500.
-
-    :param names: the names in the handler's code.
-    """
+def _refused_by(operation: Operation, codes: Collection[CodeType]) -> Iterator[str]:
+    """What a handler may do that an operation answers with 500. Takes the arguments of ``_too_early``."""
+    names = _names_in(codes)
     if operation.declared["transaction"]:
-        if "durable" in names:
+        # The names of the keyword arguments of a call are a constant.
+        if any("durable" in constant for code in codes for constant in code.co_consts if type(constant) is tuple):
             yield (
                 "The handler names durable=, and Django refuses atomic(durable=True) within the operation's "
                 "transaction: RuntimeError. Leave durable=True out, or declare the operation with transaction=False."
             )
-        if "transaction" in names and (ends := {"commit", "rollback", "set_autocommit"}.intersection(names)):
+        if "transaction" in names and (ends := {"commit", "rollback", "set_autocommit"} & names):
             yield (
                 f"The handler names {' and '.join(sorted(ends))}, which Django refuses within the operation's "
                 f"transaction. Use atomic(), or declare the operation with transaction=False."
             )
-    streams = {"FileResponse", "StreamingHttpResponse"}.intersection(names)
+    streams = {"FileResponse", "StreamingHttpResponse"} & names
     if streams and operation.declared["rebuild"] is None:
         yield f"The handler names {' and '.join(sorted(streams))}, which can't be recorded: 500. Declare rebuild=."
 
 
-def _names_in(code: CodeType) -> Iterator[str]:
-    """The names in a function and in those within it, and the names of keyword arguments that they pass."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_in(constant)
-        elif type(constant) is tuple:
-            yield from (name for name in constant if isinstance(name, str))
+def _names_in(codes: Collection[CodeType]) -> set[str]:
+    return {name for code in codes for name in (*code.co_names, *code.co_freevars)}
 
 
 def _too_early(operation: Operation, codes: Collection[CodeType]) -> Iterator[str]:
@@ -268,7 +258,7 @@ def _too_early(operation: Operation, codes: Collection[CodeType]) -> Iterator[st
     :param codes: the code of the handler and of the functions that it calls. Names prove nothing, so they only
         raise doubts.
     """
-    names = {name for code in codes for name in (*code.co_names, *code.co_freevars)}
+    names = _names_in(codes)
     is_in_transaction = operation.declared["transaction"] or "begin" in names
     if not is_in_transaction and ("save" in names or ("objects" in names and names & WRITES)):
         yield (
