@@ -41,20 +41,33 @@ def body(**members):
     return {"data": json.dumps(members).encode()}
 
 
-#: Each source, and the arguments of a request with a key in that place.
+def event_id(request):
+    return str(request.headers["X-Event-Id"]) if "X-Event-Id" in request.headers else None
+
+
+#: Each source, the arguments of a request with a key there, and how the error for a missing key names the place.
 SOURCES = {
-    "header": (FromHeader("X-Event-Id"), lambda key: {"headers": {"X-Event-Id": key}}),
-    "form": (FromForm(), lambda key: form(idempotency_key=key, amount=1)),
-    "multipart": (FromForm("token"), lambda key: multipart({"token": key, "file": SimpleUploadedFile("a", b"1")})),
-    "json": (FromJSON("id"), lambda key: body(id=key, amount=1)),
-    "json of json": (FromJSON("event.id"), lambda key: body(event={"id": key})),
-    "item of a list": (FromJSON("events", 1, "id"), lambda key: body(events=[{"id": "other"}, {"id": key}])),
+    "header": (FromHeader("X-Event-Id"), lambda key: {"headers": {"X-Event-Id": key}}, "in the header X-Event-Id or"),
+    "form": (FromForm(), lambda key: form(idempotency_key=key, amount=1), "in the form's field 'idempotency_key' or"),
+    "multipart": (
+        FromForm("token"),
+        lambda key: multipart({"token": key, "file": SimpleUploadedFile("a", b"1")}),
+        "in the form's field 'token' or",
+    ),
+    "json": (FromJSON("id"), lambda key: body(id=key, amount=1), "in the body's member 'id' or"),
+    "json of json": (FromJSON("event.id"), lambda key: body(event={"id": key}), "in the body's member 'event.id' or"),
+    "item of a list": (
+        FromJSON("events", 1, "id"),
+        lambda key: body(events=[{"id": "other"}, {"id": key}]),
+        "in the body's member 'events.1.id' or",
+    ),
+    "function": (event_id, lambda key: {"headers": {"X-Event-Id": key}}, "in the place that it declares or"),
 }
-each_source = pytest.mark.parametrize(("source", "sent"), SOURCES.values(), ids=SOURCES)
+each_source = pytest.mark.parametrize(("source", "sent", "place"), SOURCES.values(), ids=SOURCES)
 
 
 @each_source
-def test_a_key_from_the_declared_source_is_a_key(alice, framework, source, sent):
+def test_a_key_from_the_declared_source_is_a_key(alice, framework, source, sent, place):
     framework.serve(key=source)
     first, replay = replayed(alice, key=None, **sent("order-71"))
     assert (first.status_code, first["Idempotency-Key"], replay["Idempotency-Key"]) == (201, "order-71", "order-71")
@@ -63,28 +76,13 @@ def test_a_key_from_the_declared_source_is_a_key(alice, framework, source, sent)
     assert alice.post(key='"order-71"', **sent("order-71")).status_code == 201
     assert effects() == 1
     assert_refused(alice, "idempotency_key_invalid", key="order-72", **sent("order-71"))
-    assert_refused(alice, "idempotency_key_missing", data={"amount": 1})
+    refused = assert_refused(alice, "idempotency_key_missing", data={"amount": 1})
+    assert place in json.loads(refused.content)["detail"]
     replayed(alice, key="alone", data={"amount": 1})
 
 
-@pytest.mark.parametrize(
-    ("source", "place"),
-    [
-        (FromHeader("X-Event-Id"), "in the header X-Event-Id or"),
-        (FromForm(), "in the form's field 'idempotency_key' or"),
-        (FromJSON("event.id"), "in the body's member 'event.id' or"),
-        (FromJSON("events", 0, "id"), "in the body's member 'events.0.id' or"),
-        (lambda request: None, "in the place that it declares or"),
-    ],
-)
-def test_the_error_for_a_missing_key_names_its_place(alice, serve, source, place):
-    serve(idempotent("tests.missing", key=source)(plain_answer))
-    refused = assert_refused(alice, "idempotency_key_missing", data={"amount": 1})
-    assert place in json.loads(refused.content)["detail"]
-
-
 @each_source
-def test_a_key_from_another_source_is_validated_like_the_header(alice, framework, source, sent):
+def test_a_key_from_another_source_is_validated_like_the_header(alice, framework, source, sent, place):
     framework.serve(key=source)
     for key in ("", "x" * 256, "a b", "é"):
         assert_refused(alice, "idempotency_key_invalid", **sent(key))
@@ -186,10 +184,6 @@ def test_a_handler_still_chooses_its_upload_handlers(alice, serve):
     serve(view)
     first, _ = replayed(alice, key=None, **multipart({"token": "k", "file": SimpleUploadedFile("a", b"1" * 3_000_000)}))
     assert first.content == b"3000000"
-
-
-def event_id(request):
-    return str(request.headers["X-Event-Id"]) if "X-Event-Id" in request.headers else None
 
 
 @pytest.mark.usefixtures("atomic")
