@@ -187,5 +187,6 @@ def test_an_owner_changes_its_own_claim():
     """Otherwise the tests above could pass without a fence."""
     for number, change in enumerate(CHANGES.values()):
         assert change(acquire(plain, f"key-{number}"))
-    assert IdempotencyRecord.objects.filter(status=Status.IN_PROGRESS).count() == 3
+    ended = [name for name in CHANGES if name.startswith(("complete", "release", "park"))]
+    assert IdempotencyRecord.objects.exclude(status=Status.IN_PROGRESS).count() == len(ended)
     assert only_claims_in_progress_have_a_lease()

@@ -86,7 +86,10 @@ def test_every_change_of_a_record_is_listed():
         name for name, method in vars(Store).items() if "Fence" in getattr(method, "__annotations__", {}).values()
     }
     # No claim here has a session that could be gone.
-    assert {name for name in fenced if name[0] != "_"} == {*CHANGES, "matching", "end_lease_of_gone_session"}
+    listed = {*CHANGES, "matching", "end_lease_of_gone_session"}
+    assert {name for name in fenced if name[0] != "_"} == listed, (
+        "list it here, and in CHANGES or ANSWERS of test_fence"
+    )
 
 
 def in_force():

@@ -51,7 +51,10 @@ def listed():
 
 
 def test_the_list_is_the_surface_of_the_code():
-    assert listed() == {kind: sorted(names) for kind, names in surface().items()}
+    promised = {f"{kind}: {name}" for kind, names in listed().items() for name in names}
+    found = {f"{kind}: {name}" for kind, names in surface().items() for name in names}
+    assert (found - promised, promised - found) == (set(), set()), "to add to surface.txt, and to take away"
+    assert [names for names in listed().values() if names != sorted({*names})] == []
 
 
 def test_the_pages_have_every_name_of_the_surface():

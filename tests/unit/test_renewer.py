@@ -149,7 +149,7 @@ def test_a_heartbeat_ends_in_the_transaction_of_a_single_writer(owned, renewing,
 
 
 def test_an_ended_heartbeat_renews_and_loses_nothing(owned):
-    with renewal._renewing(owned, 60):
+    with renewal.heartbeat(owned, timedelta(minutes=1)):
         assert owned.held_until is not None
     assert (renewal.renewer_of("default")._tasks, owned.held_until) == ([], None)
 
