@@ -116,7 +116,7 @@ def test_an_error_of_a_lock_changes_no_response_and_keeps_no_other_lock(post, lo
 
 
 @pytest.mark.parametrize("is_inner", [True, False])
-def test_an_error_that_is_no_exception_still_releases_the_other_lock(post, lock, is_inner):
+def test_a_base_exception_still_releases_the_other_lock(post, lock, is_inner):
     broken = Lock("broken", fails=Killed())
 
     def take_both(request):

@@ -1,4 +1,4 @@
-"""Times are by the database's clock, whatever the zone of its session, its settings and the project.
+"""Times are by the database's clock, regardless of the zone of its session, its settings and the project.
 
 A zone that changes its hour is simulated by another offset of the session.
 """

@@ -73,7 +73,7 @@ def test_steps_are_purged_only_with_their_records():
 
 
 def test_the_responses_of_due_records_are_left_to_the_purge_of_records():
-    """With a backlog they would be rewritten first and deleted next, and those of kept records would wait."""
+    """With a backlog they would be rewritten first and deleted next, and the bodies of kept records would wait."""
     make_bodies_past_the_retention_of_their_records(3)
     (kept,) = make_bodies(1)
     assert [batch.deleted for batch in purge_body_batches(batch_size=2)] == [1]

@@ -34,7 +34,7 @@ def test_every_cell_keeps_the_promises(status, lease_over, retention_over, same_
     live = status is Status.IN_PROGRESS and not lease_over
     # A duplicate waits for a live claim, and only for that.
     assert (decision is Decision.WAIT) == live
-    # Retention ends what is known. Whatever is unknown stays so until it is settled or somebody decides.
+    # Retention ends known outcomes. An unknown one stays unknown until it is settled or an operator decides.
     unknown = status is Status.PARKED or (status is Status.IN_PROGRESS and recovery is not Recovery.REEXECUTE)
     # After the retention of a known record a request is new. Only then may another payload run.
     assert (decision is Decision.START_OVER) == (retention_over and not live and not unknown)

@@ -1,6 +1,7 @@
 """The thread that renews leases: its results and errors when it is slow, fails or can't be started."""
 
 import threading
+from datetime import timedelta
 from types import SimpleNamespace
 from unittest.mock import Mock
 

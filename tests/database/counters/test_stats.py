@@ -176,7 +176,7 @@ def test_the_command_writes_json():
     assert set(data) > set(idempotency_stats.UNITS)
 
 
-def test_the_command_says_why_a_number_is_unknown(monkeypatch):
+def test_the_command_explains_why_a_number_is_unknown(monkeypatch):
     monkeypatch.setattr(extensions, "_extensions", {})
     monkeypatch.setattr(type(upkeep_for("default")), "measure", lambda upkeep: TableSize(None, None))
     table = [" ".join(line.split()) for line in run()]

@@ -178,7 +178,7 @@ def test_the_dashboard_needs_the_permission_to_view_records(client, permissions)
 @pytest.mark.usefixtures("whole_tables")
 @pytest.mark.except_citus  # the tables that it creates again are not distributed
 @pytest.mark.parametrize("atomic", [False, True])
-def test_the_admin_says_what_the_log_says_about_broken_tables(client, monkeypatch, atomic):
+def test_the_admin_answers_with_the_logs_sentence_about_broken_tables(client, monkeypatch, atomic):
     log_in(client, superuser=True)
     (pk,) = make_records(1)
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic)

@@ -796,7 +796,7 @@ class RefusesLongKeys(Store):
 
 
 class PathIsInTheContent(Store):
-    """A key belongs to the account, whatever the path."""
+    """A key belongs to the account, under every path."""
 
     def scope(self, sent, key):
         return (sent.account, key)
