@@ -12,7 +12,7 @@ from django.test import TransactionTestCase
 from testproject.provider import running_providers
 from tests.operations import forgetting_operations
 from tests.partitions import partition
-from tests.plugin import SLOW
+from tests.plugin import SEQUENCES, SLOW
 
 with suppress(ImportError):
     import idempotency.contrib.ninja  # noqa: F401 - the sample project doesn't use Ninja, so it is not among its apps
@@ -184,10 +184,11 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+    slow = SLOW | SEQUENCES if here == "sqlite" else SLOW
     for item in items:
         if not _reaches_the_database(item) and item.get_closest_marker(here) is None:
             item.add_marker(pytest.mark.once)
-        if not SLOW.isdisjoint({item.path.parent.name, item.path.stem}):
+        if not slow.isdisjoint({item.path.parent.name, item.path.stem}):
             item.add_marker(pytest.mark.slow)
 
 

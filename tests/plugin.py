@@ -23,6 +23,8 @@ SLOW = {
     *("browser", "conformance", "crash", "delivery", "model", "test_benchmarks", "test_cut_off", "test_embedded"),
     *("test_moving", "test_runs", "test_tutorial"),
 }
+#: Sequences of calls, which are slow on a second database: the README's test command makes them on PostgreSQL.
+SEQUENCES = {"orders", "test_stateful"}
 
 #: Scenarios and failures. Each entry has a mark, which tests have and ``-m`` selects.
 FAILURES = Path(__file__).with_name("FAILURES.md")

@@ -11,7 +11,6 @@ from django.db import connection, transaction
 from django.http import Http404, HttpResponse
 from django.urls import path
 
-import idempotency
 from idempotency import hold, idempotent, require_claim
 from idempotency.models import IdempotencyRecord
 from testproject.models import Transfer
@@ -278,7 +277,3 @@ def test_numbers_are_unique_only_if_the_lock_is_held(post, take, monkeypatch):
     assert [answer.status_code for answer in answers] == [201, 201]
     numbers = [label for label in effects() if label]
     assert (len(set(numbers)) == 2) is (take is hold)
-
-
-def test_hold_is_public():
-    assert idempotency.hold is hold

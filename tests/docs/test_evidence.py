@@ -152,7 +152,7 @@ def imports_of(file):
             yield from (each for each in (path.with_suffix(".py"), path / "__init__.py") if each.exists())
 
 
-@pytest.mark.parametrize("subject", sorted(SUBJECTS))
+@pytest.mark.parametrize("subject", sorted(set(SUBJECTS) - {"tests"}))  # which covers all files
 def test_a_digest_covers_what_the_harness_imports(subject):
     files = set(SUBJECTS[subject].files())
     harness = [file for file in files if file.suffix == ".py" and ROOT / "idempotency" not in file.parents]
