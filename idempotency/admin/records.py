@@ -50,15 +50,6 @@ MAX_FOUND = 100
 #: The states in the index ``idempotency_record_unfinished``.
 _UNFINISHED = (Status.IN_PROGRESS, Status.RECOVERABLE, Status.PARKED)
 
-_STATES: dict[str, tuple[Any, Callable[[RecordQuerySet], RecordQuerySet]]] = {
-    "live": (_("in progress, lease running"), RecordQuerySet.live),
-    "abandoned": (_("in progress, lease over"), RecordQuerySet.abandoned),
-    "completed": (_("completed"), RecordQuerySet.completed),
-    "recoverable": (_("recoverable"), RecordQuerySet.recoverable),
-    "parked": (_("parked"), RecordQuerySet.parked),
-    "past_retention": (_("past retention"), RecordQuerySet.past_retention),
-}
-
 #: The order of each state that an index finds: the order of the index. Ordered by id, the database would sort all rows
 #: of the state, or read the table to find them. A claim whose lease ends first comes first.
 _ORDERS: Mapping[str, tuple[str, ...]] = {
@@ -71,7 +62,14 @@ _BADGES = {"abandoned": "waiting", "completed": "done", "recoverable": "waiting"
 
 
 class RecordStateFilter(StateFilter):
-    states: ClassVar[Mapping[str, tuple[Any, Callable[[Any], Any]]]] = _STATES
+    states: ClassVar[Mapping[str, tuple[Any, Callable[[Any], Any]]]] = {
+        "live": (_("in progress, lease running"), RecordQuerySet.live),
+        "abandoned": (_("in progress, lease over"), RecordQuerySet.abandoned),
+        "completed": (_("completed"), RecordQuerySet.completed),
+        "recoverable": (_("recoverable"), RecordQuerySet.recoverable),
+        "parked": (_("parked"), RecordQuerySet.parked),
+        "past_retention": (_("past retention"), RecordQuerySet.past_retention),
+    }
 
 
 class OperationFilter(admin.SimpleListFilter):
@@ -107,10 +105,7 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     )
     decisions: ClassVar[tuple[Action, ...]] = (RECORD_OUTCOME, MARK_NOT_EXECUTED, RELEASE, FORGET)
     actions: tuple[Callable[..., HttpResponse | None], ...] = tuple(action.as_admin_action() for action in decisions)
-    page_fields: ClassVar[tuple[str, ...]] = (
-        *("whole_key", "trace", "subject", "situation"),
-        *("timeline", "derived_keys"),
-    )
+    page_fields: ClassVar[tuple[str, ...]] = ("whole_key", "trace", "subject", "situation", "timeline", "derived_keys")
     attempt_column = "attempt"
     hidden_columns: ClassVar[tuple[str, ...]] = ("response_headers", "response_body", "response_reference", "error")
     allowed_lookups: ClassVar[frozenset[str]] = frozenset({"account_id", "idempotency_key", "operation", "state"})
@@ -224,8 +219,8 @@ class IdempotencyRecordAdmin(DecisionAdmin):
     def state(self, record: IdempotencyRecord) -> str:
         name: str = record.status
         if record.status == Status.IN_PROGRESS:
-            name = "live" if time_left(record, record.lease_expires_at) > timedelta(0) else "abandoned"
-        label = _STATES[name][0] if name in _STATES else name
+            name = "live" if has_live_lease(record) else "abandoned"
+        label, _filter = RecordStateFilter.states.get(name, (name, None))
         if record.status == Status.COMPLETED:
             label = f"{label}, {record.response_status}"
         return show_badge(_BADGES.get(name, ""), label)
@@ -256,13 +251,9 @@ class IdempotencyRecordAdmin(DecisionAdmin):
             return super().advice(request, action, rows)
         (record,) = rows
         latest = self._latest_outcome(record) if request.user.has_perm("idempotency.view_response_body") else None
-        return render_to_string(
-            "idempotency/outcome_advice.html",
-            {
-                "keys": show_derived_keys(record),
-                "latest": latest and (latest.response_status, self.body(latest)),
-            },
-        )
+        shown = latest and (latest.response_status, self.body(latest))
+        context = {"keys": show_derived_keys(record), "latest": shown}
+        return render_to_string("idempotency/outcome_advice.html", context)
 
     def _latest_outcome(self, record: IdempotencyRecord) -> IdempotencyRecord | None:
         """The latest outcome of the record's operation, if it is found in time: no index begins with the operation."""

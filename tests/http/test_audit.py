@@ -383,6 +383,10 @@ def lock_in_a_closure(request):
     return allocate()
 
 
+def stream(request):
+    return FileResponse(b"")
+
+
 def begin_and_lock(request):
     current_claim().begin()
     return lock_by_redis(request)
@@ -413,6 +417,7 @@ class Creating(IdempotentMixin, CreateModelMixin, GenericAPIView):
         (lambda request: [User.objects.get(), provider.charge()], False, ""),
         (lambda request: [current_claim().begin(), User.objects.create()], False, ""),
         (begin_and_lock, False, "seems to take a lock (lock)"),
+        (lambda request: stream(request), True, "names FileResponse, which can't be recorded"),
     ],
 )
 def test_names_in_the_code_of_a_handler_raise_doubts(view, is_in_transaction, doubt, settings):

@@ -87,11 +87,7 @@ def current_context() -> Mapping[str, str]:
 
 @contextmanager
 def sending(message: Message) -> Iterator[None]:
-    producer = context_of_producer(message.headers)
-    if producer is None:
-        yield
-        return
-    token = context.attach(producer)
+    token = context.attach(context_of_producer(message.headers) or context.get_current())
     try:
         yield
     finally:
