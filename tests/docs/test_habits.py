@@ -114,3 +114,13 @@ def test_the_readme_names_each_file_of_tests():
     named = [ROOT / name for name in re.findall(r"tests/[\w/.]+", (ROOT / "tests/README.md").read_text())]
     files = {*(ROOT / "tests").rglob("test_*.py")}
     assert {file for file in files if not any(file.is_relative_to(path) for path in named)} == set()
+
+
+def test_the_picture_of_the_rooms_follows_the_layers():
+    layers = PROJECT["tool"]["importlinter"]["contracts"][0]["layers"]
+    picture = (ROOT / "CONTRIBUTING.md").read_text().partition("## How the rooms lie")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\d+\. (.*(?:\n    .*)*)", picture, re.MULTILINE)
+    line_of = {name: number for number, line in enumerate(lines) for name in re.findall(r"`(\w+)(?:\.py|/)`", line)}
+    in_order = [name for layer in layers for name in layer.split(" : ")]
+    assert set(in_order) == set(line_of)
+    assert [line_of[name] for name in in_order] == sorted(line_of.values())
