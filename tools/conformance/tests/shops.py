@@ -275,9 +275,9 @@ class WantsALength(Right):
 
 
 class Limited(Right):
-    """A rate limit before everything else: 60 requests in each half second."""
+    """A rate limit before everything else: 40 requests in each half second."""
 
-    status, wait, limit, window = 429, "1", 60, 0.5
+    status, wait, limit, window = 429, "1", 40, 0.5
 
     def __init__(self):
         super().__init__()
