@@ -21,7 +21,7 @@ from django.db.models import Q, QuerySet
 from ...lifecycle import Status
 from ..rows import Fence
 from ..upkeep import PurgedRows, TableSize, Upkeep, by_ids
-from .statements import PostgreSQLStore, Setting, with_settings
+from .statements import SESSION, PostgreSQLStore, Setting, with_settings
 from .upkeep import PostgreSQLUpkeep
 
 _Found = TypeVar("_Found")
@@ -85,7 +85,9 @@ class CitusStore(PostgreSQLStore):
     def _execute(self, cursor: Any, statement: str, parameters: Any, *settings: Setting) -> None:
         # Citus propagates SET LOCAL to the workers, but not set_config(), which it also refuses in an update. It
         # forwards the whole message that contains the SET LOCAL, so the settings are in a separate DO block.
-        alone = with_settings(statement, ())
+        # With server-side binding, Citus refuses an update with a CASE of a function and a parameter. Here the
+        # parameter is ``session``.
+        alone = with_settings(statement.replace(SESSION, "%s::integer"), ())
         if self.is_nested:
             cursor.execute(alone, parameters)
             return
