@@ -29,6 +29,8 @@ from idempotency.outbox.upkeep import purge_sent_batches
 from idempotency.store import upkeep_for
 from testproject.celery import app
 from testproject.models import UnprotectedReceipt
+from tests.aliases import at_level
+from tests.concurrency.racing import elsewhere
 from tests.contrib.consumers import send
 from tests.database.claiming import send_every_statement
 from tests.docs.pages import blocks
@@ -195,10 +197,42 @@ ORDER BY nodename = %s
 """
 
 
-def test_without_a_worker_other_accounts_work_and_events_are_counted_later(cluster):
+def accounts_by_worker(cluster):
+    """An account of the second worker, and one of the first."""
     with connection.cursor() as cursor:
         cursor.execute(ACCOUNTS_BY_WORKER, [list("abcdefgh"), host_of(cluster.workers[0])])
-        (served,), (refused,) = cursor.fetchall()
+        (other,), (first,) = cursor.fetchall()
+    return other, first
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_race_that_is_lost_at_serializable_is_unavailable_and_the_retry_finds_out(cluster, workers):
+    account, other = accounts_by_worker(cluster)
+    rows = {1: account, 2: other}[workers]
+
+    def add(name):
+        """Neither of two at once can follow the other: each counts, and adds what the other has not counted."""
+        with transaction.atomic():
+            counted_before = IdempotencyStep.objects.filter(account_id=rows).count()
+            IdempotencyStep.objects.create(account_id=rows, record_id=1, name=name, result=str(counted_before))
+
+    def call(meanwhile=lambda: None):
+        with claim(counted.name, account_id=account, key="key", payload=1) as run:
+            if not run.replayed:
+                add("mine")
+                meanwhile()
+                run.result = None
+        return run.replayed
+
+    with at_level("SERIALIZABLE"):
+        with pytest.raises(UnavailableError):
+            call(meanwhile=partial(elsewhere, partial(add, "theirs")))
+        assert [call(), call()] == [False, True]
+    assert {*IdempotencyStep.objects.values_list("name", "result")} == {("theirs", "0"), ("mine", "1")}
+
+
+def test_without_a_worker_other_accounts_work_and_events_are_counted_later(cluster):
+    served, refused = accounts_by_worker(cluster)
 
     def call(account_id):
         with claim(counted.name, account_id=account_id, key="key", payload=1) as run:
