@@ -43,6 +43,9 @@ build_citus() {
     git clone --quiet --depth 1 --branch v13.2.2 https://github.com/citusdata/citus "$built/source"
     (
         cd "$built/source"
+        # Newer releases of PostgreSQL 15 declare a function of this name.
+        sed -i 's/have_createdb_privilege/citus_&/' src/include/pg_version_compat.h \
+            src/backend/distributed/commands/serialize_distributed_ddls.c
         PG_CONFIG=$built/root/lib/postgresql/15/bin/pg_config ./configure --quiet --without-libcurl
         make --silent -j "$(nproc)" with_llvm=no install-extension
     )
