@@ -152,15 +152,6 @@ def test_an_account_for_all_callers_is_checked_when_it_is_declared():
         Fixed("")
 
 
-def test_a_refusal_without_an_account_names_a_scheme(anonymous, framework, serve):
-    """RFC 9110, section 15.5.2."""
-    view = framework.view(work, idempotent("accounts.challenge"))
-    serve(view, **{"key/": KeyStatusView.as_view(operation="accounts.challenge")})
-    for refused in (anonymous.post(key="k"), anonymous.get("/key/", key="k")):
-        assert refused.status_code == 401
-        assert refused["WWW-Authenticate"]
-
-
 def member_of(request):
     return request.META.get("HTTP_X_MEMBER_OF")
 

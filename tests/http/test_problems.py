@@ -18,6 +18,7 @@ from rest_framework.response import Response
 
 from idempotency import ACCEPTED, REEXECUTE, claim, exceptions, idempotent, require_claim
 from idempotency.http.problems import response_for
+from idempotency.keys import KeyStatusView
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import (
     PROBLEMS,
@@ -40,12 +41,14 @@ STANDARDIZED = "drf_standardized_errors.handler.exception_handler"
 
 
 def test_an_anonymous_caller_is_refused_by_a_public_protected_view(anonymous, settings):
+    """The refusal names a scheme: RFC 9110, section 15.5.2."""
     protected = idempotent("tests.open")(plain_answer)
     drf = api_view(["POST"])(permission_classes([AllowAny])(idempotent("tests.open_drf")(drf_answer)))
-    settings.ROOT_URLCONF = (path("", protected), path("drf/", drf))
-    assert_refused(anonymous, "idempotency_account_required", key="k")
-    refused = assert_refused(anonymous, "idempotency_account_required", "/drf/", key="k")
-    assert refused["WWW-Authenticate"] == "Token"
+    status = KeyStatusView.as_view(operation="tests.open")
+    settings.ROOT_URLCONF = (path("", protected), path("drf/", drf), path("key/", status))
+    for url, method, scheme in (("/", "POST", ""), ("/drf/", "POST", "Token"), ("/key/", "GET", "")):
+        refused = assert_refused(anonymous, "idempotency_account_required", url, method=method, key="k")
+        assert scheme in refused["WWW-Authenticate"]
 
 
 @pytest.mark.failure_29

@@ -14,7 +14,7 @@ from rest_framework.decorators import api_view
 from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 
-from idempotency import Operation, idempotent
+from idempotency import EVERY, Operation, idempotent
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.models import IdempotencyRecord
 from tests.http.callers import assert_refused, effects, replayed
@@ -186,6 +186,9 @@ def test_a_handler_without_any_of_its_operations_methods_is_refused(way):
 def test_wrong_mappings_are_refused():
     with refused("must map handler names to operations"):
         type("Listed", (IdempotentMixin, APIView), {"idempotent_operations": ["post"]})
+    with refused("or be EVERY: 'post'"):
+        type("Wrong", (IdempotentMixin, View), {"idempotent_operations": "post"})
+    assert repr(EVERY) == "EVERY"
     with refused("names 'creat', but Misspelt has no such handler"):
         type("Misspelt", (IdempotentMixin, viewsets.ViewSet), {"idempotent_operations": {"creat": "tests.misspelt"}})
     with refused("before authentication"):
@@ -199,12 +202,6 @@ def test_wrong_mappings_are_refused():
 
 class Permitted(PermissionRequiredMixin, PlainView):
     permission_required = "testproject.add_transfer"
-
-
-@pytest.mark.parametrize("base", [PlainView, Permitted, type("Drf", (Methods, APIView), {})])
-def test_the_decorator_on_dispatch_is_refused(base):
-    with refused(f"{base.__name__}.dispatch, where it would run before authentication and permissions"):
-        protecting("decorator", base, {"dispatch": "tests.dispatch"})
 
 
 def test_the_decorator_in_method_decorator_or_without_a_name_is_refused():
