@@ -91,7 +91,11 @@ def _doubtful_connections(using: str, databases: Sequence[str] | None) -> Iterat
             hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"} on the database.',
             id="idempotency.W002",
         )
-    if not _is_tested(connection, may_query=databases is None or using in databases):
+    is_tested = connection.vendor in {"postgresql", "sqlite"}
+    if connection.vendor == "mysql":  # of MariaDB and of MySQL, so the server decides
+        may_query = databases is None or using in databases
+        is_tested = not may_query or (connection.mysql_is_mariadb and connection.mysql_version >= OLDEST_MARIADB)
+    if not is_tested:
         yield checks.Warning(
             f"Database {using!r} is a {connection.display_name} database. This release is tested on PostgreSQL, "
             f"SQLite, and MariaDB {OLDEST_MARIADB[0]}.{OLDEST_MARIADB[1]} and later.",
@@ -251,10 +255,3 @@ def _fetch(using: str, query: Callable[[Upkeep], _Result]) -> _Result | None:
             return query(upkeep_for(using))
     except (DatabaseError, InterfaceError):
         return None
-
-
-def _is_tested(connection: Any, *, may_query: bool) -> bool:
-    """Whether releases are tested on this database. MariaDB and MySQL share a backend, so the server decides."""
-    if connection.vendor == "mysql":
-        return not may_query or bool(connection.mysql_is_mariadb and connection.mysql_version >= OLDEST_MARIADB)
-    return connection.vendor in {"postgresql", "sqlite"}

@@ -51,20 +51,16 @@ class NotRun(Exception):  # noqa: N818 - a finding, not an error
 class Report:
     """The findings of ``assert_idempotent`` about one request. ``str()`` formats them for reading."""
 
+    #: The method and the path.
     request: str
-    """The method and the path."""
-
+    #: The names of the checks that passed.
     kept: list[str] = field(default_factory=list)
-    """The names of the checks that passed."""
-
+    #: The broken promises by check, each with ``what`` happened and ``advice`` how to correct it.
     broken: dict[str, Broken] = field(default_factory=dict)
-    """The broken promises by check, each with ``what`` happened and ``advice`` how to correct it."""
-
+    #: The checks that could not be run, by name, with reasons.
     not_run: dict[str, str] = field(default_factory=dict)
-    """The checks that could not be run, by name, with reasons."""
-
+    #: The names of the checks that the caller left out.
     left_out: list[str] = field(default_factory=list)
-    """The names of the checks that the caller left out."""
 
     def __str__(self) -> str:
         count = len(self.broken)
