@@ -17,9 +17,10 @@ from idempotency.models import IdempotencyRecord
 from idempotency.outbox import publish, publishing
 from idempotency.outbox.models import MessageStatus, OutboxMessage
 from idempotency.outbox.relay import relay_once
+from tests.concurrency.racing import Gate, held
 from tests.database.publishing import ids, inside, outside, run, send
 from tests.outbox import OTHER_SENDER, PLAIN_SENDER, SENDER, broker, other_broker
-from tests.records import from_now
+from tests.records import HOUR, from_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -286,3 +287,55 @@ def test_a_message_refused_by_the_database_does_not_count_as_existing():
     message = OutboxMessage(message_id=uuid4(), idempotency_key="k", topic=None, sender=SENDER, payload="1")
     with pytest.raises(IntegrityError), transaction.atomic():
         publishing._save("default", message, timedelta(0))
+
+
+# Publishers on concurrent connections
+
+
+@pytest.mark.failure_55
+@pytest.mark.postgres
+def test_a_lower_id_that_commits_after_a_higher_one_was_sent_is_sent():
+    gate = Gate()
+
+    def publish_slowly():
+        with transaction.atomic():
+            message = publish("orders.placed", "first written", sender=SENDER)
+            gate.pass_through()
+        return message.pk
+
+    with held(publish_slowly, gate) as slow:
+        higher = send(payload="first committed").pk
+        assert relay_once().sent == 1
+        assert broker.payloads == ["first committed"]
+    assert slow.result() < higher
+    assert relay_once().sent == 1
+    assert broker.payloads == ["first committed", "first written"]
+
+
+@pytest.mark.postgres
+def test_two_attempts_that_publish_concurrently_make_one_message():
+    """One attempt is frozen in its transaction. The other took over, and waits for the first one's end."""
+    first_gate, second_gate = Gate(), Gate()
+
+    def publish_frozen_inside():
+        with claim(outside, account_id="alice", key="k"), transaction.atomic():
+            publish("orders.placed", {"id": 1}, sender=SENDER)
+            first_gate.pass_through()
+
+    def overtaken():
+        with pytest.raises(LeaseLostError):
+            publish_frozen_inside()
+
+    def publish_at_last():
+        with claim(outside, account_id="alice", key="k"):
+            second_gate.pass_through()
+            return send(payload={"id": 1}).message_id
+
+    with held(overtaken, first_gate):
+        IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
+        with held(publish_at_last, second_gate) as second:
+            second_gate.open()
+            first_gate.open()
+            published = second.result(60)
+    assert OutboxMessage.objects.get().message_id == published
+    assert relay_once().sent == 1

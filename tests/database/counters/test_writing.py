@@ -55,10 +55,10 @@ def test_no_count_is_lost_between_concurrent_writers(monkeypatch):
     if connection.vendor != "mysql":
         monkeypatch.setattr(batches, "MAX_ROUNDS", 1)
     keys = [(f"tests.{number:02}", "claimed") for number in range(20)]
-    for _ in range(10):
+    for _ in range(3):
         counts = [dict.fromkeys(own, 1) for own in (keys, keys[::-1]) * 2]
         race([lambda one=one: counters_module.write_counts(ALIAS, one, this_hour()) for one in counts])
-    assert written() == dict.fromkeys(keys, 40)
+    assert written() == dict.fromkeys(keys, 12)
 
 
 def test_a_counter_describes_what_it_counts():
