@@ -50,8 +50,9 @@ class Store(Right):
     handler = StoreHandler
     #: How long the operation takes, and how long a lease outlives its process, in seconds.
     takes, lease = 0.0, 0.0
-    #: Whether the cases that kill and freeze the server are tried, and what the server declares.
+    #: Whether the cases that kill and freeze the server are tried, what the server declares, and its method.
     is_struck, declared = False, ()
+    method = "POST"
     #: Why it can't be judged, if it is wrong.
     escapes = None
 
@@ -856,6 +857,28 @@ class Closes(Store):
 
 class Chunks(Store):
     handler = _Chunking
+
+
+class ClosesSilently(Store):
+    """Closes each connection without a field that says so."""
+
+    class handler(StoreHandler):  # noqa: N801 - the server looks for it
+        def send(self, reply):
+            super().send(reply)
+            self.close_connection = True
+
+
+class ShowsTheLastCharge(Store):
+    """A GET shows what a PUT wrote, in the form of the answer to the PUT."""
+
+    method, last = "PUT", None
+
+    def answer(self, sent):
+        if sent.method == "GET" and sent.account:
+            return self.last or Reply(404, {})
+        sent.method = "POST" if sent.method == "PUT" else "PATCH"
+        self.last = super().answer(sent)
+        return self.last
 
 
 class StartsSlowly(Store):

@@ -44,6 +44,7 @@ def _judged(monkeypatch, shop, only=("",)):
 
         patience = 15.0 if isinstance(server, Limited) else 1.5
         target = target_at(server.url, patience=patience, timeout=20.0, same_account="Authorization: alice-2")
+        target = replace(target, method=getattr(server, "method", "POST"))
         if getattr(server, "is_struck", False):
             target = replace(target, commands={name: name for name in STRIKES})
             monkeypatch.setattr(Target, "strike", lambda self, name: getattr(server, name)())

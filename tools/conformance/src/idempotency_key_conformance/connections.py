@@ -103,6 +103,8 @@ def _one_connection(trial: Trial) -> str:
             connection.send(sent.head + sent.body)
             answer = connection.attempt()
             owner.note(answer, sent)
+            if len(answers) == 1 and not isinstance(answer, Answer):
+                raise NotJudgedError(f"the server closes the connection after an answer: {answer!r}")
             if owner.is_shed(answer):
                 owner.shed += 1
                 raise NotJudgedError(f"the server shed a request: {answer}")

@@ -206,9 +206,10 @@ def _other_method(method: str, trial: Trial) -> str:
     if trial.profile.is_result(control.send(control.request(method=method, body=body))) and not control.effects():
         operation = trial.operation()
         first = operation.first()
-        reader = Operation(trial.target, trial.profile, key=operation.key)
-        answer = reader.send(reader.request(method=method, body=body))
-        if trial.results_differ and answer.content == first.content:
+        readers = [Operation(trial.target, trial.profile, key=key) for key in (operation.key, None)]
+        answer, other = (reader.send(reader.request(method=method, body=body)) for reader in readers)
+        # With any key, the state that the operation left may look like its result.
+        if trial.results_differ and answer.content == first.content != other.content:
             raise HarmError(f"{method} was answered with another method's result: {answer}", ANOTHERS_RESULT)
         raise NotJudgedError(f"{method} succeeds without an effect, so it is another operation")
     trial.operations.append(control)
