@@ -341,6 +341,15 @@ def test_body_retention_starts_with_the_outcome():
     assert timedelta(0) <= HOUR - (IdempotencyRecord.objects.get().body_expires_at - database_now()) < MINUTE
 
 
+def test_a_request_that_starts_over_keeps_nothing_of_the_earlier_outcome():
+    ownership.record(acquire(plain), Outcome(409, (), "{}", reference="1", body_retention=HOUR))
+    expire(IdempotencyRecord.objects.get().pk)
+    acquire(plain)
+    response = ("response_status", "response_headers", "response_body", "response_reference")
+    kept = IdempotencyRecord.objects.values_list("completed_at", "body_expires_at", *response).get()
+    assert kept == (None,) * 6
+
+
 @pytest.mark.failure_69
 def test_a_longer_retention_of_an_earlier_policy_is_kept():
     owned = acquire(plain)
@@ -385,6 +394,14 @@ def test_a_later_attempt_keeps_the_error_and_a_new_request_clears_it():
     expire(record.pk)
     acquire(plain, payload=Payload(None))
     assert IdempotencyRecord.objects.get().error is None
+
+
+def test_an_attempt_that_is_parked_without_an_error_keeps_the_earlier_one():
+    fail(parks)
+    IdempotencyRecord.objects.update(status=Status.RECOVERABLE)
+    release_or_park(acquire(parks, payload=Payload(None)))
+    record = IdempotencyRecord.objects.get()
+    assert (record.status, record.error) == (Status.PARKED, "ValueError: no such customer")
 
 
 class UnreadableError(Exception):

@@ -123,11 +123,17 @@ def test_batches_are_bounded_and_the_outbox_is_read_in_windows(monkeypatch):
     assert found == [(3, 0, 3), (3, 0, 3), (1, 0, 1), (0, 3, 3), (0, 3, 3), (0, 1, 1)]
 
 
-def test_a_record_claimed_between_selection_and_deletion_is_left():
+@pytest.mark.parametrize("before", ["SELECT", "DELETE"])
+def test_a_record_claimed_between_search_and_deletion_is_left(before):
+    """Before the batch selects it and, on a database that locks no rows, before it deletes it."""
     [pk] = make_records(1, Status.RECOVERABLE, account_id="alice")
     found = find_rows("alice")
-    IdempotencyRecord.objects.update(status=Status.IN_PROGRESS, lease_expires_at=from_now(HOUR))
-    assert sum(batch.records for batch in erasure.erase_batches(found)) == 0
+
+    def take_over():
+        IdempotencyRecord.objects.update(status=Status.IN_PROGRESS, lease_expires_at=from_now(HOUR))
+
+    with before_statement(before, take_over):
+        assert sum(batch.records for batch in erasure.erase_batches(found)) == 0
     assert IdempotencyRecord.objects.get().pk == pk
 
 

@@ -140,6 +140,14 @@ def test_an_owner_changes_nothing_after_the_end_of_its_attempt(change):
     assert row() == before
 
 
+def test_an_overtaken_owner_has_not_recorded_its_successors_outcome():
+    """An attempt finds its own outcome after a COMMIT without an answer. This one only equals it."""
+    late = acquire(plain)
+    IdempotencyRecord.objects.update(lease_expires_at=from_now(-HOUR))
+    assert complete(acquire(plain))
+    assert not complete(late)
+
+
 def update(**fields):
     """Change the record as an operator's SQL statement would."""
     return lambda owned: IdempotencyRecord.objects.update(**fields)

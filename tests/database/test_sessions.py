@@ -341,28 +341,42 @@ def test_a_sweep_ends_no_more_leases_than_its_batch_takes():
     assert IdempotencyRecord.objects.live().count() == 1
 
 
-@of_postgres
-def test_a_sweep_skips_a_claim_newer_than_its_list_of_sessions(monkeypatch):
-    """The sweep is held after it lists the sessions and before it locks. Meanwhile a newer session takes over."""
-    claim_and_die()
+@contextmanager
+def held_sweep(monkeypatch):
+    """Hold a sweep during the block, after it lists the sessions and before it locks."""
     wait = "(SELECT gone.* FROM gone, LATERAL (SELECT pg_advisory_xact_lock(32, gone.attempt)) AS held) AS gone"
     assert upkeep._END_LEASES.count("FROM gone ") == 1
     monkeypatch.setattr(upkeep, "_END_LEASES", upkeep._END_LEASES.replace("FROM gone ", f"FROM {wait} "))
+    swept = []
+    sweep = threading.Thread(target=lambda: swept.append(_swept()))
     with transaction.atomic():
         execute("SELECT pg_advisory_xact_lock(32, 1)")
-        sweep = threading.Thread(target=lambda: swept.append(_swept()))
-        swept = []
         sweep.start()
         assert eventually(is_waited_for)
-        gate = Gate()
-        taking = threading.Thread(target=lambda: _take_over_and_live(gate))
+        yield
+    sweep.join(PATIENCE)
+    assert swept == [0]
+
+
+@of_postgres
+def test_a_sweep_skips_a_claim_newer_than_its_list_of_sessions(monkeypatch):
+    claim_and_die()
+    gate = Gate()
+    taking = threading.Thread(target=lambda: _take_over_and_live(gate))
+    with held_sweep(monkeypatch):
         taking.start()
         gate.wait_until_reached()
-    sweep.join(PATIENCE)
     gate.open()
     taking.join(PATIENCE)
-    assert swept == [0]
     assert (record().status, record().attempt) == (Status.IN_PROGRESS, 2)
+
+
+@of_postgres
+def test_a_sweep_skips_a_claim_that_was_settled_since_it_found_it(monkeypatch):
+    claim_and_die()
+    with held_sweep(monkeypatch):
+        elsewhere(lambda: IdempotencyRecord.objects.update(status=Status.RECOVERABLE, lease_expires_at=None))
+    assert (record().status, record().lease_expires_at, record().history) == (Status.RECOVERABLE, None, None)
 
 
 def _swept():

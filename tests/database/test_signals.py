@@ -136,6 +136,15 @@ def test_a_take_over_and_the_owners_lost_lease_are_announced(received):
     assert received[1:] == [sent("taken_over", attempt=2), sent("lease_lost"), sent("completed", attempt=2)]
 
 
+def test_a_lease_that_an_inner_claim_lost_is_announced_once(received):
+    owner = acquire()
+    end_lease()
+    acquire()
+    with pytest.raises(LeaseLostError), running(Claim(acquire(parks))):
+        complete(owner)
+    assert received[2:] == [sent("claimed", parks), sent("lease_lost"), sent("parked", parks)]
+
+
 def test_a_record_past_retention_is_claimed_as_a_new_one(received):
     make_records(1, operation=plain.name, idempotency_key="k", request_hash="v1:0")
     acquire()
