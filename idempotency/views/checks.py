@@ -89,19 +89,32 @@ def model_written_elsewhere(view_class: Any, operation: Operation) -> type[Model
 @check(Tags.urls)
 def check_atomic_requests() -> Iterator[CheckMessage]:
     for place in places() if databases_with_atomic_requests() else ():
-        found = {routed.operation for routed in handlers_of(place.callback) if routed.operation is not None}
+        found = {routed.operation: routed for routed in handlers_of(place.callback) if routed.operation is not None}
         for refusal in sorted({each for operation in found for each in refused_requests(place.callback, operation)}):
             yield checks.Error(f"{place.route}: {refusal}", id="idempotency.E031")
-        operations = {operation.name for operation in found}
-        if operations and is_within_atomic_requests(place.callback):
+        if found and is_within_atomic_requests(place.callback):
             yield checks.Error(
                 f"ATOMIC_REQUESTS opens a transaction around {place.route}, where no claim of "
-                f"{', '.join(map(repr, sorted(operations)))} can be committed: every request is refused.",
-                hint="Put @idempotent above the other decorators of the method, or mark the view of the URL with "
-                "django.db.transaction.non_atomic_requests. For Django Ninja, mark the callback of each pattern of "
-                "api.urls, which must be read once, because each access makes new views.",
+                f"{', '.join(map(repr, sorted(operation.name for operation in found)))} can be committed: every "
+                f"request is refused.",
+                hint=exemption_of(next(iter(found.values()))),
                 id="idempotency.E031",
             )
+
+
+def exemption_of(routed: RoutedHandler) -> str:
+    """How to exempt a handler from ATOMIC_REQUESTS, if its URL's callback does not show the protection to Django."""
+    if routed.caller is not None:  # of Django Ninja
+        return (
+            "Mark the callback of each pattern of api.urls with django.db.transaction.non_atomic_requests. Read "
+            "api.urls once, because each access makes new views."
+        )
+    if routed.name:
+        return (
+            "Put @idempotent above the other decorators of the method, or mark the view of the URL with "
+            "django.db.transaction.non_atomic_requests."
+        )
+    return "Write @transaction.non_atomic_requests above all other decorators of the function, such as @api_view."
 
 
 def refused_requests(callback: Any, operation: Operation) -> Iterator[str]:

@@ -27,6 +27,7 @@ from ..operation import Operation
 from .checks import (
     PRECONDITION_ABOVE,
     PRECONDITION_BELOW,
+    exemption_of,
     mistakes_in,
     model_written_elsewhere,
     refused_requests,
@@ -178,9 +179,8 @@ def _judged(
     mistakes = [*mistakes_in(place.callback, routed), *refused_requests(place.callback, operation)]
     if is_within_atomic_requests(place.callback):
         mistakes.append(
-            "ATOMIC_REQUESTS opens a transaction around the view, where no claim can be committed: every request is "
-            "refused. Put @idempotent above the method's other decorators, or mark the outermost view with "
-            "transaction.non_atomic_requests."
+            f"ATOMIC_REQUESTS opens a transaction around the view, where no claim can be committed: every request is "
+            f"refused. {exemption_of(routed)}"
         )
     found = (adapter.doubts_about(place.callback, place.parameters) for adapter in adapters)
     doubts = [doubt for doubts in found for doubt in doubts]

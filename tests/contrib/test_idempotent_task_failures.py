@@ -1,6 +1,7 @@
 """Runs that are cut off, tasks that fail or use Celery's retry, ignore and reject, and the identity of messages."""
 
 import logging
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -270,11 +271,14 @@ def test_a_task_published_in_an_operation_inherits_a_derived_key(inbox):
         for label in "ab":
             send.delay(label)
         send.apply_async(["c"], headers={KEY: "chosen", ACCOUNT: "8"})
+        transaction.on_commit(partial(send.delay, "d"))
         run.result = None
     scope = Scope("7", "tests.outer", "of-the-client")
-    names = ["task:tests.send", "task:tests.send#2"]
+    *inherited, after_commit = [
+        (scope.key_for(scope.derive_key(f"task:tests.send{nth}")), "7") for nth in ("", "#2", "#3")
+    ]
     carried = [(message[KEY], message[ACCOUNT]) for message in inbox.messages()]
-    assert carried == [*((scope.key_for(scope.derive_key(name)), "7") for name in names), ("chosen", "8")]
+    assert carried == [*inherited, ("chosen", "8"), after_commit]
 
 
 def test_a_chain_of_three_hops_keeps_one_trace(inbox):

@@ -72,6 +72,20 @@ def test_a_run_before_the_newest_is_older():
     ]
 
 
+def test_the_table_of_databases_names_each_database_and_no_run_is_a_dash():
+    tests = RUN | {"what": "tests", "server": "PostgreSQL 17", "passed": 1200}
+    cells = RUN | {"what": "matrix", "database": "sqlite", "cells": 5}
+    messages = RUN | {"what": "deliveries", "broker": "redis", "messages": 3}
+    lines = evidence.lines_of("\n".join(map(json.dumps, [tests, cells, messages, messages | {"broker": "rabbitmq"}])))
+    evidence.compare_digests(lines, with_files=False)
+    rows = [[cell.strip() for cell in row.split("|")[1:-2]] for row in evidence.databases(lines).splitlines()[2:]]
+    assert rows == [
+        ["PostgreSQL", "–", "–", "6"],
+        ["PostgreSQL 17", "1,200", "–", "–"],
+        ["SQLite", "–", "5", "–"],
+    ]
+
+
 #: Rooms that each run is known to pass, and files of its judge. The runs between ``...`` share their rooms.
 CORE = ("lifecycle.py", "models.py", "protocol/acquisition.py", "protocol/ownership.py", "store/portable.py")
 REQUEST = (*CORE, "http/handler.py", "http/exchange.py", "views/decorators.py", "identity/fingerprint.py", "outcome.py")

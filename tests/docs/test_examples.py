@@ -4,7 +4,6 @@ import hmac
 import json
 import re
 import sys
-import threading
 from types import ModuleType, SimpleNamespace
 from uuid import uuid4
 
@@ -19,7 +18,7 @@ from django.urls import path
 from rest_framework.test import force_authenticate
 
 import idempotency
-from idempotency import extensions
+from idempotency import extensions, signals
 from idempotency.checks import check_databases
 from idempotency.http.key_headers import RETENTION_HEADER, STATUS_HEADER
 from idempotency.http.problems import PROFILES
@@ -34,6 +33,7 @@ from tests.docs.conftest import post, repeat_in_every_way, twice
 from tests.docs.pages import PAGES, blocks, text_of
 from tests.docs.servers import cut
 from tests.factories import ChargeFactory, UserFactory
+from tests.operations import receiving
 from tests.records import HOUR, make_records, purge_body_of
 from tests.tables import create_without_constraints, drop, drop_field, whole_tables  # noqa: F401 - a fixture
 
@@ -248,12 +248,20 @@ def test_the_order_is_paid_once_and_has_one_row(run_page, provider, settings):
 
 @pytest.mark.failure_109
 @pytest.mark.django_db(transaction=True)
-def test_the_lock_of_the_invoices_outlasts_the_commit(run_page, settings, monkeypatch):
+@pytest.mark.postgres
+def test_the_lock_of_the_invoices_outlasts_the_commit(run_page, settings):
+    def is_locked():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 71)")
+            return cursor.fetchone()[0]
+
     view = run_page("how-to/protect-a-view.md")["create_invoice"]
-    lock = threading.Lock()
-    monkeypatch.setattr("shop.invoices_api.cache", SimpleNamespace(lock=lambda name: lock))
+    after_commit = []
+    with receiving(signals.completed, lambda: after_commit.append(is_locked())):
+        post(view, {"item": 71})
+    assert (after_commit, is_locked()) == ([True], False)
     repeat_in_every_way(view, {"item": 71}, Charge.objects.all(), settings)
-    assert not lock.locked()
+    assert not is_locked()
 
 
 def test_the_examples_derive_the_documented_keys(run_page):

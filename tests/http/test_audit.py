@@ -282,8 +282,8 @@ def test_a_protection_hidden_from_atomic_requests_is_broken():
     found = {place: reason for place, reason in reasons.items() if "ATOMIC_REQUESTS opens a transaction" in reason}
     below_api_view = {"/drf/function/", "/drf/function/atomic/"}
     assert set(found) == {"/protected/methods/", "/protected/partial/", "/protected/dispatch/"} | below_api_view
-    assert "Put @idempotent above the method's other decorators" in found["/protected/methods/"]
-    assert "mark the outermost view with transaction.non_atomic_requests." in found["/protected/methods/"]
+    assert "Put @idempotent above the other decorators of the method" in found["/protected/methods/"]
+    assert "non_atomic_requests above all other decorators of the function" in found["/drf/function/"]
 
 
 def test_routes_of_django_ninja_are_listed(settings):

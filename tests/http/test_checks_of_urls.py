@@ -179,31 +179,45 @@ def exempted(urls):
     return urls
 
 
+#: What the hint for a method, a function and a route of Ninja begins with.
+ON_THE_METHOD = "Put @idempotent above the other decorators of the method, or mark the view of the URL with"
+ON_THE_FUNCTION = "Write @transaction.non_atomic_requests above all other decorators of the function, such as @api_view"
+ON_EACH_PATTERN = "Mark the callback of each pattern of api.urls with"
+
+
+def below_api_view():
+    return api_view(["POST"])(permission_classes([])(idempotent("urls.below_api_view")(plain_answer)))
+
+
+#: Views, and the hint if Django opens a transaction around them.
 TRANSACTIONS = {
-    "unprotected": (lambda: plain_answer, []),
-    "function": (lambda: protected, []),
-    "decorated": (lambda: csrf_exempt(never_cache(protected)), []),
-    "proxy": (lambda: Proxy(never_cache(protected)), []),
-    "class": (lambda: csrf_exempt(MethodView.as_view()), []),
-    "around": (lambda: idempotent("urls.around")(PlainView.as_view()), []),
-    "drf": (lambda: Transfers.as_view({"post": "create"}), []),
-    "hidden": (lambda: HiddenView.as_view(), ["E031"]),
-    "exempted": (lambda: transaction.non_atomic_requests(HiddenView.as_view()), []),
-    "declared in the body": (lambda: Calling.as_view(), []),
-    "ninja": (by_ninja, ["E031"]),
-    "ninja exempted": (lambda: exempted(by_ninja()), []),
+    "unprotected": (lambda: plain_answer, ""),
+    "function": (lambda: protected, ""),
+    "decorated": (lambda: csrf_exempt(never_cache(protected)), ""),
+    "proxy": (lambda: Proxy(never_cache(protected)), ""),
+    "class": (lambda: csrf_exempt(MethodView.as_view()), ""),
+    "around": (lambda: idempotent("urls.around")(PlainView.as_view()), ""),
+    "drf": (lambda: Transfers.as_view({"post": "create"}), ""),
+    "hidden": (lambda: HiddenView.as_view(), ON_THE_METHOD),
+    "exempted": (lambda: transaction.non_atomic_requests(HiddenView.as_view()), ""),
+    "declared in the body": (lambda: Calling.as_view(), ""),
+    "partial": (lambda: functools.partial(protected), ON_THE_FUNCTION),
+    "below api_view": (below_api_view, ON_THE_FUNCTION),
+    "below api_view, exempted": (lambda: transaction.non_atomic_requests(below_api_view()), ""),
+    "ninja": (by_ninja, ON_EACH_PATTERN),
+    "ninja exempted": (lambda: exempted(by_ninja()), ""),
 }
 
 
 @pytest.mark.failure_77
 @pytest.mark.parametrize("kind", TRANSACTIONS)
 def test_a_wrong_transaction_around_a_view_is_reported(kind, settings, atomic):
-    view, expected = TRANSACTIONS[kind]
+    view, hint = TRANSACTIONS[kind]
     now = idempotent("urls.now")(plain_answer)
     settings.ROOT_URLCONF = (path("api/", include([path("pay/", view())])), path("now/", now))
     found = check_atomic_requests(None)
-    assert [message.id for message in found] == [f"idempotency.{each}" for each in expected if atomic]
-    assert all("/api/pay/" in message.msg for message in found)
+    assert [message.id for message in found] == ["idempotency.E031"] * bool(hint and atomic)
+    assert all("/api/pay/" in message.msg and message.hint.startswith(hint) for message in found)
 
 
 class HiddenInAtomic(PlainView):

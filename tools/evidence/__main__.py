@@ -324,21 +324,30 @@ def mutants(lines: list[Line]) -> str:
 
 
 def databases(lines: list[Line]) -> str:
-    """The tests, crash cells and deliveries that passed on each server."""
+    """The tests, crash cells and deliveries that passed on each server. A dash stands for no run."""
     groups: dict[str, dict[str, list[Line]]] = {}
     for kind in ("tests", "matrix", "deliveries"):
         for line in latest(lines, kind):
             pooled = ", PgBouncer" if line.get("pgbouncer") else ""
-            groups.setdefault(f"{line.get('server', '–')}{pooled}", {}).setdefault(kind, []).append(line)
+            groups.setdefault(f"{_server(line)}{pooled}", {}).setdefault(kind, []).append(line)
     rows = []
     for server, kinds in sorted(groups.items()):
-        tests, cells, messages = (
-            f"{max(figures):,}" if kind == "tests" else f"{sum(figures):,}"
-            for kind, figure in (("tests", "passed"), ("matrix", "cells"), ("deliveries", "messages"))
-            for figures in [[line[figure] for line in kinds.get(kind, [])] or [0]]
-        )
-        rows.append([server, tests, cells, messages, _origin([line for group in kinds.values() for line in group])])
+        passed = [
+            f"{total(line[figure] for line in kinds[kind]):,}" if kind in kinds else "–"
+            for kind, figure, total in (
+                ("tests", "passed", max),
+                ("matrix", "cells", sum),
+                ("deliveries", "messages", sum),
+            )
+        ]
+        rows.append([server, *passed, _origin([line for group in kinds.values() for line in group])])
     return _table(["database", "tests", "crash cells", "messages", "run"], rows)
+
+
+def _server(line: Line) -> str:
+    """The server with its version, or the database of a line that was recorded without it."""
+    database = line.get("database", "postgres")  # deliveries need PostgreSQL
+    return str(line.get("server", {"postgres": "PostgreSQL", "sqlite": "SQLite"}.get(database, database)))
 
 
 #: The tables of the page of costs: the benchmark's table, and its columns.
