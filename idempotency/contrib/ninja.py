@@ -33,7 +33,7 @@ from ..conf import settings
 from ..http.adapter import Adapter, register
 from ..http.problems import PROFILES
 from ..http.protection import RoutedHandler, protects_function
-from ..http.stack import decorator_stack, held_by
+from ..http.stack import instance_within
 from ..identity import keys
 from ..operation import Operation
 from ..views.decorators import refuse_excluded
@@ -55,19 +55,12 @@ class NinjaAdapter(Adapter):
 
     @classmethod
     def prepare_view(cls, view: Any) -> None:
-        if hasattr(view, foreign.NINJA_OPERATION):
-            raise ImproperlyConfigured(
-                f"@idempotent({view.operation.name!r}) is above Ninja's decorator, which has registered the "
-                f"unprotected function as a route. Put it below, closest to the function."
-            )
         contribute_operation_callback(view, functools.partial(_declare, view.operation))
         decorate_view(_remember_operation)(view)
 
     @classmethod
     def handlers_of(cls, callback: Any) -> list[RoutedHandler] | None:
-        # Ninja wraps the view of a path in a function.
-        held = (value for layer in decorator_stack(callback) for value in held_by(layer))
-        view = next((value for value in held if issubclass(type(value), PathView)), None)
+        view = instance_within(callback, PathView)  # Ninja wraps the view of a path in a function
         if view is None:
             return None
         # decorate_view() decorates the route's run().

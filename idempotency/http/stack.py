@@ -69,6 +69,12 @@ def class_of(callback: object) -> Any:
     return None
 
 
+def instance_within(callback: object, kind: Any) -> Any:
+    """The first instance of a class, or of one in a tuple, that a decorator in the callback's stack holds; or None."""
+    held = (value for layer in decorator_stack(callback) for value in held_by(layer))
+    return next((value for value in held if issubclass(type(value), kind)), None)
+
+
 def wrapped_by(layer: Any) -> Any:
     """The object in ``__wrapped__``, which ``functools.wraps()`` sets even if the layer never calls it."""
     return attribute(layer, "__wrapped__")

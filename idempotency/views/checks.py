@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -14,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import router
 from django.db.models import Model
 
+from .. import foreign
 from ..conf import mistakes_in_settings
 from ..http.adapter import frameworks_without_adapter, handlers_of
 from ..http.atomic_requests import (
@@ -23,8 +25,8 @@ from ..http.atomic_requests import (
     opened_here,
 )
 from ..http.problems import PROFILES
-from ..http.protection import RoutedHandler, around
-from ..http.stack import class_of
+from ..http.protection import RoutedHandler, around, protection_of
+from ..http.stack import class_of, instance_within
 from ..operation import Operation, Policy, registry
 from ..options.values import ACCEPTED, Attach
 from ..store import records_database
@@ -168,11 +170,17 @@ def check_preconditions() -> Iterator[CheckMessage]:
 @check(Tags.urls)
 def check_ninja() -> Iterator[CheckMessage]:
     # Views of Django REST framework need no check, because without their adapter every request is an error.
-    if declared_operations() and "ninja" in frameworks_without_adapter():
+    if "ninja" not in frameworks_without_adapter():
+        return
+    # Without Ninja's class there are no routes. Another package may have imported an untested release of Ninja.
+    kind = getattr(sys.modules.get("ninja.operation"), "PathView", ())
+    views = [view for place in places() if (view := instance_within(place.callback, kind)) is not None]
+    protections = [protection_of(foreign.function_of(route)) for view in views for route in foreign.operations_of(view)]
+    if names := sorted({protection.operation.name for protection in protections if protection is not None}):
         yield checks.Warning(
-            "The project imports Django Ninja, but 'ninja' is not in INSTALLED_APPS. Ninja's protected routes are "
-            "treated as plain views: they refuse requests, or run a PUT or DELETE unprotected.",
-            hint="Add 'ninja' to INSTALLED_APPS, or silence this check if no route of Ninja is protected.",
+            f"'ninja' is not in INSTALLED_APPS, so Django Ninja's routes of {', '.join(map(repr, names))} are treated "
+            f"as plain views: they refuse requests, or run a PUT or DELETE unprotected.",
+            hint="Add 'ninja' to INSTALLED_APPS.",
             id="idempotency.W026",
         )
 

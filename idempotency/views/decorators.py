@@ -277,6 +277,11 @@ def _refuse_unprotectable(operation: Operation, view: Any) -> None:
             f"@idempotent({name!r}) is within method_decorator(), which hides it from the class. Put it on the method "
             f"itself, without method_decorator(), or write in the class body: post = idempotent({name!r})(Base.post)"
         )
+    if hasattr(view, foreign.NINJA_OPERATION):
+        raise ImproperlyConfigured(
+            f"@idempotent({name!r}) is above Ninja's decorator, which has registered the unprotected function as a "
+            f"route. Put it below, closest to the function."
+        )
     view_class = class_of(view)
     if view_class is not None and view_class.dispatch is not View.dispatch:
         raise ImproperlyConfigured(

@@ -6,6 +6,7 @@ from importlib import import_module
 
 import pytest
 from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.http import HttpRequest
 from django.urls import include, path
@@ -22,7 +23,6 @@ from idempotency import Operation, idempotent
 from idempotency.checks import check_settings
 from idempotency.contrib.rest_framework import IdempotentMixin
 from idempotency.http import adapter as adapter_module
-from idempotency.views import checks as url_checks
 from idempotency.views import decorators
 from idempotency.views.checks import (
     check_atomic_requests,
@@ -356,15 +356,28 @@ def without_adapter(monkeypatch):
     return leave_out
 
 
-def test_django_ninja_without_its_adapter_is_found(settings, monkeypatch, without_adapter):
-    pytest.importorskip("ninja")
+def test_only_protected_routes_of_django_ninja_without_its_adapter_are_found(settings, without_adapter):
+    ninja = pytest.importorskip("ninja")
     import_module("idempotency.contrib.ninja")
+    settings.ROOT_URLCONF = (path("api/", by_ninja()),)
     assert check_ninja(None) == []
     without_adapter("ninja", "NinjaAdapter")
-    settings.ROOT_URLCONF = (path("api/", by_ninja()),)
-    assert [message.id for message in check_ninja(None)] == ["idempotency.W026"]
-    monkeypatch.setattr(url_checks, "registry", [])
+    settings.ROOT_URLCONF = (path("api/", by_ninja(above=csrf_exempt)),)
+    (message,) = check_ninja(None)
+    assert message.id == "idempotency.W026"
+    assert "routes of 'urls.ninja' are" in message.msg
+    unprotected = ninja.NinjaAPI(urls_namespace="unprotected")
+    unprotected.put("/thing")(lambda request: None)
+    settings.ROOT_URLCONF = (path("cms/", unprotected.urls), path("now/", protected))
     assert check_ninja(None) == []
+
+
+def test_a_protection_above_a_route_of_django_ninja_is_refused_without_its_adapter(without_adapter):
+    api = pytest.importorskip("ninja").NinjaAPI(urls_namespace="above")
+    import_module("idempotency.contrib.ninja")
+    without_adapter("ninja", "NinjaAdapter")
+    with pytest.raises(ImproperlyConfigured, match="is above Ninja's decorator"):
+        idempotent("urls.above_ninja")(api.post("/above")(lambda request: None))
 
 
 def test_a_rest_framework_view_without_its_adapter_names_the_remedy(rf, without_adapter):
