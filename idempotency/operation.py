@@ -176,16 +176,15 @@ class Registry:
     def load(self) -> None:
         """Import modules that this process would not otherwise load, such as a worker's task modules.
 
-        For commands only: an integration may set up Django again, which a process that serves requests must not do. A
-        failed import is logged, and tried again by the next call.
+        For commands and system checks only: an integration may set up Django again, which a process that serves
+        requests must not do. A failed import is logged once.
         """
         for importer in {each.import_operations for each in extensions() if each.import_operations} - self._imported:
+            self._imported.add(importer)  # first, because Celery runs the system checks, which call this
             try:
                 importer()
             except Exception:  # the project's modules may raise anything
                 logger.exception("Some operations are unknown in this process: their modules can't be imported")
-            else:
-                self._imported.add(importer)
 
     def add(self, operation: Operation) -> None:
         known = self._operations.get(operation.name)

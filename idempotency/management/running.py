@@ -18,7 +18,6 @@ from django.db import DatabaseError, connections
 
 from ..operate.batches import BatchResult
 from ..operate.statistics import Number, undeclared
-from ..operation import registry
 from ..store import records_database
 from ..views.checks import declared_operations
 
@@ -114,7 +113,6 @@ def refusals_as_errors(using: str, consequence: str = "Earlier batches stay done
 
 def count_undeclared(using: str) -> Number:
     """``operate.statistics.undeclared``, after importing every module with declarations."""
-    registry.load()
     declared_operations()
     return undeclared(using)
 

@@ -54,7 +54,9 @@ def check(*tags: str) -> Callable[[Callable[[], Iterator[CheckMessage]]], Callab
 
 
 def declared_operations() -> list[Operation]:
-    list(places())  # imports the views: another check may not have done so yet
+    """All operations, after importing the views and task modules. No other check need have run before."""
+    registry.load()
+    list(places())
     return list(registry)
 
 

@@ -126,6 +126,29 @@ def test_a_worker_does_not_import_its_tasks_again(monkeypatch):
         assert len(imported) == count
 
 
+#: The checks, first without the databases, which import nothing then.
+CHECKS = """
+from django.core.checks import run_checks
+current_app.conf.task_time_limit = 3600
+for databases in (None, ["default"]):
+    found = sorted(message.id for message in run_checks(databases=databases) if "receipts.send" in message.msg)
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.once
+@pytest.mark.failure_6
+def test_the_checks_know_the_tasks_of_a_project_in_every_process():
+    assert run(CHECKS) == (['["idempotency.W005"]'] * 2, "")
+
+
+@pytest.mark.once
+def test_a_task_module_that_cannot_be_imported_stops_no_check_and_is_reported_once():
+    printed, errors = run('current_app.conf.imports = ["tests.no_such_module"]' + CHECKS)
+    assert printed == ['["idempotency.W005"]'] * 2
+    assert errors.count("Some operations are unknown in this process") == 1
+
+
 @pytest.mark.once
 def test_a_task_module_that_cannot_be_imported_is_reported():
     abandon(1, "tests.elsewhere")
