@@ -74,6 +74,19 @@ def test_a_record_outlives_the_longest_redelivery(app, broker, transport, longes
     assert declare(app, options, retention=last + timedelta(seconds=1)) == []
 
 
+@pytest.mark.parametrize(
+    ("broker", "reason"), [("mongodb://127.0.0.1/", "pymongo"), ("nosuch://127.0.0.1/", "No such transport")]
+)
+def test_a_broker_whose_transport_cannot_be_imported_stops_no_check(app, broker, reason):
+    app.conf.update(broker_url=broker)
+    assert declare(app, retention=MINUTE) == []
+    assert declare(app, {"acks_late": False}) == ["idempotency.W006"]
+    (message,) = check_tasks(None)[1:]
+    assert message.id == "idempotency.W028"
+    assert reason in message.msg
+    assert "pip install 'celery[redis]'" in message.hint
+
+
 def test_a_consumer_whose_retention_exceeds_the_producers_is_reported(app, settings):
     settings.IDEMPOTENCY = {"RETENTION": 48 * HOUR}
     assert declare(app, retention=48 * HOUR + MINUTE) == ["idempotency.W007"]

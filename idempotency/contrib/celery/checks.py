@@ -1,6 +1,6 @@
 """System checks of idempotent tasks: whether Celery's settings match an operation's policy.
 
-They check the tasks registered in this process. A worker registers all its tasks and runs Django's checks at startup.
+A worker runs Django's checks before it imports its tasks, and prints no result. A command imports the tasks instead.
 """
 
 from __future__ import annotations
@@ -31,23 +31,39 @@ def check_tasks(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 
     Checks nothing if ``IDEMPOTENCY`` is invalid: another check reports that.
     """
-    if any(message.is_serious() for message in check_settings(app_configs)):
+    if any(message.is_serious() for message in check_settings(app_configs)):  # which has imported the tasks
         return []
     app = behind_proxy(current_app)
-    return [message for task, policy in idempotent_tasks(app) for message in _check(app, task, policy)]
+    found = [message for task, policy in idempotent_tasks(app) for message in _check(app, task, policy)]
+    return [*found, *_check_redeliveries(app)]
+
+
+def _check_redeliveries(app: Any) -> Iterator[CheckMessage]:
+    for task, policy in idempotent_tasks(app):
+        name, retention = policy.operation.name, policy.operation.policy.retention
+        try:
+            longest = longest_redelivery(app, task, policy)
+        except Exception as error:  # noqa: BLE001 - a transport may raise anything, and no check may stop migrate
+            yield CheckWarning(
+                f"When the broker redelivers messages is unknown, so idempotency.W004 was not checked. Its transport "
+                f"can't be used: {error!r}.",
+                hint="Install what the transport needs, for example by pip install 'celery[redis]', or correct the "
+                "broker's settings.",
+                id="idempotency.W028",
+            )
+            return
+        if retention <= longest:
+            yield CheckWarning(
+                f"Operation {name!r} forgets a message after {retention}, but task {task.name!r} may get it again "
+                f"after {longest} and would then run a second time.",
+                hint="Give the operation a longer retention=, or shorten the broker's visibility_timeout.",
+                id="idempotency.W004",
+            )
 
 
 def _check(app: Any, task: Any, policy: TaskPolicy) -> Iterator[CheckMessage]:
     operation = policy.operation
     in_force, project_retention = operation.policy, settings().defaults.retention
-    longest = longest_redelivery(app, task, policy)
-    if in_force.retention <= longest:
-        yield CheckWarning(
-            f"Operation {operation.name!r} forgets a message after {in_force.retention}, but task {task.name!r} may "
-            f"get it again after {longest} and would then run a second time.",
-            hint="Give the operation a longer retention=, or shorten the broker's visibility_timeout.",
-            id="idempotency.W004",
-        )
     if in_force.retention > project_retention:
         yield CheckWarning(
             f"Operation {operation.name!r} remembers a message of task {task.name!r} for {in_force.retention}, but its "
