@@ -18,7 +18,6 @@ from django.db.models import Model
 
 from .conf import mistakes_in_settings, settings
 from .operate.statistics import undeclared
-from .operation import registry
 from .store import Upkeep, records_database, upkeep_for
 from .views.checks import check, declared_operations
 
@@ -126,12 +125,12 @@ def _tables_outside_of_citus(using: str) -> Iterator[CheckMessage]:
 
 
 def _undeclared_operations(using: str) -> Iterator[CheckMessage]:
-    registry.load()
     declared_operations()
     found = _fetch(using, lambda store: undeclared(store.using).by_operation)
-    for operation, count in (found or {}).items():
+    if found:
+        listed = [f"{name!r} ({count})" for name, count in sorted(found.items(), key=lambda each: (-each[1], each[0]))]
         yield checks.Warning(
-            f"Database {using!r} has {count} recent records of operation {operation!r}, which no code declares. If the "
+            f"Database {using!r} has recent records of operations that no code declares: {_some(listed, 20)}. If an "
             f"operation was renamed, or its view moved to another module without a stable name, retries of these "
             f"requests run again.",
             hint="Declare the operation under its earlier name. If its view is gone, or the operation is declared only "
@@ -244,8 +243,8 @@ def _starving_renewals(using: str, databases: Sequence[str]) -> Iterator[CheckMe
         )
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+def _some(names: Sequence[str], limit: int = 3) -> str:
+    return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
 
 
 def _fetch(using: str, query: Callable[[Upkeep], _Result]) -> _Result | None:

@@ -269,10 +269,17 @@ def test_records_of_an_operation_that_no_code_declares_are_reported():
     with forgetting_operations():
         Operation.declare("tests.declared")
         assert messages() == {}
-        make_records(2, operation="charges.renamed", expires=HOUR)
-        found = messages()["idempotency.W027"].msg
-        assert "has 2 recent records of operation 'charges.renamed', which no code declares" in found
+        make_records(1, operation="charges.renamed", expires=HOUR)
+        make_records(2, operation="charges.moved", expires=HOUR)
+        found = [message.msg for message in check_databases(None, databases=["default"])]
+        listed = "of operations that no code declares: 'charges.moved' (2), 'charges.renamed' (1). If"
+        assert [listed in text for text in found] == [True]
         assert check_databases(None) == []  # which may not connect
+        for number in range(20):
+            make_records(1, operation=f"charges.{number}", expires=HOUR)
+        found = messages()["idempotency.W027"].msg
+        assert found.count("'charges.") == 20
+        assert ", …. If" in found
 
 
 @pytest.mark.usefixtures("whole_tables")
