@@ -199,8 +199,12 @@ def _origin(lines: list[Line]) -> str:
 
 
 def failures(lines: list[Line]) -> str:
-    failed = [line for line in lines if line.get("failed")]
-    rows = [[line["what"], _origin([line]), line["failed"], line["became"]] for line in failed]
+    """The failed runs. Those with one failure and explanation share a row."""
+    failed: dict[tuple[str, ...], list[Line]] = {}
+    for line in lines:
+        if line.get("failed"):
+            failed.setdefault((line["what"], line["failed"], line["became"]), []).append(line)
+    rows = [[what, _origin(group), *reasons] for (what, *reasons), group in failed.items()]
     return markdown(["kind", "run", "failure", "explanation"], rows) if rows else "None so far."
 
 
