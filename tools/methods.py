@@ -20,13 +20,15 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from testproject.embedded import embedded_postgres
 from tests.results import note
 from tools.mutants import FAILED, LIST, PASSED, Mutant, copies, read_list, run_tests, write
 from tools.reports import markdown, say
+
+if TYPE_CHECKING:
+    import pytest  # the build of the documentation imports this module without it
 
 #: Files in which a bug may double an effect, lose one or return a wrong outcome.
 CORE = (
@@ -48,7 +50,6 @@ SEEN, UNSEEN, UNCLEAR = "seen", "–", "?"
 VERDICTS = {PASSED: UNSEEN, FAILED: SEEN}
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """As a plugin of pytest: fork for each method. The child runs its tests, as if no others were collected."""
     terminal = session.config.get_terminal_writer()
